@@ -10,11 +10,11 @@ the UI. What the saving could be at most is the ratio of the floating-point oper
 """
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ from ctr.training.state import TrainState, create_network
 
 FEATURES = 26
 UI_FEATURES = 4
-BUCKETS = 100_000
+BUCKETS, WIDTH = 100_000, 16
 BATCHES = (1, 64, 2048)
+SMALL_BATCHES = (1, 2, 4, 8, 16, 32)
+DIFFERENT_REQUESTS = 2000
 REQUESTS = ((1, 200), (5, 200), (20, 200))
 MODELS: dict[str, dict[str, Any]] = {"plain": MODEL, "factorized": {**MODEL, "factorized": {}}}
 
@@ -43,7 +45,11 @@ def make_schema() -> Schema:
     return Schema(
         features=tuple(
             Category(
-                name=f"c{n}", source=f"c{n}", buckets=BUCKETS, tower="quality" if n >= UI_FEATURES else "ui"
+                name=f"c{n}",
+                source=f"c{n}",
+                buckets=BUCKETS,
+                width=WIDTH,
+                tower="quality" if n >= UI_FEATURES else "ui",
             )
             for n in range(FEATURES)
         )
@@ -93,17 +99,16 @@ def matmul_peak(compute_dtype: str, seconds: float) -> float:
 
 def operations(scorer: Scorer, tower: str) -> int:
     """Of one row in the matrix products of a tower, multiplications and additions."""
-    width = scorer.schema.features[0].width
     model = parse_model(TrainConfig, scorer.metadata["config"], "metadata").model
     if tower == "ui":
         assert model.factorized is not None
-        sizes = [UI_FEATURES * width, *model.factorized.ui_units, model.factorized.width]
-        return 2 * sum(a * b for a, b in pairwise(sizes))
-    inputs = width * (FEATURES - UI_FEATURES if scorer.factorized else FEATURES)
+        sizes = [UI_FEATURES * WIDTH, *model.factorized.ui_units, model.factorized.width]
+        return 2 * sum(a * b for a, b in itertools.pairwise(sizes))
+    inputs = WIDTH * (FEATURES - UI_FEATURES if scorer.factorized else FEATURES)
     crosses = model.crosses.layers * 2 * inputs * model.crosses.rank
     outputs = model.factorized.width if model.factorized is not None else 1
     sizes = [inputs, *model.deep.units, outputs]
-    return 2 * (crosses + sum(a * b for a, b in pairwise(sizes)))
+    return 2 * (crosses + sum(a * b for a, b in itertools.pairwise(sizes)))
 
 
 def paired_rows(ads: Mapping[str, list[str]], treatments: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -119,16 +124,21 @@ def measure_request(
     """One kind of request, in the three ways."""
     rng = np.random.default_rng(0)
     plain, factorized = scorers["plain"], scorers["factorized"]
-    # A server builds the columns of a request once, whichever model it asks.
-    ad_columns = {n: v for n, v in draw_rows(rng, ads).items() if int(n[1:]) >= UI_FEATURES}
+    # A server builds the columns of a request once, whichever model it asks. Requests have other ads each time, and the
+    # same treatments.
+    requests = [
+        {n: v for n, v in draw_rows(rng, ads).items() if int(n[1:]) >= UI_FEATURES}
+        for _ in range(DIFFERENT_REQUESTS)
+    ]
     treatment_columns = {n: v for n, v in draw_rows(rng, treatments).items() if int(n[1:]) < UI_FEATURES}
-    rows = paired_rows(ad_columns, treatment_columns)
+    asked = itertools.cycle(requests)
+    rows = itertools.cycle([paired_rows(ad_columns, treatment_columns) for ad_columns in requests[:16]])
 
     def factors(scorer: Scorer) -> np.ndarray:
-        return scorer.combine_pairs(scorer.quality(ad_columns), scorer.ui(treatment_columns))
+        return scorer.combine_pairs(scorer.quality(next(asked)), scorer.ui(treatment_columns))
 
     ways: dict[str, Callable[[], object]] = {
-        "plain": lambda: plain.predict(rows),
+        "plain": lambda: plain.predict(next(rows)),
         "factorized": lambda: factors(uncached),
         "factorized, U cached": lambda: factors(factorized),
     }
@@ -159,6 +169,31 @@ def measure_request(
     return {"ads": ads, "treatments": treatments, "ways": found}
 
 
+def measure_small_batches(scorer: Scorer, function: str, seconds: float) -> dict[str, Any]:
+    """A few rows in NumPy and in TensorFlow, in turns; in NumPy also more than the scorer would by itself."""
+    rng = np.random.default_rng(2)
+    call = getattr(scorer, function)
+    found: dict[str, Any] = {}
+    usual = scorer._few
+    for rows in SMALL_BATCHES:
+        raw = itertools.cycle([draw_rows(rng, rows) for _ in range(DIFFERENT_REQUESTS // rows)])
+        timings: dict[str, list[dict[str, float]]] = {"numpy": [], "tensorflow": []}
+        for _ in range(5):
+            for way, few in (("numpy", rows), ("tensorflow", 0)):
+                scorer._few = few
+                timings[way].append(measure(lambda raw=raw: call(next(raw)), seconds / 10))  # type: ignore[misc]
+        ratios = [
+            other["p50_ms"] / own["p50_ms"]
+            for own, other in zip(timings["numpy"], timings["tensorflow"], strict=True)
+        ]
+        found[str(rows)] = {
+            way: {key: float(np.median([one[key] for one in own])) for key in ("p50_ms", "p99_ms")}
+            for way, own in timings.items()
+        } | {"times": float(np.median(ratios))}
+    scorer._few = usual
+    return found
+
+
 def run(seconds: float, compute_dtype: str) -> dict[str, Any]:
     """All measurements."""
     rng = np.random.default_rng(1)
@@ -171,8 +206,8 @@ def run(seconds: float, compute_dtype: str) -> dict[str, Any]:
     peak = matmul_peak(dtype, seconds)
     batches = {}
     for rows in BATCHES:
-        raw = draw_rows(rng, rows)
-        timing = measure(lambda raw=raw: scorers["plain"].predict(raw), seconds)  # type: ignore[misc]
+        raw = itertools.cycle([draw_rows(rng, rows) for _ in range(max(DIFFERENT_REQUESTS // rows, 4))])
+        timing = measure(lambda raw=raw: scorers["plain"].predict(next(raw)), seconds)  # type: ignore[misc]
         limit = 1000 * rows * operations(scorers["plain"], "quality") / peak
         batches[str(rows)] = {
             **timing,
@@ -183,6 +218,10 @@ def run(seconds: float, compute_dtype: str) -> dict[str, Any]:
         measure_request(scorers, uncached, ads, treatments, peak, seconds) for ads, treatments in REQUESTS
     ]
     return {
+        "small_batches": {
+            tower: measure_small_batches(scorers[name], tower, seconds)
+            for name, tower in (("plain", "predict"), ("factorized", "quality"))
+        },
         "compute_dtype": dtype,
         "matmul_gflops": peak / 1e9,
         "predict": batches,
@@ -191,7 +230,7 @@ def run(seconds: float, compute_dtype: str) -> dict[str, Any]:
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """Two tables."""
+    """Three tables."""
     lines = [
         f"{results['compute_dtype']}, matrix products at {results['matmul_gflops']:.0f} GFLOP/s",
         "",
@@ -201,6 +240,15 @@ def report(results: Mapping[str, Any]) -> str:
     for rows, row in results["predict"].items():
         numbers = f"{row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {row['predictions_per_second']:,.0f}"
         lines.append(f"| {rows} | {numbers} | {row['share_of_limit']:.0%} |")
+    lines += [
+        "",
+        "| function | rows | NumPy p50, p99 ms | TensorFlow p50, p99 ms | times |",
+        "|---|---|---|---|---|",
+    ]
+    for function, batches in results["small_batches"].items():
+        for rows, row in batches.items():
+            ways = [f"{row[way]['p50_ms']:.2f}, {row[way]['p99_ms']:.2f}" for way in ("numpy", "tensorflow")]
+            lines.append(f"| {function} | {rows} | {' | '.join(ways)} | {row['times']:.1f} |")
     lines += [
         "",
         "| request | way | p50 ms | p99 ms | treatments/s | times plain | at most, by FLOPs |",

@@ -59,7 +59,8 @@ def examples_per_second(
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["examples_per_second"] for line in lines[FIRST:]]
+    # The end of a pass may be a part of a window, which has no speed.
+    return [line["examples_per_second"] for line in lines[FIRST:] if "examples_per_second" in line]
 
 
 def measure(batch: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

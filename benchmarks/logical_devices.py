@@ -3,15 +3,17 @@
     .venv-tpu/bin/python benchmarks/logical_devices.py [--kinds KIND ...] [--steps 10]
 
 The program is the one that ``benchmarks/tpu.py`` compiles for the chips of a slice: each device has a part of the rows
-of every batch and all of the state, and sums over the batch are all-reduces. The exit status is 1 where a logit differs
-by more than 1e-5. Shampoo's roots are damped more than usually: with the default damping its steps make differences of
-rounding a thousand times larger, and the logits of ten steps differ by up to 0.02.
+of every batch and of every table, and all other state; sums over the batch, and its rows of tables, are all-reduces.
+The exit status is 1 where a logit differs by more than 1e-5. Shampoo's roots are damped more than usually: with the
+default damping its steps make differences of rounding a thousand times larger, and the logits of ten steps differ by up
+to 0.02.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
@@ -21,13 +23,15 @@ import jax
 import numpy as np
 from accelerators.folder import portable, shampoo_facts
 from accelerators.kinds import DAMPED, KINDS, SMALL, Built, build
-from accelerators.lowering import Lowered, argument_values
+from accelerators.lowering import CHIP, Lowered, argument_values
 from accelerators.replicas import Replicas
 from accelerators.runner import Roots, function_of
 from jax.sharding import Mesh, PartitionSpec
 from reference import TINY
 
 from ctr.experiments.config import merged
+from ctr.optim.row_lines import RowLines
+from ctr.optim.row_variables import on_devices
 from ctr.workers.collectives import ALONE
 
 COUNTS = (1, 2, 4)
@@ -40,11 +44,13 @@ _OF_ROWS = ("logit", "slices/")
 
 def logits_on(count: int, kind: str, steps: int) -> np.ndarray:
     """The logits of some steps on so many devices, float32 [steps, B], in the order of the batch."""
-    built = build(KINDS[kind], TINY, merged(SMALL, DAMPED), ALONE if count == 1 else Replicas(count))
+    workers = ALONE if count == 1 else Replicas(count)
+    built = build(KINDS[kind], TINY, merged(SMALL, DAMPED), workers, in_lines=True)
     lowered = built.lowered()
-    step = _step(lowered, count)
-    variables = built.state.variables()
-    state = {name: jax.numpy.asarray(variables[name].numpy()) for name in lowered.state}
+    state = {
+        name: jax.numpy.asarray(array) for name, array in _first_state(built, lowered, kind, count).items()
+    }
+    step = _step(built, lowered, count)
     facts = shampoo_facts(built)
     roots = None if facts is None else Roots(facts)
     found = []
@@ -58,19 +64,47 @@ def logits_on(count: int, kind: str, steps: int) -> np.ndarray:
     return np.stack(found)
 
 
-def _step(lowered: Lowered, count: int) -> jax.stages.Wrapped:
-    """The step over a mesh of devices: arguments and logits divided by rows, everything else on all of them."""
+def _first_state(built: Built, lowered: Lowered, kind: str, count: int) -> dict[str, np.ndarray]:
+    """The parameters that are state; of those that are divided the parts of all devices, behind each other."""
+    variables, found = built.state.variables(), {}
+    whole = {}
+    if count > 1:
+        # Of divided tables, ``built`` has the part of the first device only. Tables grow by the first batch.
+        alone = build(KINDS[kind], TINY, merged(SMALL, DAMPED))
+        alone.step.learning(alone.feeds[0], alone.ramps, alone.rates)
+        whole = alone.state.variables()
+    for name in lowered.state:
+        if name == CHIP:
+            found[name] = np.arange(count, dtype=np.int32)
+        elif _is_divided(variables[name]):
+            values = whole[name].numpy()
+            found[name] = np.concatenate([variables[name].lines(values, chip) for chip in range(count)])
+        else:
+            found[name] = on_devices(variables[name])[0].numpy()
+    return found
+
+
+def _is_divided(variable: Any) -> bool:
+    return isinstance(variable, RowLines) and variable.is_divided
+
+
+def _step(built: Built, lowered: Lowered, count: int) -> jax.stages.Wrapped:
+    """The step over a mesh: arguments, logits and large tables divided by rows, everything else on all devices."""
     artifact, results = portable(lowered)
     names = (*lowered.arguments, *lowered.state)
     function = function_of(artifact, [jax.ShapeDtypeStruct(*lowered.specs[name]) for name in names], results)
     divided, whole = PartitionSpec(_CHIPS), PartitionSpec()
+    variables = built.state.variables()
+    of_state = {
+        name: divided if name == CHIP or _is_divided(variables[name]) else whole for name in lowered.state
+    }
     given = [divided if lowered.specs[name][0] else whole for name in lowered.arguments]
     returned = [divided if name.startswith(_OF_ROWS) else whole for name in lowered.results]
     mapped = jax.shard_map(
         function,
         mesh=Mesh(np.array(jax.devices()[:count]), (_CHIPS,)),
-        in_specs=(*given, *[whole] * len(lowered.state)),
-        out_specs=[*returned, *[whole] * len(lowered.changed)],
+        in_specs=(*given, *of_state.values()),
+        out_specs=[*returned, *(of_state[name] for name in lowered.changed)],
         check_vma=False,
     )
     return jax.jit(mapped)

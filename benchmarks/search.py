@@ -27,12 +27,11 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import yaml
 from convergence import only_process
 from scipy.stats import kendalltau
 from search_world import BASE, SPACE, make_log
 
-from ctr.config import parse_model
+from ctr.config import apply_settings, parse_model
 from ctr.io.files import write_atomic_bytes
 from ctr.models.click_model import ClickModel
 from ctr.search.config import SearchConfig
@@ -88,7 +87,7 @@ class Bench:
         """Steps of the supernet on a state that is set anew for each run."""
         if self._trainer is None:
             inputs = open_inputs(self.log, self.largest)
-            config = self.config("penalty", 1)
+            config = self.config("penalty", 1, learners=1, extremes="none")
             policy = Policy(self.space, self.cost.of, self.target, config.controller, 1)
             plan = Plan(config, self.space, self.base, policy, self.rows, self.out / "unused.jsonl")
             make_deterministic(1)
@@ -112,7 +111,7 @@ class Bench:
         losses, examples = [], 0
         for feed in self.feeds:
             ramps, rates = self.largest.ramps_at(examples), self.largest.rates_at(examples)
-            losses.append(batch_loss(feed, trainer.learn_by(choice, feed, ramps, rates).logit))
+            losses.append(batch_loss(feed, trainer.learn_by([choice], feed, ramps, rates).logit))
             examples += len(feed.batch.rows)
         return float(np.mean(losses[self.held_back :]))
 
@@ -167,7 +166,7 @@ class Bench:
         folder = self.out / "supernets" / self.name / f"{mode}-{seed}"
         base = self.prefix.model_copy(update={"seed": seed})
         found = search_supernet(config, self.space, self.cost, base, self.log, folder, lambda line: None)
-        losses = self.shared(folder / "pass-1")
+        losses = self.shared(folder / f"pass-{math.ceil(config.controller.passes)}")
         return {"choice": self.every.index(found.choice), "passes": found.passes, "losses": losses}
 
 
@@ -245,7 +244,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["fair", "penalty", "rejection"])
     parser.add_argument("--set", action="append", default=[], help="of the controller, key=value")
     arguments = parser.parse_args()
-    controller = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in arguments.set)}
+    controller = apply_settings({}, arguments.set)
     with only_process(arguments.out):
         bench = Bench(arguments.out, arguments.rows, arguments.log_seed, controller, arguments.target)
         alone = [

@@ -74,6 +74,11 @@ TARGETS = (
         "{:.2f}x",
     ),
     Target("start", "ctr --help, seconds", _of("help_seconds"), 0.3, "{:.2f}", True),
+    Target("start", "summary of a finished run, seconds", _of("finished_run_seconds"), 0.5, "{:.2f}", True),
+    Target("start", "ctr score of one row, seconds", _of("one_row_seconds"), 2, "{:.2f}", True),
+    Target(
+        "start", "ctr train until the first batch, seconds", _of("first_batch_seconds"), 3, "{:.2f}", True
+    ),
     Target("start", "first step, seconds", _of("first_step_seconds"), 20, "{:.1f}", True),
 )
 

@@ -24,6 +24,7 @@ from accelerators import tpu_compiler
 from accelerators.checks import (
     MAX_FLOPS_RATIO,
     MAX_SMALL_FLOPS_RATIO,
+    MAX_SMALL_SLICE_FLOPS_RATIO,
     in_place_faults,
     number_faults,
     program_faults,
@@ -67,11 +68,11 @@ def measure(
     if changes and KINDS[name.removesuffix(ON_SLICE)].device_roots:
         changes = merged(changes, SMALL_ROOTS)
     chips_each = CHIPS_OF_SLICE if name.endswith(ON_SLICE) else 1
-    kind, max_ratio = (
-        KINDS[name.removesuffix(ON_SLICE)],
-        MAX_SMALL_FLOPS_RATIO if changes else MAX_FLOPS_RATIO,
-    )
-    built = build(kind, size, changes, ALONE if chips_each == 1 else Replicas(chips_each))
+    kind, max_ratio = KINDS[name.removesuffix(ON_SLICE)], MAX_FLOPS_RATIO
+    if changes:
+        max_ratio = MAX_SMALL_FLOPS_RATIO if chips_each == 1 else MAX_SMALL_SLICE_FLOPS_RATIO
+    workers = ALONE if chips_each == 1 else Replicas(chips_each)
+    built = build(kind, size, changes, workers, in_lines=True)
     lowered, flops = built.lowered(), built.flops()
     # Roots on the host are none of the step's operations; an iteration on the device has no fixed number of them.
     every = built.config.optimizer.dense.shampoo.statistics_frequency

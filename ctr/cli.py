@@ -201,22 +201,21 @@ def _score(arguments: argparse.Namespace) -> None:
     for path in given:
         if not path.exists():
             raise InputError(f"input {path}: no such file or folder")
-    load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.rows.raw_rows import check_labeled, key_schema, plain_mapping, read_raw_rows
     from ctr.serving.scorer import Scorer
 
-    scorer = Scorer(arguments.model)
+    scorer = Scorer(arguments.model, lazy=True, on_load=load_tensorflow)
     selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
     bar = Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")
     try:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance, times)
         else:
-            mapping = mapping or plain_mapping(scorer.schema, given)
+            mapping = mapping or plain_mapping(scorer.raw_schema, given)
             if arguments.labels:
                 check_labeled(mapping)
-            rows = read_raw_rows(scorer.schema, mapping, given, labeled=arguments.labels)
+            rows = read_raw_rows(scorer.raw_schema, mapping, given, labeled=arguments.labels)
             keys = key_schema(mapping, arguments.labels)
             result = score_tables(scorer, rows, keys, arguments.out, bar.advance)
     finally:

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ctr.io.errors import printable
@@ -36,14 +37,19 @@ def report(kind: str, **content: Any) -> None:
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow without the notices that it prints whatever the log level is."""
+    """Imports TensorFlow without the notices that it prints whatever the log level is, and without Keras.
+
+    TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
+    TensorFlow itself. Who asks for ``tf.keras`` later still gets it.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with tempfile.TemporaryFile() as notices:
         sys.stderr.flush()
         standard_error = os.dup(2)
         os.dup2(notices.fileno(), 2)
         try:
-            import tensorflow
+            with _no_keras():
+                import tensorflow
         except BaseException:
             notices.seek(0)
             os.write(standard_error, notices.read())
@@ -52,6 +58,18 @@ def load_tensorflow() -> None:
             os.dup2(standard_error, 2)
             os.close(standard_error)
     log.info("loaded TensorFlow %s", tensorflow.__version__)
+
+
+@contextlib.contextmanager
+def _no_keras() -> Iterator[None]:
+    hidden = {name for name in ("keras", "tf_keras") if name not in sys.modules}
+    # So that importing it raises ImportError, which TensorFlow expects where there is no Keras.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 class _Messages(logging.Handler):

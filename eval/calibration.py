@@ -1,21 +1,23 @@
 """Calibration bias, label minus prediction (FF section 6): overall, by decile of prediction, by slice."""
 
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, check_same_length, checked_ids, ratio
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.click_ratio import click_ratio_interval
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.intervals import Estimate, check_multiplicity, deletions, difference, quotient
 from ctr.eval.keyed_sums import KeyedSums
 from ctr.eval.logistic import sigmoid
 from ctr.eval.logit_histogram import LogitHistogram, coarse_edges
 from ctr.eval.rows import ScoredRows
 from ctr.eval.states import Arrays, SumState
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DECILES = 10
 
@@ -104,6 +106,9 @@ class SliceCalibration:
         Raises:
             ValueError: ids are not as described.
         """
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
+
         checked = checked_ids("slice ids", ids)
         check_same_length(slice_ids=checked, rows=rows.kept)
         places, distinct = pd.factorize(checked[rows.kept])
@@ -147,7 +152,7 @@ class SliceCalibration:
             tables.append((keys[by_key], sums[:, by_key]))
         return ids[order], tables
 
-    def result(self) -> pd.DataFrame:
+    def result(self) -> "pd.DataFrame":
         """One row per slice, by ascending id.
 
         Columns: id, weight, mean_label, mean_prediction, bias, ci95_low, ci95_high (of the bias; NaN for a
@@ -155,6 +160,9 @@ class SliceCalibration:
         each also with ``_low`` and ``_high``, and auc. Logloss and auc are NaN in states of earlier versions,
         which kept neither.
         """
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
+
         ids, ((keys, sums), bins) = self._ordered()
         place = keys // BUCKETS
         parts = []
@@ -173,14 +181,19 @@ class SliceCalibration:
             parts.append(table)
         return pd.concat(parts, ignore_index=True).assign(auc=_auc_of_slices(len(ids), *bins))
 
-    def estimate(self, count: int) -> tuple[FloatArray, Estimate]:
-        """Weight and bias of the slices 0 to `count` - 1, each [count]; 0 and NaN for one without rows."""
+    def estimate(self, count: int) -> tuple[FloatArray, Estimate, Estimate]:
+        """Weight, bias and bias over mean prediction of the slices 0 to `count` - 1, each [count].
+
+        Of one without rows they are 0, NaN and NaN.
+        """
         known, ((keys, sums), _) = self._ordered()
         ids = known[keys // BUCKETS]
         kept = (ids >= 0) & (ids < count)
         dense = np.zeros((BUCKETS, count, 3))
         dense[keys[kept] % BUCKETS, ids[kept]] = sums[:3, kept].T
-        return dense[..., 0].sum(axis=0), _bias_estimate(dense)
+        label, prediction = (_mean_estimate(dense[..., place], dense[..., 0]) for place in (1, 2))
+        bias = _bias_estimate(dense)
+        return dense[..., 0].sum(axis=0), bias, quotient(difference(prediction, label), prediction)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The state as plain arrays, C pairs of slice and bucket in ascending order.
@@ -255,7 +268,7 @@ def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) ->
     return key, sums
 
 
-def calibration_buckets(histogram: LogitHistogram) -> pd.DataFrame:
+def calibration_buckets(histogram: LogitHistogram) -> "pd.DataFrame":
     """Bias by decile of prediction, the deciles cut by weight between coarse bins of the histogram.
 
     A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
@@ -334,8 +347,11 @@ def _bias_estimate(sums: FloatArray) -> Estimate:
     )
 
 
-def _bias_table(ids: IntArray, sums: FloatArray) -> pd.DataFrame:
+def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
     """Calibration of S slices from their sums [K, S, 3]."""
+    # Loaded here: commands that need no tables start sooner.
+    import pandas as pd
+
     estimate = _bias_estimate(sums)
     low, high = estimate.interval()
     weight, label, prediction = sums.sum(axis=0).T

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray
 
@@ -27,6 +26,9 @@ class KeyedSums:
 
     def add(self, keys: IntArray, values: Sequence[FloatArray] | FloatArray) -> None:
         """Add `values` [width, N] to the sums of `keys` [N], which may repeat."""
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
+
         place, distinct = pd.factorize(keys)
         added = np.array([np.bincount(place, column, len(distinct)) for column in values])
         # Ascending, because a sorted search goes through a large table several times faster.

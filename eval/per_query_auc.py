@@ -1,16 +1,18 @@
 """PerQueryAUC: ROC AUC inside each query, averaged over queries."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate, check_multiplicity, deletions
 from ctr.eval.rows import ScoredRows
 from ctr.eval.states import SumState
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SIZE_LIMITS = 2 ** np.arange(1, 12)
 """Largest query of each size bin: 2, 4, 8, ..., 2048; one more bin holds larger queries."""
@@ -70,11 +72,14 @@ class PerQueryAUC(SumState):
         """`result` with its delete-one-bucket replicates."""
         return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied())
 
-    def by_size(self) -> pd.DataFrame:
+    def by_size(self) -> "pd.DataFrame":
         """One row per query size that occurs: size, queries, auc, ci95_low, ci95_high.
 
         Size counts the query's rows of positive weight.
         """
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
+
         multiplicity = deletions()
         estimate = Estimate(
             point=ratio(self.auc_sum.sum(axis=0), self.scored.sum(axis=0)),

@@ -1,11 +1,10 @@
 """The metrics of a training run, gathered as it predicts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from ctr.eval.arrays import IntArray
 from ctr.eval.auc import StreamingAUC
@@ -16,6 +15,9 @@ from ctr.eval.per_query_auc import PerQueryAUC
 from ctr.eval.rows import ScoredRows, scored_rows
 from ctr.eval.states import Arrays, SumState
 from ctr.io.documents import json_number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SLICES_SHOWN = 20
 """Slices of a feature that `ProgressiveMetrics.summary` lists, the heaviest first."""
@@ -265,7 +267,7 @@ def _heaviest(state: SliceCalibration) -> dict[str, Any]:
     return {"slices": len(table), "heaviest": _records(heaviest, "bias_ci95")}
 
 
-def _records(table: pd.DataFrame, interval: str) -> list[dict[str, Any]]:
+def _records(table: "pd.DataFrame", interval: str) -> list[dict[str, Any]]:
     """Rows of `table` as dicts, its columns ci95_low and ci95_high as the list `interval`."""
     records = []
     for row in table.to_dict("records"):

@@ -220,6 +220,30 @@ def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     return table
 
 
+def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetrics:
+    """The metrics of a run's predictions with query times from `start_us` up to, but not including, `end_us`.
+
+    Raises:
+        InputError: a file of predictions cannot be read, or no prediction was recorded in these times.
+    """
+    metrics = ProgressiveMetrics()
+    for path in prediction_parts(folder):
+        # A file holds whole batches, and those whole queries.
+        table = read_predictions(path, ("query_time", "label", "logit", "metric_weight", "query_id"))
+        table = table[(table["query_time"] >= start_us) & (table["query_time"] < end_us)]
+        if len(table):
+            label, logit, weight, query = (
+                table[name].to_numpy() for name in ("label", "logit", "metric_weight", "query_id")
+            )
+            try:
+                metrics.update(label, logit, weight, query)
+            except ValueError as error:
+                raise InputError(f"{path}: {error}") from None
+    if not metrics.traffic.examples:
+        raise InputError(f"{folder}: no prediction was recorded in the query times that count")
+    return metrics
+
+
 def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
     """Columns of a Parquet file, its page checksums verified; what it says of pandas' own types counts for nothing.
 

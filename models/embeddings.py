@@ -22,16 +22,25 @@ _PIECE = 65536
 def create_table(
     layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
 ) -> tf.Variable:
-    """Creates a float32 [rows, columns] table: embeddings normal with deviation ``init_scale``, linear weights 0.
+    """Creates a table with the rows of ``first_rows``; where ids grow, it may get more."""
+    value = first_rows(layout, init_scale, seed, rank, size)
+    rows = None if layout.growing else value.shape[0]
+    return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
 
-    Where ids grow it has the fixed rows, and may get more.
+
+def first_rows(
+    layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
+) -> tf.Tensor | np.ndarray:
+    """The fixed rows with which a table begins, float32 [rows, columns].
+
+    Embeddings are normal with deviation ``init_scale``, linear weights 0.
 
     Args:
-        rank, size: which part of the table is created, of how many: the rows ``rank``, ``rank + size`` and so on, with
+        rank, size: which part of the table, of how many: the rows ``rank``, ``rank + size`` and so on, with
             the values that they have in the whole table, which is never there.
     """
     if size > 1:
-        return _create_part(layout, init_scale, seed, rank, size)
+        return _part_of_rows(layout, init_scale, seed, rank, size)
     columns = []
     for copy in range(layout.copies):
         # The name is in the seed, so that adding a table or a copy does not change another one's start.
@@ -41,12 +50,10 @@ def create_table(
             init_scale * tf.random.stateless_normal([layout.rows, layout.width], [seed, name_seed])
         )
         columns.append(tf.zeros([layout.rows, 1]))
-    rows = None if layout.growing else layout.rows
-    value = tf.concat(columns, axis=1)
-    return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
+    return tf.concat(columns, axis=1)
 
 
-def _create_part(layout: TableLayout, init_scale: float, seed: int, rank: int, size: int) -> tf.Variable:
+def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, size: int) -> np.ndarray:
     value = np.zeros((len(range(rank, layout.rows, size)), layout.copies, layout.width + 1), np.float32)
     for copy in range(layout.copies if layout.width else 0):
         name = f"{layout.name}/{copy}" if copy else layout.name
@@ -65,8 +72,7 @@ def _create_part(layout: TableLayout, init_scale: float, seed: int, rank: int, s
             place = (begin + first) // size
             own = (init_scale * drawn).numpy()[first::size]
             value[place : place + len(own), copy, : layout.width] = own
-    shape = [None if layout.growing else len(value), layout.columns]
-    return tf.Variable(value.reshape(-1, layout.columns), name=f"rows/{layout.name}", shape=shape)
+    return value.reshape(-1, layout.columns)
 
 
 def new_rows(

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -274,6 +273,9 @@ def place_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
         rows: int32 [G], of ``plan.unplaced``; ids may share one.
         table_rows: number of rows that the table has by now.
     """
+    # Loaded here: commands that need no tables start sooner.
+    import pandas as pd
+
     assert plan.unplaced is not None
     distinct = plan.distinct.astype(np.int32)
     distinct[plan.unplaced.at] = rows
@@ -392,6 +394,9 @@ def _find_distinct_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
     Returns:
         The values; the position of each key among them and how often each occurs, int64.
     """
+    # Loaded here: commands that need no tables start sooner.
+    import pandas as pd
+
     positions, distinct = pd.factorize(keys)
     return distinct, positions, np.bincount(positions, minlength=len(distinct))
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
-from ctr.optim.row_variables import grow_rows, set_rows
+from ctr.optim.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 
@@ -38,8 +38,8 @@ def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tenso
 
 
 def update_rows(
-    table: tf.Variable,
-    accumulator: tf.Variable,
+    table: Rows,
+    accumulator: Rows,
     rows: tf.Tensor,
     values: tf.Tensor,
     accumulated: tf.Tensor,
@@ -66,8 +66,8 @@ def update_rows(
     if limit is not None:
         update = limit_update(values, update, *limit, owners)
     # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
-    set_rows(accumulator, rows, accumulated + squared)
-    set_rows(table, rows, values - update)
+    replace_rows(accumulator, rows, accumulated, accumulated + squared)
+    replace_rows(table, rows, values, values - update)
 
 
 class RowAdaGrad(WithoutHost):
@@ -97,18 +97,17 @@ class RowAdaGrad(WithoutHost):
         self.rates = rates
         self.initial_accumulators = initial_accumulators
         self.limit = limit
-        self.tables: list[tf.Variable] = []
-        self.accumulators: dict[str, tf.Variable] = {}
+        self.tables: list[Rows] = []
+        self.accumulators: dict[str, Rows] = {}
 
-    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+    def build(self, weights: Mapping[str, Rows]) -> None:
         """Takes the tables, float32 [R, C] each; their sums begin at ``initial_accumulators``."""
         self.tables = list(weights.values())
         for (name, table), initial in zip(weights.items(), self.initial_accumulators, strict=True):
-            value = tf.broadcast_to(initial, tf.shape(table))
-            self.accumulators[name] = tf.Variable(value, trainable=False, shape=table.shape)
+            self.accumulators[name] = rows_like(table, initial)
 
     @property
-    def variables(self) -> dict[str, tf.Variable]:
+    def variables(self) -> dict[str, Rows]:
         """The sums of squares, of the shapes of the tables."""
         return {f"rows_accumulator/{name}": variable for name, variable in self.accumulators.items()}
 
@@ -123,7 +122,7 @@ class RowAdaGrad(WithoutHost):
     def read(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of squares of these rows, [U, C] for each table."""
         return [
-            tf.gather(variable, own) for variable, own in zip(self.accumulators.values(), rows, strict=True)
+            gather_rows(variable, own) for variable, own in zip(self.accumulators.values(), rows, strict=True)
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:

@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-_DISTANCE = "averaging/distance/"
+SQUARED_RATES = "averaging/squared_rates"
+"""The name of the sum of squared rates."""
+DISTANCE = "averaging/distance/"
+"""What the names of the distances begin with; that of the weight follows."""
 
 
 class ScheduleFree:
@@ -32,15 +35,13 @@ class ScheduleFree:
     def __init__(self, beta: float, weights: Mapping[str, tf.Variable]) -> None:
         self._beta = beta
         self._weights = list(weights.values())
-        self._squared_rates = tf.Variable(0.0, trainable=False, name="averaging/squared_rates")
+        self._squared_rates = tf.Variable(0.0, trainable=False, name=SQUARED_RATES)
         distances = {
-            f"{_DISTANCE}{name}": tf.Variable(
-                tf.zeros_like(weight), trainable=False, name=f"{_DISTANCE}{name}"
-            )
+            f"{DISTANCE}{name}": tf.Variable(tf.zeros_like(weight), trainable=False, name=f"{DISTANCE}{name}")
             for name, weight in weights.items()
         }
         self._distances = list(distances.values())
-        self.variables = {"averaging/squared_rates": self._squared_rates, **distances}
+        self.variables = {SQUARED_RATES: self._squared_rates, **distances}
 
     def step(self, rate: tf.Tensor, update: Callable[[], None]) -> None:
         """One step on all weights, in place; called in the graph of the step.
@@ -72,8 +73,8 @@ def served_weights(arrays: Mapping[str, np.ndarray], beta: float) -> dict[str, n
         beta: its ``beta``.
     """
     return {
-        name.removeprefix(_DISTANCE): arrays[name.removeprefix(_DISTANCE)]
+        name.removeprefix(DISTANCE): arrays[name.removeprefix(DISTANCE)]
         - distance * np.asarray((1.0 - beta) / beta, distance.dtype)
         for name, distance in arrays.items()
-        if name.startswith(_DISTANCE)
+        if name.startswith(DISTANCE)
     }

@@ -1,7 +1,7 @@
 """K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
 
 What it needs beside gradients, it is given before each update: the factors of the linear products (``observe``), of the
-whole batch. Each of several workers has all of its state, and computes all inverses.
+whole batch. Several workers divide the layers among themselves (``KfacCore``).
 """
 
 import math
@@ -13,6 +13,7 @@ from ctr.optim.kfac import Factors
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
+from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
 _UPDATE = 10
@@ -27,6 +28,7 @@ class DenseKfac(WithoutHost):
     Args:
         options: everything but the learning rate.
         layers: the linear products among the weights, in the order of the work.
+        workers: who divide them.
 
     Attributes:
         core: what it is made of; there from ``build`` on.
@@ -35,13 +37,13 @@ class DenseKfac(WithoutHost):
     name = "kfac"
     core: KfacCore
 
-    def __init__(self, options: KfacOptions, layers: Sequence[Layer] = ()) -> None:
-        self.options, self.layers = options, list(layers)
+    def __init__(self, options: KfacOptions, layers: Sequence[Layer] = (), workers: Workers = ALONE) -> None:
+        self.options, self.layers, self.workers = options, list(layers), workers
         self._given: tuple[Sequence[Factors], tf.Tensor] | None = None
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         """Takes the weights and creates the variables."""
-        self.core = KfacCore(self.options, list(weights.values()), self.layers)
+        self.core = KfacCore(self.options, list(weights.values()), self.layers, workers=self.workers)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -49,8 +51,8 @@ class DenseKfac(WithoutHost):
         return {f"kfac/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        """Nothing: each worker has all state."""
-        return {}
+        """What is a layer's own: sums, inverses and eigenvalues."""
+        return {f"kfac/{name}": part for name, part in self.core.parts().items()}
 
     @property
     def seed(self) -> tuple[int, tf.Tensor] | None:

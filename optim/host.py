@@ -9,20 +9,16 @@ A root that fails, or is refused by its certificate, or lost with its worker, le
 """
 
 import concurrent.futures
-import contextlib
-import functools
 import hashlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from threadpoolctl import OpenBLASController, ThreadpoolController
 
+from ctr.io.blas import one_blas_thread
 from ctr.optim.eigenbasis import eigenbasis
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import Root, RootError, inverse_root
@@ -33,56 +29,6 @@ log = logging.getLogger(__name__)
 Solve = Callable[..., Root]
 
 _CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP = range(len(STATUS))
-
-
-_blas_lock = threading.Lock()
-_blas_users = 0
-_blas_limit: Any = None
-
-
-def _reset_after_fork() -> None:
-    """The threads that held the limit and the lock do not exist in the child."""
-    global _blas_lock, _blas_users
-    _blas_lock, _blas_users = threading.Lock(), 0
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
-
-
-@functools.cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-@contextlib.contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
-
-    And a root has the same bits whatever else runs: sums by BLAS depend on its number of threads. The limit
-    holds for the whole process: the first worker sets it, the last one lifts it.
-    """
-    global _blas_users, _blas_limit
-    with _blas_lock:
-        # By every worker, since some builds of BLAS keep one number for each thread that calls.
-        limit = _limit_blas()
-        if not _blas_users:
-            _blas_limit = limit
-        _blas_users += 1
-    try:
-        yield
-    finally:
-        with _blas_lock:
-            _blas_users -= 1
-            if not _blas_users:
-                OpenBLASController.clear_controlling_thread(force=True)
-                _blas_limit.restore_original_limits()
-                OpenBLASController.clear_controlling_thread(force=True)
-
-
-def _limit_blas() -> Any:
-    # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
-    OpenBLASController.clear_controlling_thread(force=True)
-    return _controller().limit(limits=1, user_api="blas")
 
 
 @dataclass
@@ -234,7 +180,8 @@ class HostPipeline:
         self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float
     ) -> Root:
         begun = time.perf_counter()
-        with _one_blas_thread():
+        # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
+        with one_blas_thread():
             if factor.basis:
                 root = eigenbasis(statistics)
             else:

@@ -4,18 +4,27 @@ A step takes the gradients and, every few steps, the sums of ``kfac.factors`` ov
 AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles as well, in float64; one that is
 not finite, or whose sums are not, leaves the previous one, and is counted. A batch with factors that are not finite is
 left out of all sums; these factors are counted, too. A layer uses AdaGrad's step until it has its first inverses.
+
+Where several workers train the weights, each layer has one owner, by ``ctr.optim.assignment.balanced``. It alone keeps
+the sums and the inverses of the layer, and computes its direction; directions are gathered at each step. Element-wise
+state is on every worker.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.optim import kfac, momentum
+from ctr.optim.assignment import PRODUCT, ROOT, Block, balanced
 from ctr.optim.exchange import when
 from ctr.optim.kfac import Factors
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.state import Create, create_variable
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
 
 
 class Layer(NamedTuple):
@@ -38,12 +47,15 @@ class KfacCore:
         weights: the variables to train.
         layers: the linear products among them.
         create: makes the state's variables.
+        workers: who divide the layers among themselves; their gradients and factors are the same.
 
     Attributes:
         step: int64, steps taken.
+        owners: the rank of each layer's owner.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
             ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/values``; of weight i
-            ``tensor{i}/accumulator`` and, with momentum, ``/momentum``.
+            ``tensor{i}/accumulator`` and, with momentum, ``/momentum``. Matrices and values of a layer of another owner
+            have no rows.
     """
 
     def __init__(
@@ -52,8 +64,10 @@ class KfacCore:
         weights: Sequence[tf.Variable],
         layers: Sequence[Layer],
         create: Create = create_variable,
+        workers: Workers = ALONE,
     ) -> None:
         self.options, self.weights, self.layers = options, list(weights), list(layers)
+        self.workers, self.owners = workers, self._assign(workers.size)
         self.dtype = tf.float64 if any(weight.dtype == tf.float64 for weight in weights) else tf.float32
         self.variables: dict[str, tf.Variable] = {}
 
@@ -70,11 +84,11 @@ class KfacCore:
         for number, layer in enumerate(layers):
             rows, columns = self._sizes(layer)
             for side, size in (("inputs", rows), ("outputs", columns)):
-                make(f"layer{number}/{side}", [size, size], tf.float64)
+                make(f"layer{number}/{side}", [self._here(number, size), size], tf.float64)
             for side, size in (("left", rows), ("right", columns)):
-                make(f"layer{number}/{side}", [size, size], self.dtype)
+                make(f"layer{number}/{side}", [self._here(number, size), size], self.dtype)
                 if options.form == "eigen":
-                    make(f"layer{number}/{side}_values", [size], self.dtype)
+                    make(f"layer{number}/{side}_values", [self._here(number, size)], self.dtype)
         for index, weight in enumerate(weights):
             make(f"tensor{index}/accumulator", weight.shape, self.dtype, options.initial_accumulator)
             if options.momentum:
@@ -83,6 +97,40 @@ class KfacCore:
     def _sizes(self, layer: Layer) -> tuple[int, int]:
         rows, columns = self.weights[layer.weight].shape
         return int(rows) + (layer.bias is not None), int(columns)
+
+    def _assign(self, workers: int) -> tuple[int, ...]:
+        """The owner of each layer: by the cost of the factors' inverses and of the products of a direction."""
+        blocks = [Block(layer.weight, self._sizes(layer), (0, 1)) for layer in self.layers]
+        costs = [
+            sum(
+                ROOT[0] * size**3 / self.options.inverse_frequency
+                + PRODUCT[0] * math.prod(block.shape) * size
+                for size in block.shape
+            )
+            for block in blocks
+        ]
+        return balanced(blocks, costs, workers) if workers > 1 else (0,) * len(blocks)
+
+    def _owns(self, number: int) -> bool:
+        return self.owners[number] == self.workers.rank
+
+    def _here(self, number: int, size: int) -> int:
+        """How many rows of a layer's matrix of so many this worker has."""
+        return size if self._owns(number) else 0
+
+    def parts(self) -> Mapping[str, Part]:
+        """Which variables are divided, and how, by name; empty for a process alone."""
+        if self.workers.size == 1:
+            return {}
+        parts = {}
+        for number, layer in enumerate(self.layers):
+            rows, columns = self._sizes(layer)
+            sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
+            if self.options.form == "eigen":
+                sides |= {"left_values": rows, "right_values": columns}
+            for side, size in sides.items():
+                parts[f"layer{number}/{side}"] = Part(np.arange(self._here(number, size)), size)
+        return parts
 
     def collects(self) -> tf.Tensor:
         """Whether the next step takes factors, bool scalar."""
@@ -115,9 +163,14 @@ class KfacCore:
         grafts = [
             self._graft(index, tf.cast(gradient, self.dtype)) for index, gradient in enumerate(gradients)
         ]
+        own = {
+            number: self._precondition(number, layer, gradients, grafts)
+            for number, layer in enumerate(self.layers)
+            if self._owns(number)
+        }
         directions = list(grafts)
-        for number, layer in enumerate(self.layers):
-            self._precondition(number, layer, gradients, grafts, directions)
+        for number, whole in self._gather(own).items():
+            self._spread(self.layers[number], whole, directions)
         for index, direction in enumerate(directions):
             self._move(index, direction, tf.cast(rate, self.dtype), decayed)
 
@@ -131,18 +184,22 @@ class KfacCore:
         whole = tf.reduce_all(finite)
         self.failed.assign_add(tf.math.count_nonzero(~finite))
         for number, one in enumerate(found):
-            for side, value in zip(Factors._fields, one, strict=True):
+            for side, value in zip(Factors._fields, one, strict=True) if self._owns(number) else ():
                 kept = self.variables[f"layer{number}/{side}"]
                 new = decay * kept + (1.0 - decay) * tf.cast(value, tf.float64)
                 kept.assign(tf.where(whole, new, kept))
         self.collections.assign_add(tf.cast(whole, tf.int64))
 
     def _invert(self) -> None:
-        options, ready, dampings = self.options, [], []
+        options = self.options
         decay = tf.constant(options.decay, tf.float64)
         correction = 1.0 - tf.pow(decay, tf.cast(self.collections, tf.float64))
-        good = []
+        nothing = tf.zeros([], self.dtype)
+        # Of each layer: whether its inverses are new, their damping, and whether they failed; 0 where another owns it.
+        found = [[nothing] * len(self.layers) for _ in range(3)]
         for number in range(len(self.layers)):
+            if not self._owns(number):
+                continue
             sums = Factors(
                 *(
                     tf.math.divide_no_nan(self.variables[f"layer{number}/{side}"].read_value(), correction)
@@ -168,14 +225,15 @@ class KfacCore:
             for name, value in cast.items():
                 variable = self.variables[f"layer{number}/{name}"]
                 variable.assign(tf.where(use, value, variable))
-            ready.append(tf.where(use, tf.ones([], self.dtype), self._ready[number]))
-            dampings.append(tf.where(use, tf.cast(damping, self.dtype), self._damping[number]))
-            good.append((use, there & ~sound))
-        if good:
-            self._ready.assign(tf.stack(ready))
-            self._damping.assign(tf.stack(dampings))
-            for counter, flags in zip((self.refreshed, self.failed), zip(*good, strict=True), strict=True):
-                counter.assign_add(tf.math.count_nonzero(tf.stack(flags)))
+            for row, value in zip(found, (use, damping, there & ~sound), strict=True):
+                row[number] = tf.cast(value, self.dtype)
+        if not self.layers:
+            return
+        refreshed, damping, failed = self.workers.all_reduce([tf.stack(row) for row in found])
+        self._ready.assign(tf.where(refreshed > 0, tf.ones_like(self._ready), self._ready))
+        self._damping.assign(tf.where(refreshed > 0, damping, self._damping))
+        for counter, flags in ((self.refreshed, refreshed), (self.failed, failed)):
+            counter.assign_add(tf.math.count_nonzero(flags))
 
     def _graft(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
         kept = self.variables[f"tensor{index}/accumulator"]
@@ -188,9 +246,8 @@ class KfacCore:
         layer: Layer,
         gradients: Sequence[tf.Tensor],
         grafts: Sequence[tf.Tensor],
-        directions: list[tf.Tensor],
-    ) -> None:
-        """Puts the direction of a layer into those of its matrix and its bias."""
+    ) -> tf.Tensor:
+        """The direction of a layer, [in', units]."""
         parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
         columns = int(self.weights[layer.weight].shape[1])
         whole, graft = (
@@ -210,7 +267,31 @@ class KfacCore:
         usable = (self._ready[number] > 0) & (norm > 0) & tf.math.is_finite(norm)
         if self.options.grafting == "adagrad":
             found = tf.math.multiply_no_nan(found, wanted / tf.where(usable, norm, tf.ones_like(norm)))
-        found = tf.where(usable, found, graft)
+        return tf.where(usable, found, graft)
+
+    def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
+        """The directions of all layers by number, of those that each worker owns."""
+        if self.workers.size == 1 or not self.layers:
+            return own
+        owned = [
+            [number for number, owner in enumerate(self.owners) if owner == rank]
+            for rank in range(self.workers.size)
+        ]
+        sizes = [[math.prod(self._sizes(self.layers[number])) for number in numbers] for numbers in owned]
+        largest = max(map(sum, sizes))
+        flat = [tf.reshape(own[number], [-1]) for number in owned[self.workers.rank]]
+        message = tf.concat([*flat, tf.zeros([largest - sum(sizes[self.workers.rank])], self.dtype)], axis=0)
+        padded = [size for one in sizes for size in (*one, largest - sum(one))]
+        received = iter(tf.split(self.workers.all_gather(message), padded))
+        whole = {}
+        for numbers in owned:
+            for number in numbers:
+                whole[number] = tf.reshape(next(received), self._sizes(self.layers[number]))
+            next(received)  # The padding.
+        return whole
+
+    def _spread(self, layer: Layer, found: tf.Tensor, directions: list[tf.Tensor]) -> None:
+        """Puts the direction of a layer into those of its matrix and its bias."""
         rows = int(self.weights[layer.weight].shape[0])
         directions[layer.weight] = found[:rows]
         if layer.bias is not None:

@@ -15,7 +15,7 @@ from ctr.optim import adafactor, adagrad
 from ctr.optim.adafactor import RowMoments
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
-from ctr.optim.row_variables import grow_rows, set_rows
+from ctr.optim.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 
@@ -61,20 +61,18 @@ class RowAdafactor(WithoutHost):
         self.owners = [ALONE] * len(rates) if owners is None else list(owners)
         self.rates, self.initial_accumulators = rates, initial_accumulators
         self.copies, self.options, self.limit = copies, options, limit
-        self.tables: dict[str, tf.Variable] = {}
+        self.tables: dict[str, Rows] = {}
         self._rows: dict[str, _RowState] = {}
         self._columns: dict[str, tf.Variable] = {}
         self._steps: dict[str, tf.Variable] = {}
 
-    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+    def build(self, weights: Mapping[str, Rows]) -> None:
         """Takes the tables, float32 [R, C] each."""
         self.tables = dict(weights)
         for (name, table), initial in zip(weights.items(), self.initial_accumulators, strict=True):
-            rows, width = tf.shape(table)[0], table.shape[1] // self.copies - 1
-            linear = tf.broadcast_to(self._linear(initial), [rows, self.copies])
-            values = tf.zeros([rows, self.copies]), tf.zeros([rows, self.copies]), linear
-            shape = [table.shape[0], self.copies]
-            self._rows[name] = _RowState(*(tf.Variable(v, trainable=False, shape=shape) for v in values))
+            width, zeros = table.shape[1] // self.copies - 1, np.zeros(self.copies, np.float32)
+            begins = zeros, zeros, self._linear(initial)
+            self._rows[name] = _RowState(*(rows_like(table, begin) for begin in begins))
             self._columns[name] = tf.Variable(tf.zeros([self.copies, width]), trainable=False)
             self._steps[name] = tf.Variable(tf.zeros([self.copies]), trainable=False)
 
@@ -104,7 +102,7 @@ class RowAdafactor(WithoutHost):
     def read(self, rows: Sequence[tf.Tensor]) -> list[_RowState]:
         """The state of these rows."""
         return [
-            _RowState(*(tf.gather(variable, own) for variable in state))
+            _RowState(*(gather_rows(variable, own) for variable in state))
             for state, own in zip(self._rows.values(), rows, strict=True)
         ]
 
@@ -133,11 +131,11 @@ class RowAdafactor(WithoutHost):
         update = tf.concat(moved, axis=1)
         if self.limit is not None:
             update = limit_update(one.values, update, *self.limit, owners)
-        for variable, parts in zip(self._rows[name], zip(*kept, strict=True), strict=True):
-            set_rows(variable, one.rows, tf.concat(parts, axis=1))
+        for variable, old, parts in zip(self._rows[name], before, zip(*kept, strict=True), strict=True):
+            replace_rows(variable, one.rows, old, tf.concat(parts, axis=1))
         self._columns[name].assign(tf.stack(columns))
         self._steps[name].assign(tf.stack(steps))
-        set_rows(self.tables[name], one.rows, one.values - update)
+        replace_rows(self.tables[name], one.rows, one.values, one.values - update)
 
     def _step_of_copy(
         self,

@@ -38,7 +38,7 @@ import tensorflow as tf
 
 from ctr.optim.adagrad import RowAdaGrad, row_direction
 from ctr.optim.protocol import Cost, RowGradient
-from ctr.optim.row_variables import grow_rows, set_rows
+from ctr.optim.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import Workers
 
@@ -217,10 +217,10 @@ class RowNewton(RowAdaGrad):
         super().__init__(rates, initial_accumulators, limit, owners)
         self.features, self.copies = tuple(features), copies
         self.starts = (precision, 0.0, 0.0)
-        self.posteriors: dict[str, tuple[tf.Variable, ...]] = {}
+        self.posteriors: dict[str, tuple[Rows, ...]] = {}
         self.learned: dict[str, tuple[tf.Variable, ...]] = {}
 
-    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+    def build(self, weights: Mapping[str, Rows]) -> None:
         """Takes the tables, float32 [R, C] each, and creates the variables."""
         super().build(weights)
         # Of each feature and copy the logarithm, and the information on it.
@@ -229,14 +229,8 @@ class RowNewton(RowAdaGrad):
             (np.log(FORGETTING), FORGETTING_INFORMATION),
         )
         for (name, table), features in zip(weights.items(), self.features, strict=True):
-            rows = tf.shape(table)[0]
             self.posteriors[name] = tuple(
-                tf.Variable(
-                    tf.fill([rows, self.copies], np.float32(start)),
-                    trainable=False,
-                    shape=[table.shape[0], self.copies],
-                )
-                for start in self.starts
+                rows_like(table, np.full(self.copies, start, np.float32)) for start in self.starts
             )
             self.learned[name] = tuple(
                 tf.Variable(np.tile(np.array([begin], np.float32), (features, self.copies)), trainable=False)
@@ -244,7 +238,7 @@ class RowNewton(RowAdaGrad):
             )
 
     @property
-    def variables(self) -> dict[str, tf.Variable]:
+    def variables(self) -> dict[str, Rows]:
         """The sums; of each row the T that it was shrunk by, d V / d log k and d w / d log k, [R, copies] each.
 
         Of each feature log T, log k and the information on both, [F, 2 copies].
@@ -266,7 +260,7 @@ class RowNewton(RowAdaGrad):
     def read(self, rows: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
         """The sums of these rows, [U, C] for each table, and what else is kept of them, [U, copies] each."""
         kept = [
-            [tf.gather(variable, own) for variable in variables]
+            [gather_rows(variable, own) for variable in variables]
             for variables, own in zip(self.posteriors.values(), rows, strict=True)
         ]
         return list(zip(super().read(rows), kept, strict=True))
@@ -281,7 +275,7 @@ class RowNewton(RowAdaGrad):
                 self._update_table(name, table, rate * rates, one, owners)
 
     def _update_table(
-        self, name: str, table: tf.Variable, rates: tf.Tensor, one: RowGradient, owners: Workers
+        self, name: str, table: Rows, rates: tf.Tensor, one: RowGradient, owners: Workers
     ) -> None:
         width = table.shape[1] // self.copies
         sums, kept = one.state
@@ -304,10 +298,11 @@ class RowNewton(RowAdaGrad):
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
             moved = one.values - limit_update(one.values, one.values - moved, *self.limit, owners)
-        set_rows(table, one.rows, moved)
-        set_rows(self.accumulators[name], one.rows, tf.concat(accumulators, axis=1))
-        for variable, parts in zip(self.posteriors[name], zip(*posteriors, strict=True), strict=True):
-            set_rows(variable, one.rows, tf.stack(parts, axis=1))
+        replace_rows(table, one.rows, one.values, moved)
+        replace_rows(self.accumulators[name], one.rows, sums, tf.concat(accumulators, axis=1))
+        states = zip(self.posteriors[name], kept, zip(*posteriors, strict=True), strict=True)
+        for variable, before_step, parts in states:
+            replace_rows(variable, one.rows, before_step, tf.stack(parts, axis=1))
         for variable, pairs in zip(self.learned[name], zip(*learned, strict=True), strict=True):
             variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
 

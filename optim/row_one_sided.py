@@ -21,7 +21,7 @@ from ctr.optim.host import HostPipeline
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.report import report
-from ctr.optim.row_variables import set_rows
+from ctr.optim.row_variables import Rows, replace_rows
 from ctr.optim.sparse import row_statistics
 from ctr.optim.state import STATUS, ShampooState, lay_out
 from ctr.optim.update_limit import limit_update
@@ -53,7 +53,7 @@ class RowOneSided(RowAdaGrad):
         self.copies = copies
         self.options = dataclasses.replace(options, sparse="one_sided")
 
-    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+    def build(self, weights: Mapping[str, Rows]) -> None:
         """Takes the tables, float32 [R, C] each."""
         super().build(weights)
         # To the exchange of roots, each copy is a table of a single row.
@@ -66,7 +66,7 @@ class RowOneSided(RowAdaGrad):
         self._host = HostPipeline(self._layout.factors, self.options)
 
     @property
-    def variables(self) -> dict[str, tf.Variable]:
+    def variables(self) -> dict[str, Rows]:
         """The sums of squares, of the shapes of the tables, and statistics and roots."""
         own = {
             f"one_sided/{name}": variable
@@ -92,8 +92,8 @@ class RowOneSided(RowAdaGrad):
                 update = rate * rates * direction
                 if self.limit is not None:
                     update = limit_update(one.values, update, *self.limit, owners)
-                set_rows(accumulator, one.rows, one.state + squared)
-                set_rows(table, one.rows, one.values - update)
+                replace_rows(accumulator, one.rows, one.state, one.state + squared)
+                replace_rows(table, one.rows, one.values, one.values - update)
 
     def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
         """The copies' columns of [U, C]."""

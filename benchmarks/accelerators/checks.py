@@ -10,8 +10,11 @@ MEMORY = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
 MAX_TEMPORARY = 0.5 * GIGABYTE
 MAX_FLOPS_RATIO = 1.1
 """Operations of the program over those of the model's formulas."""
-MAX_SMALL_FLOPS_RATIO = 1.25
-"""The same of a tiny model, of whose operations losses and conversions, which are in no formula, are a good part."""
+MAX_SMALL_FLOPS_RATIO = 1.5
+"""The same of a tiny model, of whose operations those that are in no formula are a good part: losses, conversions, and
+rows that are taken out of lines of 128 and put into them."""
+MAX_SMALL_SLICE_FLOPS_RATIO = 2.0
+"""The same of a chip of a slice, which does the latter for the rows of the whole batch."""
 
 COMPILERS_OWN = frozenset(
     {

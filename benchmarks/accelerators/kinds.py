@@ -33,8 +33,11 @@ OBJECTIVES = {
         "bias_constraints": {"families": [{"name": "ctr", "estimated_ctr": [0.01, 0.04, 0.16, 0.32]}]},
     }
 }
-SMALL = {"model": {"crosses": {"layers": 2, "rank": 8}, "deep": {"units": [64, 32]}}}
-"""What the compiler takes seconds for, and not minutes."""
+SMALL = {
+    "model": {"crosses": {"layers": 2, "rank": 8}, "deep": {"units": [64, 32]}},
+    "workers": {"divided_from_mb": 0},
+}
+"""What the compiler takes seconds for, and not minutes; over several chips, small tables are divided, too."""
 SMALL_ROOTS = {"model": {"crosses": {"layers": 0}, "deep": {"units": [32]}}}
 """The same of roots on the device, whose float64 becomes a very long program."""
 DAMPED = {"optimizer": {"dense": {"shampoo": {"epsilon": 1e-2}}}}
@@ -124,12 +127,20 @@ class Built:
 
 
 def build(
-    kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType({}), workers: Workers = ALONE
+    kind: Kind,
+    size: Size,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    workers: Workers = ALONE,
+    in_lines: bool = False,
 ) -> Built:
-    """A model of a kind, with further changes to its configuration, for one chip or several of the same state."""
-    # No table is divided over several chips.
-    content = merged({"compute_dtype": kind.dtype, "workers": {"divided_from_mb": 1e6}}, kind.changes)
-    content = merged(content, changes)
+    """A model of a kind, for one chip or several.
+
+    Args:
+        changes: to its configuration.
+        in_lines: whether rows of tables lie in lines, as they do in the trainer's own step on chips; if there are
+            several, they have to.
+    """
+    content = merged(merged({"compute_dtype": kind.dtype}, kind.changes), changes)
     if kind.is_reference:
         content = reference_config(content, size.batch)
     else:
@@ -139,7 +150,7 @@ def build(
     schema = reference_schema(size)
     constraints = config.objective.bias_constraints
     families = () if constraints is None else resolve_families(constraints, schema)
-    state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers)
+    state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers, in_lines=in_lines)
     places = (
         [None] if workers.size == 1 else [Place(r, workers.size, state.divided) for r in range(workers.size)]
     )

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from accelerators.replicas import Replicas
+from ctr.optim.row_variables import on_devices
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 from ctr.training.step import TrainStep
 
+CHIP = "chip"
+"""The name of the parameter that is the number of the chip, where rows are divided over several."""
 Spec = tuple[tuple[int, ...], str]
 """The shape, and NumPy's name of the type."""
 
@@ -31,7 +35,8 @@ class Lowered:
         hlo: XLA's ``HloModuleProto``, serialized.
         text: the same, to read.
         arguments: the names of what each step is given; its first parameters.
-        state: the names of the variables, as ``TrainState.variables`` has them; the other parameters.
+        state: the names of the variables, as ``TrainState.variables`` has them; the other parameters. Rows in lines are
+            as they lie.
         results: the names of what a step returns.
         changed: the names of the variables whose new values it returns after that.
         specs: of all parameters, by name.
@@ -64,9 +69,12 @@ def lower(step: TrainStep, feed: Feed, ramps: Mapping[str, float], rates: Mappin
     """The learning step of a compiled ``TrainStep`` for feeds of the size of this one."""
     function, arguments = step.learning(feed, ramps, rates)
     given = argument_values(arguments)
-    state, variables = _captured(function, step.state), step.state.variables()
+    variables = all_variables(step.state)
+    state = _captured(function, variables)
     specs = {name: (value.shape, value.dtype.name) for name, value in given.items()}
-    specs |= {name: (tuple(variables[name].read_value().shape), variables[name].dtype.name) for name in state}
+    for name in state:
+        (variable,) = on_devices(variables[name])
+        specs[name] = tuple(variable.read_value().shape), variable.dtype.name
     compiler_ir = function.experimental_get_compiler_ir(*arguments)
     text = compiler_ir(stage="hlo")
     aliases, order = output_aliases(text), [*given, *state]
@@ -111,7 +119,12 @@ def all_reduced_bytes(text: str) -> int:
     return total
 
 
-def _captured(function: Any, state: TrainState) -> tuple[str, ...]:
+def all_variables(state: TrainState) -> dict[str, Any]:
+    """The variables that a step may use, by name: those of the state, and of several chips the number of each."""
+    return state.variables() | ({CHIP: state.workers.chip} if isinstance(state.workers, Replicas) else {})
+
+
+def _captured(function: Any, variables: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the variables that a function uses, in the order of its parameters."""
-    names = {id(variable.handle): name for name, variable in state.variables().items()}
+    names = {id(one.handle): name for name, rows in variables.items() for one in on_devices(rows)}
     return tuple(names[id(handle)] for handle in function.get_concrete_function().captured_inputs)

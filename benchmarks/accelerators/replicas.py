@@ -1,9 +1,8 @@
-"""One learning step for several chips: each has a part of the rows of every batch, and all of the state.
+"""One learning step for several chips: each has a part of the rows of every batch, and a part of large tables.
 
-All chips run the same program, in which the sums over the batch are all-reduces. It is what several processes do with
-mirrored tables (``ctr.workers``), with two differences: each chip returns the logits of its own rows, and each makes
-all of Shampoo's update itself. Each finds by itself whether all is
-finite: what it looks at are sums, the same for all.
+All chips run the same program, in which the sums over the batch are all-reduces, and so are the rows of tables that are
+divided. It is what the chips of a process do (``ctr.workers.chips``), with two differences: each chip returns the
+logits of its own rows, and each finds by itself whether all is finite: what it looks at are sums, the same for all.
 """
 
 from collections.abc import Sequence
@@ -16,12 +15,21 @@ _GROUP = 1
 
 
 class Replicas(Workers):
-    """The chips that run one program; an exchange between them is part of it, none goes through the host."""
+    """The chips that run one program; an exchange between them is part of it, none goes through the host.
+
+    Attributes:
+        chip: int32 [1], of each chip its number: a parameter of the program.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
+        self.chip = tf.Variable([0], trainable=False, dtype=tf.int32)
         self._number = 0
+
+    @property
+    def number(self) -> tf.Tensor:
+        return self.chip.read_value()[0]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [self._sum_of(tensor) for tensor in tensors]

@@ -10,7 +10,7 @@ these ids of raw values: also the rules of derived columns, and how categories s
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -406,6 +406,17 @@ class Schema(StrictModel):
                 wanted.update(feature.of)
         kept = [feature for feature in self.features if feature.name in wanted]
         return make_schema(kept, self.derive, self.spelling)
+
+    def made_of(self, columns: Container[str]) -> "Schema":
+        """The features that can be made of these raw columns alone."""
+        known = self.by_name
+
+        def is_made(feature: Feature) -> bool:
+            if isinstance(feature, Cross):
+                return all(is_made(known[part]) for part in feature.of)
+            return self.column_of(feature.source) in columns
+
+        return make_schema(list(filter(is_made, self.features)), self.derive, self.spelling)
 
     def canonical_json(self) -> str:
         """The schema as text that depends on nothing but its meaning."""

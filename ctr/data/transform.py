@@ -17,9 +17,11 @@ its own, and if all are missing the id is 0.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
@@ -40,14 +42,19 @@ from ctr.data.feature_ops import (
 )
 from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.log import pack_ids, shard_schema
+from ctr.data.number_ids import ids_of_numbers, number_edges
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.spelling import may_spell, text_array
 from ctr.io.errors import InputError
+from ctr.io.farmhash_arrays import LONGEST, fingerprints_of
 
 Lists = tuple[np.ndarray, np.ndarray]
 """Of a multivalent feature: ids, flat, and lengths int32 of each row."""
+
+_SAMPLED = 1024
+"""Rows of a number that show whether its values recur."""
 
 # ---------------------------------------------------------------- every row, in the graph
 
@@ -200,9 +207,23 @@ class _Encoded:
     """A source column: of each row (or list item) the number of its distinct value."""
 
     codes: np.ndarray  # int32 [rows], or [items] of a list column
-    distinct: tf.Tensor  # strings; missing is empty; the empty string may stand twice
+    texts: pa.Array  # large strings; missing is empty; the empty string may stand twice
     spell: bool  # whether a category may have to spell some in another way
     lengths: np.ndarray | None  # int32 [rows] of a list column
+
+    @cached_property
+    def distinct(self) -> tf.Tensor:
+        return _strings_tensor(self.texts)
+
+    @cached_property
+    def prints(self) -> np.ndarray:
+        """uint64, of each distinct value."""
+        return fingerprint_array(self.texts)
+
+    @cached_property
+    def missing(self) -> np.ndarray:
+        """bool, of each distinct value."""
+        return np.diff(_offsets(self.texts)) == 0
 
 
 def _absent(feature: Category | Number | Text, columns: Sequence[str], column: str) -> str:
@@ -249,8 +270,8 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         distinct = pc.fill_null(text_array(encoded.chunk(0).dictionary), "").cast(pa.large_string())
     missing = len(distinct)  # one more distinct value, empty, stands for null
     codes = [pc.fill_null(chunk.indices, missing).to_numpy() for chunk in encoded.chunks]
-    strings = _strings_tensor(pa.concat_arrays([distinct, pa.array([""], pa.large_string())]))
-    return _Encoded(np.concatenate([np.zeros(0, np.int32), *codes]), strings, may_spell(distinct), lengths)
+    texts = pa.concat_arrays([distinct, pa.array([""], pa.large_string())])
+    return _Encoded(np.concatenate([np.zeros(0, np.int32), *codes]), texts, may_spell(distinct), lengths)
 
 
 def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
@@ -290,13 +311,15 @@ class _Column:
     ids: np.ndarray
     prints: np.ndarray | None
     lengths: np.ndarray | None
-    strings: tf.Tensor | None = None
+    strings: tf.Tensor | pa.Array | None = None
     places: np.ndarray | None = None
 
     def raw_values(self) -> pa.Array:
         """The strings of each row; lists of them where the feature is multivalent."""
         assert self.strings is not None
-        distinct = pa.array(self.strings.numpy(), pa.large_binary()).cast(pa.large_string())
+        distinct = self.strings
+        if not isinstance(distinct, pa.Array):
+            distinct = pa.array(distinct.numpy(), pa.large_binary()).cast(pa.large_string())
         values = distinct.take(pa.array(self.places))
         if self.lengths is None:
             return values
@@ -305,6 +328,8 @@ class _Column:
 
 
 def _string_column(feature: Category | Text, source: _Encoded, spelled: bool, crossed: bool) -> _Column:
+    if _is_hashed(feature) and source.lengths is None and not (spelled and source.spell):
+        return _hashed_column(feature, source, crossed)
     lengths, codes, strings = source.lengths, source.codes, source.distinct
     if lengths is not None:
         assert isinstance(feature, Category)
@@ -324,6 +349,31 @@ def _string_column(feature: Category | Text, source: _Encoded, spelled: bool, cr
         strings = spell_numbers(strings)
     prints = fingerprints(strings).numpy()[codes] if crossed else None
     return _Column(category_ids(feature, strings).numpy()[codes], prints, lengths, strings, codes)
+
+
+def _hashed_column(feature: Category | Text, source: _Encoded, crossed: bool) -> _Column:
+    """A single-valued category of which no value is spelled in another way: the ids of ``category_ids``."""
+    prints, codes = source.prints, source.codes
+    ids: np.ndarray
+    if feature.buckets is None:
+        ids = prints.view(np.int64).copy()
+        ids[ids == 0] = 1
+    else:
+        ids = 1 + (prints % np.uint64(feature.buckets - 1)).astype(np.int32)
+    ids[source.missing] = MISSING_ID
+    return _Column(ids[codes], prints[codes] if crossed else None, None, source.texts, codes)
+
+
+def _number_column(feature: Number, values: np.ndarray) -> _Column:
+    """A number, float32 [N]: the ids of ``number_ids``, of each different value once where they recur."""
+    edges, some = number_edges(feature), values[:_SAMPLED]
+    if len(np.unique(some)) * 2 > len(some):
+        ids = ids_of_numbers(edges, values)
+    else:
+        codes, distinct = pd.factorize(values)
+        # The code of what is missing is -1.
+        ids = ids_of_numbers(edges, np.append(distinct, np.float32(np.nan)))[codes]
+    return _Column(ids, ids.astype(np.uint64), None)
 
 
 def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
@@ -371,8 +421,7 @@ def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
             raise InputError(_absent(feature, table.column_names, feature.source))
         column = table.column(feature.source)
         if isinstance(feature, Number):
-            ids = number_ids(feature, tf.constant(_float_column(feature, column))).numpy()
-            columns[feature.name] = _Column(ids, ids.astype(np.uint64), None)
+            columns[feature.name] = _number_column(feature, _float_column(feature, column))
         else:
             if feature.source not in encoded:
                 encoded[feature.source] = _encode(feature, column)
@@ -454,24 +503,24 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     return column
 
 
-def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
-    """Int64 keys of strings: their FarmHash Fingerprint64, its 64 bits read as signed.
+def _offsets(strings: pa.Array) -> np.ndarray:
+    """Where the texts of a large_string array begin, and where the last one ends: int64 [N + 1]."""
+    return np.frombuffer(strings.buffers()[1], np.int64)[strings.offset : strings.offset + len(strings) + 1]
 
-    For the query_id and example_id of logs that name them by strings.
 
-    Args:
-        values: [N] strings without nulls.
-
-    Raises:
-        InputError: a value is null, or the values are not strings.
-    """
-    array = pa.array(values) if isinstance(values, np.ndarray) else values
-    if array.null_count:
-        raise InputError(
-            f"{array.null_count} of the values to be converted to ids are null; every row requires one"
-        )
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        raise InputError(f"values of type {array.type} cannot be converted to ids; strings are required")
-    if isinstance(array, pa.ChunkedArray):
-        array = array.cast(pa.large_string()).combine_chunks()
-    return fingerprints(_strings_tensor(array)).numpy().view(np.int64)
+def fingerprint_array(strings: pa.Array) -> np.ndarray:
+    """FarmHash Fingerprint64 of an Arrow large_string array without nulls, uint64 [N]."""
+    if not len(strings):
+        return np.zeros(0, np.uint64)
+    offsets, content = _offsets(strings), strings.buffers()[2]
+    sizes = np.diff(offsets)
+    data = np.frombuffer(b"" if content is None else content, np.uint8)
+    long = sizes > LONGEST
+    if not long.any():
+        return fingerprints_of(data, offsets[:-1], sizes)
+    found = np.empty(len(strings), np.uint64)
+    short = np.flatnonzero(~long)
+    found[short] = fingerprints_of(data, offsets[short], sizes[short])
+    others = np.flatnonzero(long)
+    found[others] = fingerprints(_strings_tensor(strings.take(pa.array(others)))).numpy()
+    return found

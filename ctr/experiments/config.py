@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
+from ctr.data.time_range import TimeRange
 from ctr.io.files import check_output_folder
 from ctr.training.config import TrainConfig
 
@@ -133,6 +134,8 @@ class ExperimentConfig(StrictModel):
         sweep: some of the arms at several sizes.
         loop: runs also serve the days after the log. Null: they do not.
         slices: slices that the tables show, each by a short name.
+        scored: the query times whose predictions count in the tables. With a start, arms whose own ``time_range``
+            begins later or earlier than others' are compared on the same examples (FF 3.3).
     """
 
     title: str = "Experiment"
@@ -147,6 +150,7 @@ class ExperimentConfig(StrictModel):
     sweep: SweepConfig | None = None
     loop: LoopConfig | None = None
     slices: dict[Name, ShownSliceConfig] = {}
+    scored: TimeRange = TimeRange()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

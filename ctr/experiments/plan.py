@@ -138,6 +138,8 @@ class Plan(Record):
         samplings: the samplings that an arm needs.
         slices: the slices that the tables show.
         loop_days: the number of days that runs serve after the log; None: they end with the log.
+        scored_us: the query times whose predictions count, in microseconds: the first one, and the first one behind
+            them. Open ends are 0 and ``ctr.data.log.MAX_TIME_US``. None: all.
     """
 
     title: str
@@ -153,6 +155,7 @@ class Plan(Record):
     samplings: list[PlannedSampling] = []
     slices: list[ShownSlice] = []
     loop_days: int | None = None
+    scored_us: tuple[int, int] | None = None
 
     def arm(self, name: str) -> PlannedArm:
         """The arm of that name."""

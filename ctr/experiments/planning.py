@@ -7,8 +7,9 @@ from typing import Any
 
 from ctr import __version__
 from ctr.config import parse_model
-from ctr.data.log import log_sha256, read_manifests
+from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sampling import SamplingConfig
+from ctr.data.time_range import TimeRange
 from ctr.experiments.config import BASELINE, ArmConfig, Changes, ExperimentConfig, changed
 from ctr.experiments.plan import (
     Plan,
@@ -96,6 +97,7 @@ def make_plan(
         InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
     """
     _check_no_seeds(experiment, where)
+    manifests = read_manifests(log)
     checker = _Checker(log, where)
     baseline = changed(content, experiment.baseline.set)
     teachers = _make_teachers(experiment, baseline, checker)
@@ -115,6 +117,7 @@ def make_plan(
         ]
         if days is not None:
             checker.check_loop(runs[0].config, variant.name)
+        _check_scored(experiment.scored, runs[0].config, manifests, f"{where}: {variant.name}")
         planned.append(_planned_arm(variant, arm, runs, checker.families(runs[0].config)))
         trainings[variant.name] = runs
     check_shown(experiment.slices, [arm.families for arm in planned if arm.of is None], where)
@@ -122,7 +125,7 @@ def make_plan(
         title=experiment.title,
         note=experiment.note,
         log=str(log.resolve()),
-        log_sha256=log_sha256(read_manifests(log)),
+        log_sha256=log_sha256(manifests),
         command=command,
         created=created,
         ctr_version=__version__,
@@ -137,6 +140,9 @@ def make_plan(
         ],
         slices=[ShownSlice(name=name, **one.model_dump()) for name, one in experiment.slices.items()],
         loop_days=experiment.loop.days if experiment.loop is not None else None,
+        scored_us=None
+        if experiment.scored == TimeRange()
+        else (experiment.scored.start_us, experiment.scored.end_us),
     )
     return plan, Tasks(trainings, teachers, samplings)
 
@@ -200,6 +206,18 @@ def _check_no_seeds(experiment: ExperimentConfig, where: str) -> None:
     for key, changes in by_key.items():
         if "seed" in changes:
             raise InputError(f"{where}: {key}.seed: not allowed here: set seeds, or the seed of a teacher")
+
+
+def _check_scored(scored: TimeRange, config: TrainConfig, manifests: Sequence[Manifest], where: str) -> None:
+    """Raises InputError where a run can have no predictions of the query times that count."""
+    if scored == TimeRange():
+        return
+    if not config.record_predictions:
+        raise InputError(f"{where}: record_predictions: false is not allowed: scored reads predictions")
+    own = config.time_range
+    begin, end = max(scored.start_us, own.start_us), min(scored.end_us, own.end_us)
+    if not any(one.rows and max(one.start, begin) < min(one.end, end) for one in manifests):
+        raise InputError(f"{where}: scored: no partition of the log overlaps it within time_range")
 
 
 def _without_seed(config: TrainConfig) -> str:

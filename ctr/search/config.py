@@ -50,6 +50,9 @@ class ControllerConfig(StrictModel):
         candidates_per_batch: how many candidates score each batch before it is learned from.
         rejection_samples: from how many candidates the probability of keeping to the target is estimated where
             there are more than that.
+        learners: how many candidates are drawn to learn from each batch, with the mean of their gradients.
+        extremes: which candidates learn from every batch beside them. ``largest``: the largest network. ``sandwich``:
+            the smallest one, too (Yu, Huang, ICCV 2019).
         passes: how often the supernet reads its part of the log; of a fraction the first rows. From the second pass on
             candidates are judged on examples that the weights have learned from.
     """
@@ -61,6 +64,8 @@ class ControllerConfig(StrictModel):
     warmup_fraction: float = Field(default=0.25, ge=0, lt=1)
     candidates_per_batch: int = Field(default=4, ge=2, le=64)
     rejection_samples: int = Field(default=1024, ge=1, le=2**20)
+    learners: int = Field(default=1, ge=1, le=16)
+    extremes: Literal["none", "largest", "sandwich"] = "largest"
     passes: float = Field(default=1, gt=0, le=100)
 
 

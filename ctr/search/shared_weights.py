@@ -1,8 +1,10 @@
 """What learns in a search by weight sharing: one network that holds all candidates, and a controller beside it.
 
 A batch is first predicted by several candidates that the controller draws, whose losses are the rewards; then the
-weights learn from it with one more that is drawn; and then the controller makes its step. At first all of the network
-learns, with a probability that falls to 0 while the controller waits (TuNAS).
+weights learn from it with others that are drawn, beside the largest network: by candidates alone, whose parts differ
+from batch to batch, the products of embeddings hardly begin to grow. Then the controller makes its step. At first the
+largest network stands for those that are drawn, too, with a probability that falls to 0 while the controller waits
+(TuNAS).
 """
 
 import json
@@ -56,6 +58,17 @@ class Plan:
     policy: Policy
     examples: int
     records: Path
+
+    @property
+    def always(self) -> tuple[Choice, ...]:
+        """The candidates that learn from every batch, beside those that are drawn."""
+        count = {"none": 0, "largest": 1, "sandwich": 2}[self.config.controller.extremes]
+        return (self.space.largest, self.space.smallest)[: count if self.space.size > 1 else 0]
+
+    @property
+    def drawn(self) -> int:
+        """How many candidates are drawn to learn from a batch; several of the same would only round otherwise."""
+        return self.config.controller.learners if self.space.size > 1 else 1
 
     @property
     def controller_rate(self) -> float:
@@ -144,12 +157,13 @@ class SharedState(TrainState):
 
 
 class SharedTrainer(Trainer):
-    """Learns from each batch with one candidate, after several have predicted it for the controller."""
+    """Learns from each batch with a few candidates, after several have predicted it for the controller."""
 
     def __init__(self, plan: Plan, state: SharedState, config: TrainConfig, phase: Phase | None) -> None:
         self._plan, self._shared = plan, state
         self._masks: dict[Choice, dict[str, tf.Tensor]] = {}
-        super().__init__(state, config, phase, self.masks_of_choice(plan.space.largest))
+        largest = self.masks_of_choice(plan.space.largest)
+        super().__init__(state, config, phase, largest, candidates=plan.drawn + len(plan.always))
         self._records = Records(plan.records)
         self._records.cut(state.remembered(plan.policy.sizes).examples)
 
@@ -166,9 +180,9 @@ class SharedTrainer(Trainer):
         """Scores a batch by the largest network, and changes nothing."""
         return self.score_by(self._plan.space.largest, feed, ramps)
 
-    def learn_by(self, choice: Choice, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch by a candidate, without the controller."""
-        self.masks = self.masks_of_choice(choice)
+    def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
+        """Makes a step with a batch by the mean of candidates' gradients, without the controller; the first scores."""
+        self.learners = tuple(map(self.masks_of_choice, choices))
         return super().learn(feed, ramps, rates)
 
     def score_by(self, choice: Choice, feed: Feed, ramps: Ramps) -> Scores:
@@ -177,21 +191,26 @@ class SharedTrainer(Trainer):
         return super().score(feed, ramps)
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch; the scores are those of the candidate that learns, from before it."""
+        """Makes a step with a batch; the scores are those of the first candidate that learns, from before it."""
         if not feed.rows:
             return super().learn(feed, ramps, rates)
         plan, policy = self._plan, self._plan.policy
         own = self._shared.remembered(policy.sizes)
         options, share = plan.config.controller, own.examples / plan.examples
-        chosen = policy.draw(own.controller.logits, own.batches, np.arange(options.candidates_per_batch + 1))
+        chosen = policy.draw(
+            own.controller.logits, own.batches, np.arange(options.candidates_per_batch + plan.drawn)
+        )
         is_waiting = share < options.warmup_fraction
         if not is_waiting:
-            self._judge(feed, ramps, chosen[:-1], own)
-        choice = tuple(int(at) for at in chosen[-1])
+            self._judge(feed, ramps, chosen[: options.candidates_per_batch], own)
+        learners = [tuple(int(at) for at in one) for one in chosen[options.candidates_per_batch :]]
         if is_waiting:
-            drawn = uniform_hash(np.array([own.batches]), f"{plan.config.seed} all on")[0]
-            choice = plan.space.largest if drawn >= share / options.warmup_fraction else choice
-        scores = self.learn_by(choice, feed, ramps, rates)
+            numbers = own.batches * plan.drawn + np.arange(plan.drawn)
+            is_all_on = uniform_hash(numbers, f"{plan.config.seed} all on") >= share / options.warmup_fraction
+            learners = [
+                plan.space.largest if on else one for on, one in zip(is_all_on, learners, strict=True)
+            ]
+        scores = self.learn_by([*learners, *plan.always], feed, ramps, rates)
         before = own.examples
         own.batches, own.rows = own.batches + 1, own.rows + len(feed.batch.rows)
         own.examples += len(feed.batch.rows)

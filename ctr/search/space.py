@@ -108,6 +108,14 @@ class Space:
             for decision in self.decisions
         )
 
+    @property
+    def smallest(self) -> Choice:
+        """The candidate of the smallest parts. Of settings the first choice."""
+        return tuple(
+            0 if decision.part is None else decision.choices.index(min(decision.choices))
+            for decision in self.decisions
+        )
+
     def shape(self, base: TrainConfig, choice: Choice) -> Shape:
         """The architecture of a candidate of a base, absent layers included. Rank decisions of absent layers remain."""
         return shape_of(base, self._parts(self.values(choice)))

@@ -92,7 +92,8 @@ def search_supernet(
     assert arrays is not None
     own = Progress(arrays["search"], policy.sizes)
     count = {purpose: Operations(log, purpose) for purpose in ("training", "serving")}
-    operations = own.examples * count["training"](largest) + own.scored * count["serving"](largest)
+    learned = own.examples * (plan.drawn + len(plan.always))
+    operations = learned * count["training"](largest) + own.scored * count["serving"](largest)
     return SupernetResult(
         policy.most_likely(own.controller.logits),
         own.examples,

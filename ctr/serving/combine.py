@@ -49,10 +49,11 @@ def probabilities(products: np.ndarray, transfers: Sequence[Transfer]) -> np.nda
     Returns:
         float32 [...].
     """
-    made = [_sigmoid(transfer(own)) for transfer, own in zip(transfers, products, strict=True)]
+    made = [sigmoid(transfer(own)) for transfer, own in zip(transfers, products, strict=True)]
     return made[0] if len(made) == 1 else np.mean(made, axis=0)
 
 
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Computes probabilities, of the shape and dtype of logits."""
     with np.errstate(over="ignore"):
         return 1 / (1 + np.exp(-logits))

@@ -23,7 +23,7 @@ from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
 from ctr.serving.calls import calls_text
 from ctr.serving.delta import change_counts, find_changes
-from ctr.serving.metadata import FORMAT, check_files, model_schema, read_chain, read_metadata
+from ctr.serving.metadata import FORMAT, NETWORK, check_files, model_schema, read_chain, read_metadata
 from ctr.serving.saved_model import (
     rewrite_model,
     snapshot_weights,
@@ -200,7 +200,7 @@ def _delta_writer(
         return None
     metadata = {
         **described,
-        **{key: base[key] for key in ("requests", "signatures", VARIABLES)},
+        **{key: base[key] for key in ("requests", "signatures", NETWORK, VARIABLES) if key in base},
         _BASE: {"examples": base["position"]["examples"], "weights": base["weights"]},
         _CHANGES: change_counts(changes),
     }

@@ -27,6 +27,8 @@ FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
+NETWORK = "network"
+"""The key of the description of network and tables (``ctr.serving.description``); earlier exports have none."""
 
 
 def is_delta(model: Path) -> bool:

@@ -32,15 +32,21 @@ NOT_IN_THE_MODEL = (
 """What ingestion does and the graph does not."""
 
 
-def describe_requests(schema: Schema) -> dict[str, Any]:
+def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
     """Describes each input by column, kind, dtype, missing value and features; the derived columns; and the rest.
+
+    Args:
+        log_schema: the features of the log, by whose columns inputs are named and typed (``ctr.serving.signatures``).
+        schema: those of them that the model has.
 
     Returns:
         ``inputs`` by name, ``derived`` by name, and ``not_in_the_model``, texts.
     """
-    kinds, separators = schema.inputs, schema.list_separators
+    kinds, separators = log_schema.inputs, schema.list_separators
     inputs: dict[str, dict[str, Any]] = {}
     for name, column in input_names(kinds).items():
+        if column not in schema.inputs:
+            continue
         inputs[name] = {"column": column, "kind": kinds[column], **_GIVEN[kinds[column]]}
         if separators.get(column) is not None:
             inputs[name]["separator"] = separators[column]

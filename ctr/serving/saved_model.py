@@ -21,9 +21,10 @@ from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
 from ctr.serving.canonical import make_canonical
 from ctr.serving.delta import Weights, hash_weights
-from ctr.serving.metadata import EXTRA, FILE, WARMUP, hash_files
+from ctr.serving.description import describe_network
+from ctr.serving.metadata import EXTRA, FILE, NETWORK, WARMUP, hash_files
 from ctr.serving.requests import describe_requests
-from ctr.serving.signatures import Signature, serving_signatures
+from ctr.serving.signatures import Signature, served_schema, serving_signatures
 from ctr.serving.weights import VARIABLES, write_weights
 from ctr.training.run.snapshot import Snapshot
 from ctr.training.run.tensor_files import written_by_tensorflow
@@ -95,10 +96,13 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
         _write_warmup(folder / EXTRA / WARMUP, warmed)
     functions = {name: _describe_function(one, outputs[name]) for name, one in signatures.items()}
     write_atomic_bytes(folder / EXTRA / CALLS, calls_text(functions, snapshot.schema).encode())
-    metadata = {**described, "requests": describe_requests(snapshot.schema), "signatures": functions}
+    requests = describe_requests(snapshot.schema, served_schema(snapshot))
+    metadata = {**described, "requests": requests, "signatures": functions}
+    names = {id(variable): name for name, variable in {**_variables(snapshot), _ALPHA2: alpha2}.items()}
+    variables = [names[id(variable)] for variable in module.weights]
+    metadata[NETWORK] = describe_network(snapshot, variables)
     if alpha2 is not None:
-        names = {id(variable): name for name, variable in {**_variables(snapshot), _ALPHA2: alpha2}.items()}
-        metadata[VARIABLES] = [names[id(variable)] for variable in module.weights]
+        metadata[VARIABLES] = variables
     return write_metadata(folder, metadata)
 
 

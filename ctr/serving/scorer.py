@@ -1,22 +1,33 @@
 """Scoring with an exported model inside a Python process.
 
-Needs the exported folder and TensorFlow alone: nothing of the trainer, no Keras.
+Needs the exported folder alone, and TensorFlow for more than a few rows: nothing of the trainer, no Keras.
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
+from ctr.data.row_ids import OtherWayError
 from ctr.io.errors import InputError, one_line
 from ctr.serving.combine import probabilities, transfers_of
-from ctr.serving.metadata import Chain, check_files, find_model, model_schema, read_chain, read_metadata
-from ctr.serving.model_check import check_model
-from ctr.serving.raw_values import as_list, make_numbers, make_texts, make_times, row_count
+from ctr.serving.delta import Weights
+from ctr.serving.inputs import FunctionInputs
+from ctr.serving.metadata import NETWORK, check_files, find_model, model_schema, read_chain, read_metadata
 from ctr.serving.row_cache import RowCache
-from ctr.serving.weights import apply_deltas, variable_names
+from ctr.serving.row_model import RowModel
+from ctr.serving.weights import apply_deltas, stored_weights, variable_names
+
+if TYPE_CHECKING:
+    from ctr.serving.program import Program
+
+_FEW_ROWS = 8
+"""Up to which Python and NumPy are faster than a call of TensorFlow (``benchmarks/bench_serving.py``)."""
+
+_SOME_ROWS = 4095
+"""Up to which, of all calls together, they are faster than loading TensorFlow."""
 
 
 class Scorer:
@@ -26,11 +37,15 @@ class Scorer:
         path: the model's folder, or a folder of versions, of which the newest is taken. A delta needs the
             versions that it builds on beside it.
         cached_rows: how many rows of U a factorized model keeps; 0: none.
+        lazy: whether TensorFlow is loaded only when it is needed: when calls of more than 8 rows have had more than
+            4095 of them together, or by a call of no rows, or of values that ``ctr.data.row_ids`` leaves to it.
+        on_load: called before it is.
 
     Attributes:
         path: the model's folder.
         metadata: the content of ctr.json.
-        schema: the features.
+        schema: the features of the logs that it learned from.
+        raw_schema: those that can be made of the columns that ``predict`` takes; the others the model leaves out.
         factorized: whether there are Q and U.
 
     Raises:
@@ -44,35 +59,74 @@ class Scorer:
         (2,)
     """
 
-    def __init__(self, path: Path | str, cached_rows: int = 65_536) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        cached_rows: int = 65_536,
+        lazy: bool = False,
+        on_load: Callable[[], object] | None = None,
+    ) -> None:
         self.path = find_model(Path(path))
         self.metadata = read_metadata(self.path)
         self.schema = model_schema(self.metadata, self.path)
-        chain = read_chain(self.path)
-        full_metadata = read_metadata(chain.full)
-        check_files(chain.full, full_metadata)
-        check_model(chain.full)
+        self._chain = read_chain(self.path)
+        full_metadata = read_metadata(self._chain.full)
+        check_files(self._chain.full, full_metadata)
         self._separators = self.schema.list_separators
         self._cache: RowCache | None = None
+        self._on_load = on_load
+        self._loading = threading.Lock()
+        self._loaded: Program | None = None
+        self._few = _SOME_ROWS if lazy else _FEW_ROWS
         try:
-            # Functions are held by the loaded object.
-            self._loaded = tf.saved_model.load(str(chain.full))
-            if chain.deltas:
-                _update(self._loaded.weights, variable_names(chain.full, full_metadata), chain)
-            self._functions = {
-                name: _Function(self._loaded.signatures[name], described["inputs"])
-                for name, described in self.metadata["signatures"].items()
+            signatures = self.metadata["signatures"]
+            self._inputs = {
+                name: FunctionInputs(name, described["inputs"]) for name, described in signatures.items()
             }
+            self.raw_schema = self.schema.made_of(set(self._inputs["predict"].columns.values()))
             self._transfers = transfers_of(self.metadata["model"])
-            self.factorized = "ui" in self._functions
+            self.factorized = "ui" in signatures
             if self.factorized and cached_rows:
-                shape = self._loaded.signatures["ui"].structured_outputs["U"].shape[1:]
-                self._cache = RowCache(cached_rows, shape)
+                self._cache = RowCache(cached_rows, signatures["ui"]["outputs"]["U"]["shape"][1:])
+            self._weights = self._changed_weights(full_metadata)
+            if not lazy:
+                _ = self._program
+            self._rows = self._row_model()
         except InputError:
             raise
-        except Exception as error:
-            # What TensorFlow raises for what it did not write itself has no common kind.
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
+
+    def _changed_weights(self, full_metadata: dict[str, Any]) -> Weights | None:
+        """The weights of a model that has deltas, in the order of the graph's variables."""
+        if not self._chain.deltas:
+            return None
+        names = variable_names(self._chain.full, full_metadata)
+        weights = apply_deltas(self._chain, stored_weights(self._chain.full, names))
+        return {name: weights[name] for name in names}
+
+    def _row_model(self) -> RowModel | None:
+        if NETWORK not in self.metadata:
+            # Written before exports had a description of their network.
+            return None
+        names = self.metadata[NETWORK]["variables"]
+        weights = self._weights
+        if weights is None:
+            weights = stored_weights(self._chain.full, names)
+        return RowModel(self.metadata, self.schema, dict(zip(names, weights.values(), strict=True)))
+
+    @property
+    def _program(self) -> "Program":
+        """The graph, loaded once, whichever thread needs it first."""
+        with self._loading:
+            if self._loaded is None:
+                if self._on_load is not None:
+                    self._on_load()
+                from ctr.serving.program import Program
+
+                self._loaded = Program(self._chain, self._inputs, self._weights)
+                self._few = _FEW_ROWS
+            return self._loaded
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -83,7 +137,7 @@ class Scorer:
         """Predicts click probabilities, float32 [N], of N rows of raw values.
 
         Args:
-            features: for each input of the model (``schema.inputs``) a list or an array of N values, or one value,
+            features: for each input of the model (``raw_schema.inputs``) a list or an array of N values, or one value,
                 which is then that of every row. Other columns are ignored.
 
         Raises:
@@ -93,7 +147,7 @@ class Scorer:
 
     def score(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Computes ``p`` and ``logit``, float32 [N], arguments as for ``predict``."""
-        return self._functions["predict"](self._tensors("predict", features))
+        return self._call("predict", *self._read("predict", features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Computes ``p`` and ``logit``, float32 [N], of ids as a log holds them.
@@ -102,13 +156,15 @@ class Scorer:
             packed: ``ids``, [N, F], of the single-valued features; of each multivalent one ``NAME.values``, [V], row
                 after row, and ``NAME.lengths``, int32 [N]. Ids are of ``schema.id_type``.
         """
-        function = self._functions["predict_ids"]
-        return function({name: tf.constant(packed[column]) for name, column in function.columns.items()})
+        if self._rows is not None and 0 < len(packed["ids"]) <= self._few:
+            self._count(len(packed["ids"]))
+            return self._rows.score_ids(packed)
+        return self._program.score_ids(packed)
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
         """Computes Q, float32 [N, n, K], of the Quality tower's columns; arguments as for ``predict``."""
         self._require_factors()
-        return self._functions["quality"](self._tensors("quality", features))["Q"]
+        return self._call("quality", *self._read("quality", features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
         """Computes U, float32 [N, n, K], of the UI tower's columns; arguments as for ``predict``.
@@ -116,9 +172,9 @@ class Scorer:
         Rows that were asked for before come from the cache.
         """
         self._require_factors()
+        columns, rows = self._read("ui", features)
         if self._cache is None:
-            return self._functions["ui"](self._tensors("ui", features))["U"]
-        columns = self._columns("ui", features)
+            return self._call("ui", columns, rows)["U"]
         keys = list(zip(*(_hashable(column) for column in columns.values()), strict=True))
 
         def compute(places: list[int]) -> np.ndarray:
@@ -128,7 +184,7 @@ class Scorer:
                 else [column[place] for place in places]
                 for source, column in columns.items()
             }
-            return self._functions["ui"](self._make_tensors("ui", some))["U"]
+            return self._call("ui", some, len(places))["U"]
 
         return self._cache.get(keys, compute)
 
@@ -153,67 +209,28 @@ class Scorer:
                 f"{self.path}: the model is not factorized: it has only predict, not quality and ui"
             )
 
-    def _tensors(self, signature: str, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        return self._make_tensors(signature, self._columns(signature, features, texts_as_they_are=True))
+    def _read(self, name: str, features: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        # Keys of the cache are texts, too.
+        few = self._few if name != "ui" or self._cache is None else 2**62
+        return self._inputs[name].read(features, self._separators, few)
 
-    def _columns(
-        self, signature: str, features: Mapping[str, Any], texts_as_they_are: bool = False
-    ) -> dict[str, Any]:
-        """Converts the columns that a function takes: texts as lists, numbers as float32 arrays, times as int64 arrays.
+    def _count(self, rows: int) -> None:
+        """Notes that so many rows are scored without TensorFlow: many small calls take as long as a large one."""
+        if self._loaded is None and rows > _FEW_ROWS:
+            self._few = max(_FEW_ROWS, self._few - rows)
 
-        Texts become strings or bytes, unless ``texts_as_they_are``.
-        """
-        function = self._functions[signature]
-        absent = [source for source in function.columns.values() if source not in features]
-        if absent:
-            raise InputError(
-                f"{signature}: the column {absent[0]} is absent; required: {', '.join(function.columns.values())}"
-            )
-        rows = row_count({source: features[source] for source in function.columns.values()})
-        columns: dict[str, Any] = {}
-        for source in function.texts.values():
-            column = as_list(features[source], rows)
-            plain = texts_as_they_are or set(map(type, column)) <= {str}
-            columns[source] = column if plain else make_texts(source, column, self._separators.get(source))
-        for source in function.numbers.values():
-            columns[source] = make_numbers(source, features[source], rows)
-        for source in function.times.values():
-            columns[source] = make_times(source, features[source], rows)
-        return columns
-
-    def _make_tensors(self, signature: str, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        function = self._functions[signature]
-        tensors = {
-            name: tf.constant(columns[source])
-            for name, source in (*function.numbers.items(), *function.times.items())
-        }
-        if function.texts:
-            sources = list(function.texts.values())
-            parts = tf.unstack(self._matrix(sources, [columns[source] for source in sources]))
-            tensors |= dict(zip(function.texts, parts, strict=True))
-        return tensors
-
-    def _matrix(self, names: Sequence[str], columns: list[list[Any]]) -> tf.Tensor:
-        """Makes one tensor [S, N] of all texts: a tensor for each column would take longer than a small model."""
-        try:
-            matrix = tf.constant(columns, tf.string)
-            if matrix.shape.rank == 2:
-                return matrix
-        except (TypeError, ValueError):
-            pass
-        texts = [
-            make_texts(name, column, self._separators.get(name))
-            for name, column in zip(names, columns, strict=True)
-        ]
-        return tf.constant(texts, tf.string, shape=(len(texts), len(texts[0])))
-
-
-def _update(variables: Sequence[tf.Variable], names: Sequence[str], chain: Chain) -> None:
-    """Applies deltas to the variables of a loaded model."""
-    named = dict(zip(names, variables, strict=True))
-    weights = apply_deltas(chain, {name: variable.numpy() for name, variable in named.items()})
-    for name, variable in named.items():
-        variable.assign(weights[name])
+    def _call(self, name: str, columns: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
+        """Calls a function of raw values, the way that is faster for so many rows."""
+        if self._rows is not None and 0 < rows <= self._few:
+            try:
+                self._count(rows)
+                return self._rows.call(name, columns, rows)
+            except OtherWayError:
+                pass
+            except UnicodeEncodeError:
+                self._inputs[name].refuse_texts(columns, self._separators)
+                raise
+        return self._program(name, columns, self._separators)
 
 
 def _hashable(column: Any) -> list[Any]:
@@ -223,36 +240,3 @@ def _hashable(column: Any) -> list[Any]:
     if column.dtype == np.int64:
         return column.tolist()
     return np.where(np.isnan(column), np.float32(np.nan), column).view(np.int32).tolist()
-
-
-class _Function:
-    """A function of the model, called without the overhead that TensorFlow adds in Python.
-
-    Attributes:
-        columns: what each input is: its name -> a column of raw values or of ids.
-        texts: those that are strings.
-        numbers: those that are float32.
-        times: those that are int64.
-    """
-
-    def __init__(self, signature: Any, inputs: Mapping[str, Mapping[str, Any]]) -> None:
-        self.columns = {name: described["column"] for name, described in inputs.items()}
-        self.texts = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "string"}
-        self.numbers = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "float32"}
-        self.times = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "int64"}
-        self._signature = signature
-        specs = signature.structured_input_signature[1]
-        recorded = {name: described["dtype"] for name, described in inputs.items()}
-        if {name: spec.dtype.name for name, spec in specs.items()} != recorded:
-            raise ValueError("the inputs of a function are not those that its description names")
-        order = tuple(getattr(signature, "_arg_keywords", None) or ())
-        # Keyword arguments are matched and checked one by one, which takes as long as scoring a row does.
-        self._flat = getattr(signature, "_call_flat", None) if set(order) == set(inputs) else None
-        self._order = order
-
-    def __call__(self, tensors: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        if self._flat is not None:
-            outputs = self._flat([tensors[name] for name in self._order], self._signature.captured_inputs)
-        else:
-            outputs = self._signature(**tensors)
-        return {key: value.numpy() for key, value in outputs.items()}

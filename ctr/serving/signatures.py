@@ -120,7 +120,7 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
         return _outputs(network.combine(made["Q"], made["U"]))
 
     signatures = {
-        "predict": _raw_signature(schema, names, kinds, scores),
+        "predict": _raw_signature(served_schema(snapshot), names, kinds, scores),
         "predict_ids": _packed_signature(schema, scores),
     }
     if (factors := snapshot.config.model.factorized) is not None:
@@ -132,6 +132,11 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
         specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
         signatures["combine"] = Signature(_graph_function(combine, specs), {"Q": "Q", "U": "U"})
     return signatures
+
+
+def served_schema(snapshot: Snapshot) -> Schema:
+    """The features that a model has, which may be fewer than its log's, and the parts of crosses among them."""
+    return snapshot.schema.only(feature.name for layout in snapshot.layouts for feature in layout.features)
 
 
 def _outputs(logits: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from ctr.io.arrays import read_arrays
 from ctr.io.errors import InputError, one_line
+from ctr.io.tensor_bundle import read_bundle
 from ctr.io.versions import DELTA_FILE
 from ctr.serving.delta import Weights, apply_changes, hash_weights
 from ctr.serving.metadata import Chain, check_files, read_metadata
@@ -40,13 +39,23 @@ def read_weights(chain: Chain) -> Weights:
     metadata = read_metadata(chain.full)
     names = variable_names(chain.full, metadata)
     check_files(chain.full, metadata)
+    return apply_deltas(chain, stored_weights(chain.full, names))
+
+
+def stored_weights(full: Path, names: Sequence[str]) -> Weights:
+    """Maps the variables of a full model to memory.
+
+    Args:
+        names: of the variables, in their order.
+
+    Raises:
+        InputError: they cannot be read.
+    """
     try:
-        stored = tf.train.load_checkpoint(str(chain.full / _PREFIX))
-        weights = {name: stored.get_tensor(_stored_name(number)) for number, name in enumerate(names)}
-    except Exception as error:
-        # TensorFlow raises errors of several kinds.
-        raise InputError(f"{chain.full}: cannot be read: {one_line(error)[:300]}") from None
-    return apply_deltas(chain, weights)
+        stored = read_bundle(full / _PREFIX)
+        return {name: stored[_stored_name(number)] for number, name in enumerate(names)}
+    except (KeyError, OSError, ValueError) as error:
+        raise InputError(f"{full}: cannot be read: {one_line(error)[:300]}") from None
 
 
 def apply_deltas(chain: Chain, weights: Weights) -> Weights:
@@ -76,6 +85,9 @@ def write_weights(folder: Path, full: Path, names: Sequence[str], weights: Weigh
         names: of the variables in their order.
         weights: by name.
     """
+    # Reading needs no TensorFlow.
+    import tensorflow as tf
+
     prefix = folder / _PREFIX
     prefix.parent.mkdir(exist_ok=True)
     objects = tf.train.load_checkpoint(str(full / _PREFIX)).get_tensor(_OBJECT_GRAPH)

@@ -36,7 +36,7 @@ def dense_optimizer(
         layers: the linear products among the weights, which K-FAC needs to train.
     """
     if config.rule == "kfac":
-        return DenseKfac(config.kfac, layers)
+        return DenseKfac(config.kfac, layers, workers)
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
     if config.rule == "muon":

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from ctr.data.schema import Schema
 from ctr.models.click_model import Architecture, ClickModel, Factors
-from ctr.models.embeddings import create_table, new_rows, tower_widths
+from ctr.models.embeddings import create_table, first_rows, new_rows, tower_widths
 from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
-from ctr.optim.row_variables import grow_rows, on_devices, row_count, set_rows
+from ctr.optim.row_variables import Rows, create_lines, grow_rows, read_rows, row_count, set_rows
 from ctr.optim.state import in_present_form
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, make_deterministic, resolve_compute_dtype
@@ -103,14 +103,16 @@ class TrainState:
     """All variables that training changes, and the maps from ids that grow to rows.
 
     Of several workers each has a part of the rows of large tables, with these rows' state, its part of the state of the
-    dense weights, and all else, which is the same in all of them.
+    dense weights, and all else, which is the same in all of them. Of the chips of a process, too, each has a part of
+    these rows; but what is read and set here are all of them.
 
     Attributes:
         workers: those that train together.
         chips: those of this process that make each step together, each with a variable of its own of all that follow;
             None: one device does.
-        divided: for each layout whether its rows are divided over the workers (``ctr.training.division``).
-        tables: for each layout a float32 [rows, columns] variable; where ids grow with slots behind the fixed rows.
+        divided: for each layout whether its rows are divided over the workers (``ctr.training.division``); over chips
+            they are where ``RowLines`` says so.
+        tables: for each layout float32 rows [rows, columns]; where ids grow with slots behind the fixed rows.
         id_maps: of the tables in which ids grow, by the tables' numbers.
         table_optimizer: their optimizer.
         network: the dense part of the model.
@@ -133,10 +135,17 @@ class TrainState:
         workers: Workers = ALONE,
         chips: Chips | None = None,
         sources: tuple[tuple[int, ...], ...] = (),
+        in_lines: bool = False,
     ) -> None:
-        """Begins with nothing learned. ``sources``: of a supernet, see ``Architecture``."""
+        """Begins with nothing learned.
+
+        Args:
+            sources: of a supernet, see ``Architecture``.
+            in_lines: whether the rows of tables lie in lines (``ctr.optim.row_lines``); on chips they always do.
+        """
         self.layouts = layouts
         self.workers, self.chips = workers, chips
+        self._in_lines = in_lines or chips is not None
         with nullcontext() if chips is None else chips.holding():
             self._create(config, compute_dtype, families, sources)
 
@@ -149,7 +158,8 @@ class TrainState:
     ) -> None:
         layouts, workers, model, optimizer = self.layouts, self.workers, config.model, config.optimizer
         self.divided = tuple(
-            is_divided(layout, workers.size, most_rows(config, layout), config.workers.divided_bytes)
+            not self._in_lines
+            and is_divided(layout, workers.size, most_rows(config, layout), config.workers.divided_bytes)
             for layout in layouts
         )
         owners = [workers if divided else ALONE for divided in self.divided]
@@ -157,10 +167,7 @@ class TrainState:
         self._table_rows = [layout.rows for layout in layouts]
         self._init_scale = model.init_scale
         self._seed = config.seed if model.embedding_seed is None else model.embedding_seed
-        self.tables = [
-            create_table(layout, self._init_scale, self._seed, own.rank, own.size)
-            for layout, own in zip(layouts, owners, strict=True)
-        ]
+        self.tables = [self._create_table(number, config) for number in range(len(layouts))]
         self.id_maps = {
             number: make_id_map(layout, config.ids) for number, layout in enumerate(layouts) if layout.growing
         }
@@ -186,9 +193,23 @@ class TrainState:
         self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
         self.slices_seen = [tf.Variable(tf.zeros([2, family.slices]), trainable=False) for family in families]
 
-    def variables(self) -> dict[str, tf.Variable]:
+    def _create_table(self, number: int, config: TrainConfig) -> Rows:
+        layout, init_scale, seed = self.layouts[number], self._init_scale, self._seed
+        if not self._in_lines:
+            own = self.workers if self.divided[number] else ALONE
+            return create_table(layout, init_scale, seed, own.rank, own.size)
+        most, from_bytes = most_rows(config, layout), config.workers.divided_bytes
+        owners = self.group if is_divided(layout, self.group.size, most, from_bytes) else ALONE
+
+        def part(chip: int) -> np.ndarray:
+            return np.asarray(first_rows(layout, init_scale, seed, chip, owners.size))
+
+        name, grows = f"rows/{layout.name}", bool(layout.growing)
+        return create_lines(part, (layout.rows, layout.columns), owners, grows, name)
+
+    def variables(self) -> dict[str, Rows]:
         """All variables under names that do not depend on the process."""
-        named = {
+        named: dict[str, Rows] = {
             f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.tables, strict=True)
         }
         named |= self.table_optimizer.variables
@@ -350,7 +371,7 @@ class TrainState:
             return shapes
         return shapes | {name: (array.shape, array.dtype) for name, array in self._id_arrays().items()}
 
-    def _written(self) -> dict[str, tf.Variable]:
+    def _written(self) -> dict[str, Rows]:
         """What this worker writes of ``variables``: its parts, and the first one also what all have."""
         variables = self.variables()
         if self.workers.is_chief:
@@ -373,8 +394,7 @@ class TrainState:
                 yield name, 0, np.asarray(variable.read_value())
                 continue
             for begin in range(0, rows, _PIECE):
-                piece = on_devices(variable)[0].sparse_read(tf.range(begin, min(begin + _PIECE, rows)))
-                yield name, begin, np.asarray(piece)
+                yield name, begin, read_rows(variable, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
         """A hash of the variables that all workers have."""
@@ -387,11 +407,20 @@ class TrainState:
     def whole_tables(self) -> list[tf.Variable]:
         """The tables with the rows of all workers, which all have to ask for; ``tables`` where none is divided.
 
-        Of several chips those of the first one.
+        Of chips they are copies.
         """
+        if self._in_lines:
+            return [
+                tf.Variable(
+                    table.read_value(),
+                    name=table.name.partition(":")[0],
+                    shape=[None if layout.growing else layout.rows, layout.columns],
+                )
+                for layout, table in zip(self.layouts, self.tables, strict=True)
+            ]
         place = self.workplace
-        if place is None or place.has_all:
-            return [on_devices(table)[0] for table in self.tables]
+        if place is None:
+            return list(self.tables)
         whole = []
         for number, (layout, table) in enumerate(zip(self.layouts, self.tables, strict=True)):
             if not self.divided[number]:
@@ -404,7 +433,7 @@ class TrainState:
                 end = min(begin + piece, most)
                 own = np.zeros((end - begin, layout.columns), np.float32)
                 held = range(begin, min(end, len(range(place.rank, rows, place.size))))
-                own[: len(held)] = table.sparse_read(tf.range(held.start, held.stop)).numpy()
+                own[: len(held)] = read_rows(table, held.start, held.stop)
                 found = self.workers.gather_array(own)
                 if self.workers.is_chief:
                     together = found.transpose(1, 0, 2).reshape(-1, layout.columns)
@@ -472,7 +501,7 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, np.ndarray]) -> dict[str
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def _shape(variable: tf.Variable) -> tuple[int, ...]:
+def _shape(variable: Rows) -> tuple[int, ...]:
     """The shape of a variable, whose number of rows may change."""
     if variable.shape.is_fully_defined():
         return tuple(variable.shape)

@@ -19,6 +19,7 @@ from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_o
 from ctr.optim.gradients import all_finite
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer, RowGradient
+from ctr.optim.row_variables import gather_rows
 from ctr.training.calibration_steps import CalibrationSteps, calibration_steps, logit_curvature
 from ctr.training.config import TrainConfig
 from ctr.training.feed import OF_ALL_CHIPS, Feed
@@ -92,8 +93,15 @@ class TrainStep:
         config: TrainConfig,
         jit: bool,
         masks: Mapping[str, Sequence[int]] | None = None,
+        candidates: int = 1,
     ) -> None:
-        """``masks``: the shapes of those that ``learn`` and ``score`` take (``ctr.models.supernet``); None: none."""
+        """Makes the functions of a run, or of a supernet (``ctr.models.supernet``).
+
+        Args:
+            state, config, jit: the attributes.
+            masks: the shapes of those that ``learn`` and ``score`` take; None: none.
+            candidates: how many candidates, each with its masks, ``learn`` learns by at once.
+        """
         self.state, self.config, self.jit = state, config, jit
         chips = state.chips
         self.exchanges = jit or chips is not None
@@ -130,7 +138,7 @@ class TrainStep:
             score = self._compile(lambda targets, plans, ramps: self._score(targets, plans, ramps), scoring)
         else:
             more = {name: tf.TensorSpec(shape, tf.float32) for name, shape in masks.items()}
-            self._learning = self._compile(self._learn, [*learning, more])
+            self._learning = self._compile(self._learn, [*learning, *[more] * candidates])
             score = self._compile(self._score, [*scoring, more])
         self._compiled_learn, self._compiled_score = (
             _timed("learns", self._learning, jit),
@@ -153,7 +161,7 @@ class TrainStep:
         feed: Feed,
         ramps: Mapping[str, float],
         rates: Mapping[str, float],
-        masks: _Given | None = None,
+        masks: Sequence[_Given] = (),
     ) -> StepResult:
         """Scores a batch and then learns from it.
 
@@ -161,9 +169,9 @@ class TrainStep:
             feed: the batch.
             ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
             rates: the learning rates (``TrainConfig.rates_at``).
-            masks: of the candidate that scores and learns, where the step takes masks.
+            masks: where the step takes masks, those of the candidates that learn; the first one scores.
         """
-        arguments = *self._learning_arguments(feed, ramps, rates), *_if_given(masks)
+        arguments = *self._learning_arguments(feed, ramps, rates), *masks
         result = self._compiled_learn(*arguments)
         if self.exchanges:
             # XLA compiles no call to the host, and there is one host for all chips.
@@ -186,7 +194,7 @@ class TrainStep:
     def score(
         self, feed: Feed, ramps: Mapping[str, float], masks: _Given | None = None
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``. ``masks``: see ``learn``."""
+        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``. ``masks``: of a candidate."""
         feed = self.state.place(feed)
         arguments = *_tensors(feed, self._scored_targets), _scalars(ramps), *_if_given(masks)
         logit, slices = self._compiled_score(*arguments)
@@ -217,15 +225,18 @@ class TrainStep:
         plans: list[_Tensors],
         ramps: _Tensors,
         rates: _Tensors,
-        masks: _Tensors | None = None,
+        *masks: _Tensors,
     ) -> StepResult:
         state = self.state
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
         rows, row_state = self._gather(plans), self._read_row_state(plans)
         duals = [dual.read_value() for dual in state.duals]
         needed, views = self._exchange.needed_rows(rows, plans), self._exchange.views(plans)
-        found = self._differentiate(targets, views, needed, ramps, duals, masks)
+        found = self._differentiate(targets, views, needed, ramps, duals, *masks[:1])
         curvatures: list[tuple[tf.Tensor, ...]] | None = None
+        if len(masks) > 1:
+            others = [self._differentiate(targets, views, needed, ramps, duals, own) for own in masks[1:]]
+            found, curvatures = self._of_candidates(targets, plans, [found, *others], masks)
         if self._workers.size > 1:
             found, curvatures = self._of_whole_batch(targets, plans, views, found)
         seen = [weights.read_value() for weights in state.slices_seen]
@@ -249,7 +260,7 @@ class TrainStep:
                 RowGradient(plan["distinct"], *parts, *curvature)
                 for plan, curvature, *parts in zip(
                     plans,
-                    self._curvatures(plans, targets, found, masks) if curvatures is None else curvatures,
+                    self._curvatures(plans, targets, found, *masks[:1]) if curvatures is None else curvatures,
                     rows,
                     row_state,
                     found.row_gradients,
@@ -303,6 +314,24 @@ class TrainStep:
 
     # Their parts.
 
+    def _of_candidates(
+        self,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        found: Sequence[_Differentiated],
+        masks: Sequence[_Tensors],
+    ) -> tuple[_Differentiated, list[tuple[tf.Tensor, ...]]]:
+        """What several candidates found: the means of their gradients and curvatures, all else of the first one."""
+        curvatures = [self._curvatures(plans, targets, *one) for one in zip(found, masks, strict=True)]
+        rows = [_mean(parts) for parts in zip(*(one.row_gradients for one in found), strict=True)]
+        dense = [_mean(parts) for parts in zip(*(one.dense_gradients for one in found), strict=True)]
+        means: list[tuple[tf.Tensor, ...]] = [
+            # Whose the rows are is the same for all.
+            (_mean([curvature for curvature, *_ in own]), *own[0][1:]) if own[0] else ()
+            for own in zip(*curvatures, strict=True)
+        ]
+        return found[0]._replace(row_gradients=rows, dense_gradients=dense), means
+
     def _of_whole_batch(
         self, targets: _Tensors, plans: list[_Tensors], views: list[_Tensors], found: _Differentiated
     ) -> tuple[_Differentiated, list[tuple[tf.Tensor, ...]]]:
@@ -323,7 +352,7 @@ class TrainStep:
         """The distinct rows of the batch in each table, float32 [U, C]."""
         with tf.name_scope("gather"):
             return [
-                tf.gather(table, plan["distinct"])
+                gather_rows(table, plan["distinct"])
                 for table, plan in zip(self.state.tables, plans, strict=True)
             ]
 
@@ -491,6 +520,10 @@ class TrainStep:
                 self.state.averaging.step(
                     rate, lambda: self.state.dense_optimizer.update(gradients, rate, self.exchanges)
                 )
+
+
+def _mean(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([*map(tf.convert_to_tensor, tensors)]) / len(tensors)
 
 
 def _query_effect(targets: _Tensors, logit: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -55,7 +55,8 @@ class Trainer:
         state: the weights, and what else a step changes.
         last_applied: the feed of the last step that changed the weights; None before one.
         throughput: of the passes that it made.
-        masks: of the candidate that scores and learns in the next step of a supernet; None: it takes no masks.
+        masks: of the candidate of a supernet that scores next; None: it takes no masks.
+        learners: the masks of those that learn in the next step.
     """
 
     def __init__(
@@ -64,15 +65,25 @@ class Trainer:
         config: TrainConfig,
         phase: Phase | None = None,
         masks: Mapping[str, tf.Tensor] | None = None,
+        candidates: int = 1,
     ) -> None:
-        """Begins with nothing learned. ``phase``: see ``ctr.training.loop.open_session``."""
+        """Begins with nothing learned.
+
+        Args:
+            state: the attribute.
+            config: of the run.
+            phase: see ``ctr.training.loop.open_session``.
+            masks: of a candidate of a supernet; None: it is none.
+            candidates: of the supernet that learn in a step.
+        """
         self.state = state
         self.masks = masks
+        self.learners = () if masks is None else (masks,) * candidates
         self._config = config
         # XLA compiles the functions for each size of their arguments.
         self._jit = resolve_jit(config, state.workers.size)
         shapes = None if masks is None else {name: tuple(mask.shape) for name, mask in masks.items()}
-        self._step = TrainStep(state, config, self._jit, shapes)
+        self._step = TrainStep(state, config, self._jit, shapes, candidates)
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningMedian()
@@ -92,7 +103,7 @@ class Trainer:
         # Here, and not by the step alone: what is compiled depends on how many rows there are.
         feed = self.state.place(feed, learning=True)
         with self._calling("learn", feed):
-            result = self._step.learn(feed, ramps, rates, self.masks)
+            result = self._step.learn(feed, ramps, rates, self.learners)
         logit = feed.in_order(result.logit.numpy())
         slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = bool(result.applied), result.terms.numpy()

@@ -1,9 +1,10 @@
 """The chips of one process, which make each step together: on a TPU's host its chips, or logical devices of a CPU.
 
-Each has a part of the rows of every batch, and all of the state: what a chip is given of a batch is a worker's part
-(``ctr.training.division``), and what the chips exchange are sums and the scores of all rows. So each makes the same
-update, and all keep the same state. Between two steps the process reads the state of the first one, and sets that of
-all.
+Each has a part of the rows of every batch: what a chip is given of a batch is a worker's part
+(``ctr.training.division``), and what the chips exchange are sums, the scores of all rows, and rows of tables that are
+divided (``ctr.optim.row_lines``). Of these each has a part, and all of all other state. So each makes the same update,
+of what it has, and what all have stays the same. Between two steps the process reads that of the first one, and sets
+that of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,6 +100,10 @@ class Chips(Workers):
             return [of_chips(part) for part in arguments]
 
         return tf.function(step, input_signature=[of_chips(part) for part in signature], autograph=False)
+
+    @property
+    def number(self) -> tf.Tensor:
+        return tf.distribute.get_replica_context().replica_id_in_sync_group
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if self.size == 1:

@@ -64,6 +64,11 @@ class Workers:
         return self.rank == 0
 
     @property
+    def number(self) -> int | tf.Tensor:
+        """The number of this one, in a step."""
+        return self.rank
+
+    @property
     def patience(self) -> float:
         """Seconds that others may take for what is not a step: to compile, to check rows, to write; 0: any time."""
         return max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0

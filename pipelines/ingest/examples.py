@@ -9,7 +9,8 @@ import pyarrow as pa
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.log import shard_schema
 from ctr.data.mapping import Mapping
-from ctr.data.transform import pack_table, string_ids
+from ctr.data.string_ids import string_ids
+from ctr.data.transform import pack_table
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.joins import SideTable
 from ctr.pipelines.rows.raw_columns import (

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from ctr.data.mapping import Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.spelling import spell_array
+from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 
 FIRST_TIME = "1970-01-01"
@@ -299,9 +300,6 @@ def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
     ids = pc.fill_null(whole.cast(pa.int64()), 0).to_numpy().copy()
     hashed = (~plain.to_numpy(zero_copy_only=False) | beyond) & ~missing
     if hashed.any():
-        # It loads TensorFlow, which only hashing requires here.
-        from ctr.data.transform import string_ids
-
         ids[hashed] = string_ids(column.filter(pa.array(hashed)))
     return ids, missing
 

@@ -26,7 +26,7 @@ from ctr.data.mapping import (
 )
 from ctr.data.schema import Schema
 from ctr.data.spelling import text_array
-from ctr.data.transform import string_ids
+from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import is_text

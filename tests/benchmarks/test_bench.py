@@ -30,6 +30,9 @@ TARGETS = (
     "step with growing ids, over buckets",
     "reader with growing ids, of buckets",
     "ctr --help, seconds",
+    "summary of a finished run, seconds",
+    "ctr score of one row, seconds",
+    "ctr train until the first batch, seconds",
     "first step, seconds",
 )
 

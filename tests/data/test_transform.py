@@ -17,7 +17,8 @@ from ctr.config import parse_model
 from ctr.data.feature_ops import growing_ids
 from ctr.data.log import shard_schema, unpack_ids
 from ctr.data.schema import Schema
-from ctr.data.transform import pack_table, string_ids, transform_table, transform_tensors
+from ctr.data.string_ids import string_ids
+from ctr.data.transform import pack_table, transform_table, transform_tensors
 from ctr.io.errors import InputError
 
 # Published values of FarmHash Fingerprint64 (its empty string is the constant k2 of the algorithm).

@@ -281,13 +281,15 @@ def test_the_estimate_of_slices_is_their_table_with_replicates(make_log: Callabl
     ids = make_slices(log, 9) - 2
     state.update(scored_rows(*log.columns()), ids)
     table = state.result().set_index("id")
-    weight, estimate = state.estimate(8)
+    weight, estimate, relative = state.estimate(8)
     low, high = estimate.interval()
     for index in range(8):
         if index in table.index:
             found = [weight[index], estimate.point[index], low[index], high[index]]
             wanted = table.loc[index, ["weight", "bias", "ci95_low", "ci95_high"]]
             np.testing.assert_allclose(found, wanted.to_numpy(float), atol=1e-12)
+            of_predictions = table.loc[index, "bias"] / table.loc[index, "mean_prediction"]
+            assert relative.point[index] == pytest.approx(of_predictions, rel=1e-12)
         else:
-            assert weight[index] == 0 and np.isnan(estimate.point[index])
+            assert weight[index] == 0 and np.isnan([estimate.point[index], relative.point[index]]).all()
     assert (table.index < 0).any() and 7 not in table.index

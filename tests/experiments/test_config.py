@@ -169,6 +169,18 @@ def test_a_baseline_alone_is_an_experiment(plan_of):
         ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
         ({"samplings": {"s": {"rate": 1}}}, "samplings.s.rate: unknown key"),
         ({"teachers": {"t": {"set": {"a": 1}}}, "arms": {"x": {"teacher": "t"}}}, "teachers.t.set.a: unknown key"),
+        ({"scored": {"end": "2026-01-05"}}, "baseline: scored: no partition of the log overlaps it within time_range"),
+        (
+            {
+                "scored": {"start": "2026-01-05T12:00"},
+                "arms": {"dcn": {"set": {"time_range.end": "2026-01-05T12:00"}}},
+            },
+            "dcn: scored: no partition of the log overlaps it within time_range",
+        ),
+        (
+            {"scored": {"start": "2026-01-05"}, "config": {"record_predictions": False}},
+            "baseline: record_predictions: false is not allowed: scored reads predictions",
+        ),
         (["arms"], "a mapping of keys to values is expected, received list"),
     ],
 )  # fmt: skip

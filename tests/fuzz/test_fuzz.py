@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-EXECUTIONS, MORE_EXECUTIONS = 5, 15
+EXECUTIONS, MORE_EXECUTIONS = 5, 8
 WITHOUT_TENSORFLOW = (
     *("train config", "settings", "simulator config", "sampling config", "experiment", "schema", "manifest"),
     *(

@@ -49,6 +49,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": NETWORK,
     "bottlenecks": {**NETWORK, "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "gelu"}},
     "own gradients": {**NETWORK, "deep": {"units": [8, 8], "activation": "swish"}},
+    "gated": {**NETWORK, "network_loss": "own", "deep": {"units": [16, 8], "activation": "relu"}},
+    "full crosses": {**NETWORK, "crosses": {**NETWORK["crosses"], "rank": 0}},
     "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
     "ensemble": {**NETWORK, "ensemble": {"components": 2}},
     "factorized": {**NETWORK, "factorized": FACTORS},
@@ -158,7 +160,8 @@ def make_case(
     raw: dict[str, list[Any]] | None = None,
 ) -> Case:
     # A second head, which ranks: no part of what is served.
-    ranking = {"setup": "multi_task"} if model["deep"]["units"] else {}
+    has_two = model["deep"]["units"] and model.get("network_loss") != "own"
+    ranking = {"setup": "multi_task"} if has_two else {}
     content = {"model": model, "compute_dtype": compute_dtype, "objective": {"ranking": ranking}}
     config = parse_model(TrainConfig, {**content, "batch": {"rows": 64}}, "test")
     raw = draw_raw(rows) if raw is None else raw

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_schema, read_shard, unpack_ids
 from ctr.data.mapping import Mapping
-from ctr.data.transform import string_ids
+from ctr.data.string_ids import string_ids
 
 COLORS = ("red", "green", "blue")
 TAGS = ("a", "b", "c", "d")

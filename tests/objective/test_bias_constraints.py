@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ctr.data.feature_values import feature_ids
 from ctr.data.schema import Schema
-from ctr.data.transform import string_ids
+from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import (
     constraint_term,

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import divided_kfac
 from ctr.optim import kfac
 from ctr.optim.dense_kfac import DenseKfac
 from ctr.optim.keras_kfac import KfacTrainer
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.protocol import ProductOptimizer, Saved
+from gang import gang
 from whole_moves import Whole
 
 keras = tf.keras
@@ -286,3 +288,26 @@ def test_options_are_checked():
         KfacOptions(nesterov=True)
     with pytest.raises(ValueError, match="loss is 'hinge'"):
         KfacTrainer(make(), "hinge")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "form"), [(2, "eigen"), (3, "inverse"), (4, "inverse")])
+def test_workers_divide_the_layers_and_take_the_steps_of_one_process(size, form, tmp_path):
+    one = divided_kfac.run(form=form)
+    assert one["report|failed"] == 1 and one["report|layers_ready"] == 3
+    found = gang(size, tmp_path, "divided_kfac:run", form=form)
+    for name, value in one.items():
+        kind, _, rest = name.partition("|")
+        if kind in ("weight", "report"):
+            for rank in found:
+                np.testing.assert_allclose(rank[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+                assert rank[name].tobytes() == found[0][name].tobytes()
+        elif f"rows|{rest}" in found[0]:
+            (owner,) = (rank for rank in found if len(rank[name]))
+            np.testing.assert_allclose(owner[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+            assert owner[f"rows|{rest}"].tolist() == list(range(len(value)))
+    divided = [name for name in one if name.startswith("state|") and f"rows|{name[6:]}" in found[0]]
+    assert len(divided) == 3 * (6 if form == "eigen" else 4)
+    held = [sum(rank[name].size for name in divided) for rank in found]
+    assert sum(held) == sum(one[name].size for name in divided)
+    assert sum(size > 0 for size in held) == min(size, 3)

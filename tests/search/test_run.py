@@ -121,7 +121,7 @@ def result_files(out: str) -> dict[str, bytes]:
     return {name: (Path(out) / name).read_bytes() for name in ("search.json", "best.yaml", "search.yaml")}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_search_that_was_interrupted_ends_with_the_same_bits(place):
     search("whole", timing=False)
     for runs in (1, 4, 7):

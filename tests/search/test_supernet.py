@@ -63,8 +63,9 @@ def test_a_search_learns_from_all_and_accounts_for_what_it_costs(log, tmp_path):
     result = search(log, tmp_path / "out", progress=said.append, target=0.8)
     rows = len(draw_examples())
     assert result.examples == rows
-    # A pass of the largest network, which is the baseline, and at most four predictions of three quarters of the rows.
-    assert 1.0 < result.passes < 3.0
+    # Passes of the largest network, which is the baseline, by two learners, and at most four predictions of three
+    # quarters of the rows.
+    assert 2.0 < result.passes < 4.0
     written = lines(tmp_path / "out")
     assert [line["examples"] for line in written] == sorted({line["examples"] for line in written})
     quarter = [line for line in written if line["examples"] < rows / 4]
@@ -149,6 +150,25 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path, space, chang
 def test_a_target_that_no_candidate_keeps_to_is_refused(log, tmp_path):
     with pytest.raises(InputError, match="no candidate was found"):
         search(log, tmp_path / "out", target=0.01, controller={"mode": "rejection"})
+
+
+@pytest.mark.parametrize(
+    ("extremes", "space", "drawn", "values"),
+    [
+        ("none", SPACE, 2, []),
+        ("largest", SPACE, 2, [8]),
+        ("sandwich", SPACE, 2, [8, 3]),
+        # Several of the same would only round otherwise.
+        ("sandwich", {"model.deep.units.0": [8]}, 1, []),
+    ],
+)
+def test_who_learns_from_every_batch(extremes, space, drawn, values):
+    controller = {"extremes": extremes, "learners": 2}
+    config = parse_model(SearchConfig, {"space": space, "controller": controller}, "test")
+    made = Space(decisions_of(config))
+    plan = Plan(config, made, parse_model(TrainConfig, BASE, "test"), None, 100, Path("records"))
+    assert plan.drawn == drawn
+    assert [made.values(choice)["model.deep.units.0"] for choice in plan.always] == values
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.snapshot import read_snapshot
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "batch": {"rows": 48},
     "model": {"crosses": {"layers": 1, "rank": 2, "ramp": {"length": 300}}, "deep": {"units": [6]}},
@@ -51,13 +53,11 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
-@pytest.mark.slow
 def test_they_come_after_every_so_many_examples_and_at_the_end(finished):
     # Batches have 48 rows: the first positions past 200 and 400, and the log's end.
     assert exports(finished) == [240, 432, 600]
 
 
-@pytest.mark.slow
 def test_they_change_nothing_else(log, finished, tmp_path):
     train(log, configured(), tmp_path / "run")
     for run in (finished, tmp_path / "run"):
@@ -70,7 +70,6 @@ def test_they_change_nothing_else(log, finished, tmp_path):
         np.testing.assert_array_equal(arrays[0][name], arrays[1][name])
 
 
-@pytest.mark.slow
 def test_they_are_the_models_of_their_positions(log, finished, tmp_path):
     # The run's own export at its end, and the export of its last checkpoint.
     other = export_run(finished, tmp_path / "models")
@@ -88,7 +87,6 @@ def test_they_are_the_models_of_their_positions(log, finished, tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_the_newest_are_kept(log, tmp_path):
     train(log, configured(export={**EVERY, "keep": 1}), tmp_path / "run", exporter=export_from_run)
     assert exports(tmp_path / "run") == [600]
@@ -98,7 +96,6 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [288, 432])
 def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, stop_at):
     run = tmp_path / "run"
@@ -117,7 +114,6 @@ def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, sto
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
-@pytest.mark.slow
 def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
     """Also where a checkpoint is due at the same position: it comes after the export."""
     assert 432 in checkpoints(finished)
@@ -135,7 +131,6 @@ def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
     assert exports(run) == exports(finished)
 
 
-@pytest.mark.slow
 def test_one_that_was_lost_is_made_equal(log, finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
@@ -157,7 +152,6 @@ def test_without_an_exporter_it_says_so(log, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_a_finished_run_that_is_asked_for_again(log, finished):
     before = {path: path.stat().st_mtime_ns for path in versions(finished / "exports")}
     train(log, configured(export=EVERY), finished, exporter=export_from_run)

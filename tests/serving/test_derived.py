@@ -19,6 +19,7 @@ from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
 from ctr.serving.model_check import check_model
+from ctr.serving.requests import describe_requests
 from ctr.serving.scorer import Scorer
 
 FEATURES = [
@@ -129,6 +130,24 @@ def test_what_a_server_has_to_bring_is_written_with_the_model(made):
     assert set(requests["derived"]) == set(DERIVE)
     assert requests["derived"]["block"] == "whole periods of 12h between 1970-01-01 00:00 UTC and time_us"
     assert [text.partition(":")[0] for text in requests["not_in_the_model"]][:2] == ["joins", "readers"]
+
+
+def test_inputs_are_described_as_the_functions_take_them_when_others_are_left_out():
+    # Types and names are those beside all columns of the log: a copy of sizes is read as text, and "a b" does not take
+    # the name of another column.
+    features = [
+        {"name": "n", "kind": "number", "source": "size", "boundaries": [0]},
+        {"name": "c", "kind": "category", "source": "text", "buckets": 9},
+        {"name": "a", "kind": "category", "source": "a b", "buckets": 9},
+        {"name": "b", "kind": "category", "source": "a_b", "buckets": 9},
+    ]
+    schema = parse_model(Schema, {"features": features, "derive": {"text": {"from": "size"}}}, "test")
+    described = describe_requests(schema, schema.only(["n", "a"]))["inputs"]
+    assert {name: (one["column"], one["dtype"]) for name, one in described.items()} == {
+        "size": ("size", "string"),
+        "a_b_": ("a b", "string"),
+    }
+    assert [one["features"] for one in described.values()] == [["n"], ["a"]]
 
 
 @pytest.mark.slow

@@ -12,7 +12,10 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from ctr.cli import main
+from ctr.serving.export import publish
+from ctr.serving.metadata import read_metadata
 from ctr.serving.scorer import Scorer
+from model_cases import MODELS
 
 LOG_COLUMNS = ["query_time", "query_id", "example_id", "label", "train_weight", "metric_weight"]
 
@@ -59,6 +62,27 @@ def test_a_table(case, place, capfd):
     assert scores["row"].tolist() == list(range(1, 91))
     assert set(scores["file"]) == {"rows.parquet"}
     np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
+
+
+def test_no_column_is_needed_of_what_the_model_leaves_out(make_model_case, tmp_path, monkeypatch, capfd):
+    # Without tags as such: their products with prices are still there.
+    model = {**MODELS["plain"], "without": ["item", "title", "tags", "size"]}
+    made = make_model_case(model, "float32", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    folder = publish(made.snapshot, tmp_path / "models").path
+    columns = {"user:id", "price", "tags", "position"}
+    described = read_metadata(folder)
+    assert {one["column"] for one in described["requests"]["inputs"].values()} == columns
+    assert {one["column"] for one in described["signatures"]["predict"]["inputs"].values()} == columns
+    kept = {name: values for name, values in made.raw.items() if name in columns}
+    np.testing.assert_allclose(Scorer(folder).score(kept)["logit"], made.logit, rtol=0, atol=1e-5)
+    pq.write_table(pa.table(kept), "rows.parquet")
+    np.testing.assert_allclose(score("rows.parquet")["logit"], made.logit, rtol=0, atol=1e-5)
+    del kept["tags"]
+    pq.write_table(pa.table(kept), "rows.parquet")
+    Path("scores.parquet").unlink()
+    capfd.readouterr()
+    assert "tags" in error_line(capfd, "rows.parquet")
 
 
 @pytest.mark.slow

@@ -141,15 +141,13 @@ class TestCacheOfU:
     def counted(self, exported, monkeypatch):
         """A scorer that notes how many rows of U the model computes."""
         scorer = Scorer(exported("factorized"), cached_rows=3)
-        function, computed = scorer._functions["ui"], []
+        call, computed = scorer._call, []
 
-        def noting(tensors):
-            made = function(tensors)
-            computed.append(len(made["U"]))
-            return made
+        def noting(name, columns, rows):
+            computed.append(rows)
+            return call(name, columns, rows)
 
-        noting.__dict__.update(vars(function))
-        monkeypatch.setitem(scorer._functions, "ui", noting)
+        monkeypatch.setattr(scorer, "_call", noting)
         return scorer, computed
 
     def test_rows_are_computed_once(self, counted, exported):

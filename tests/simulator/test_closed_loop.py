@@ -30,6 +30,8 @@ from ctr.training.run import checkpoint
 from ctr.training.run.run import Run
 from log_files import digests, rows_of
 
+pytestmark = pytest.mark.slow
+
 WORLD: dict[str, Any] = {
     "days": 3,
     "queries_per_day": 200,
@@ -123,7 +125,6 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert found[name] == expected[name], name
 
 
-@pytest.mark.slow
 def test_each_day_is_served_by_the_weights_from_before_it(loop: Path) -> None:
     """The first batch of a day is scored before anything of the day is learned from: that is what was served."""
     parts = [pq.read_table(path) for path in sorted((loop / "run" / "predictions").iterdir())]
@@ -195,7 +196,6 @@ def test_what_each_query_showed(loop: Path) -> None:
     assert table["ads"] == [ads.get(query, 0) for query in table["query_id"]]
 
 
-@pytest.mark.slow
 def test_the_same_call_again_changes_nothing(place: Path, loop: Path) -> None:
     before, reported = outcome(loop), json.loads((loop / "loop.json").read_text())
     for days in (2, 1):
@@ -223,7 +223,6 @@ def kill_after(
     patch.setattr(where, name, last)
 
 
-@pytest.mark.slow
 def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loop: Path) -> None:
     out, killed = place / "killed", set[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -255,7 +254,6 @@ def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loo
     assert_same(outcome(out), outcome(loop))
 
 
-@pytest.mark.slow
 def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
     learn(place / "log", place / "run-2", {**constrained(place / "random"), "seed": 2})
     run_closed_loop(place / "run-2", place / "log", 2, place / "loop-2")
@@ -270,7 +268,6 @@ def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
     assert not first["ads"][~drawn].equals(second["ads"][~drawn])
 
 
-@pytest.mark.slow
 def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     """A model that expects no click finds nothing worth the reserve; of such days there is nothing to learn."""
     simulate(world(days=1, randomized_share=0), tmp_path / "log")
@@ -287,7 +284,6 @@ def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     assert not shown["ads"].any()
 
 
-@pytest.mark.slow
 def test_randomized_queries_that_the_log_does_not_have_are_not_told(tmp_path: Path) -> None:
     """They show ads, of which the log knows nothing: they are not queries without ads."""
     simulate(world(days=1, randomized_share=0.5, randomized_in_log=False), tmp_path / "log")
@@ -324,7 +320,6 @@ def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
     return change
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -388,7 +383,6 @@ def test_no_days_are_refused(place: Path) -> None:
         run_closed_loop(place / "run", place / "log", 0, place / "none")
 
 
-@pytest.mark.slow
 def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Path) -> None:
     simulate(world(days=2), tmp_path / "log")
     learn(tmp_path / "log", tmp_path / "run", MODEL)
@@ -398,7 +392,6 @@ def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Pat
     assert list_partitions(loop / "log") == intervals
 
 
-@pytest.mark.slow
 def test_the_command_serves_and_compares(
     place: Path, loop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

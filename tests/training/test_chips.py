@@ -1,6 +1,7 @@
 """Several chips of a process: a run is that of one chip, to rounding, and what they cannot do is refused."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,20 +17,37 @@ from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.agreement import check_possible
 from ctr.training.config import TrainConfig
+from ctr.training.run import checkpoint
 from ctr.workers.chips import open_chips
 from ctr.workers.collectives import ALONE
+from fingerprint_logs import publish_growing
 from small_runs import SMALL
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "chips_run.py"
 BATCH = {"rows": 64, "max_query_rows": 128}
-DEFAULTS: dict[str, Any] = {"batch": BATCH, "compute_dtype": "float32"}
-"""What ``ctr train LOG`` begins with, but for the batches."""
+DIVIDED, MIRRORED = {"workers": {"divided_from_mb": 0}}, {"workers": {"divided_from_mb": 1000}}
+DEFAULTS: dict[str, Any] = {"batch": BATCH, "compute_dtype": "float32", **DIVIDED}
+"""What ``ctr train LOG`` begins with, but for the batches, and tables that are divided."""
 ADAGRAD = merged(
-    SMALL, {"batch": BATCH, "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
+    SMALL,
+    {"batch": BATCH, "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}, **DIVIDED},
 )
 DAMPED = {"epsilon": 0.01, "start_preconditioning_step": 4, "precondition_frequency": 3}
 SHAMPOO = merged(SMALL, {"batch": BATCH, "optimizer": {"dense": {"shampoo": DAMPED}}})
 FEW = merged(DEFAULTS, {"batch": {"shapes": "few"}, "objective": {"ranking": {}}, "ids": {"capacity": 500}})
+
+
+MANY = merged(
+    ADAGRAD,
+    {
+        "model": {"factorized": {"width": 4, "ui_units": [4]}, "ensemble": {"components": 2}},
+        "optimizer": {
+            "embeddings": {"rule": "adafactor", "update_limit_absolute": 0.05},
+            "dense": {"rule": "muon", "schedule_free": 0.9},
+        },
+        "label_delay": 0.03,
+    },
+)
 
 
 def run_on(device: str, log: Path, config: Path, run: Path, *stop: int) -> None:
@@ -46,29 +64,48 @@ def write_config(folder: Path, content: Mapping[str, Any]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "content", [ADAGRAD, DEFAULTS, SHAMPOO, FEW], ids=["adagrad", "defaults", "shampoo", "few"]
+    ("content", "sizes"),
+    [(ADAGRAD, (2, 4)), (DEFAULTS, (2,)), (SHAMPOO, (4,)), (FEW, (4,)), (MANY, (4,))],
+    ids=["adagrad", "defaults", "shampoo", "few", "many"],
 )
-def test_the_logits_are_those_of_one_chip(log, tmp_path, read_predictions, content):
+def test_the_logits_are_those_of_one_chip(log, tmp_path, read_predictions, content, sizes):
     config = write_config(tmp_path, content)
     logits = {}
-    for size in (1, 2, 4):
+    for size in (1, *sizes):
         run_on(f"cpu:{size}", log, config, tmp_path / f"on-{size}")
         logits[size] = read_predictions(tmp_path / f"on-{size}")["logit"].to_numpy()
         environment = json.loads((tmp_path / f"on-{size}" / "environment.json").read_text())
         assert (environment["device"], environment["chips"]) == (f"cpu:{size}", size)
-    for size in (2, 4):
+    for size in sizes:
         np.testing.assert_allclose(logits[size], logits[1], rtol=0, atol=1e-5)
     assert np.ptp(logits[1][-200:]) > 0.1
 
 
 @pytest.mark.slow
-def test_a_run_that_is_resumed_is_one_that_was_not(log, tmp_path, read_predictions):
-    config = write_config(tmp_path, SHAMPOO)
+def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples, read_predictions):
+    """All bits are those of whole tables and of a run that was not interrupted, on as many chips; else to rounding."""
+    log = publish_growing(tmp_path / "log", examples)
+    content = merged(DEFAULTS, {"optimizer": {"dense": {"shampoo": DAMPED}}})
+    config, mirrored = write_config(tmp_path, content), tmp_path / "mirrored.yaml"
+    mirrored.write_text(dump_yaml(parse_model(TrainConfig, merged(content, MIRRORED), "test")))
     run_on("cpu:2", log, config, tmp_path / "whole")
+    run_on("cpu:2", log, mirrored, tmp_path / "mirrored")
     run_on("cpu:2", log, config, tmp_path / "parts", 500)
+    shutil.copytree(tmp_path / "parts", tmp_path / "on-4")
     run_on("cpu:2", log, config, tmp_path / "parts")
-    found, expected = (read_predictions(tmp_path / name)["logit"] for name in ("parts", "whole"))
-    np.testing.assert_array_equal(found, expected)
+    run_on("cpu:4", log, config, tmp_path / "on-4")
+    logits, arrays = {}, {}
+    for name in ("whole", "mirrored", "parts", "on-4"):
+        logits[name] = read_predictions(tmp_path / name)["logit"].to_numpy()
+        arrays[name] = checkpoint.read(tmp_path / name / "checkpoints")[0]
+    for name in ("mirrored", "parts"):
+        np.testing.assert_array_equal(logits[name], logits["whole"])
+        assert set(arrays[name]) == set(arrays["whole"])
+        for key, array in arrays["whole"].items():
+            if key.startswith("weights|"):
+                np.testing.assert_array_equal(arrays[name][key], array, key)
+    np.testing.assert_allclose(logits["on-4"], logits["whole"], rtol=0, atol=1e-5)
+    assert len(arrays["whole"]["weights|rows/quality-4"]) > 1000
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu", "cpu:0", "cpu:x", "cpu:65", "tpu:1", ""])

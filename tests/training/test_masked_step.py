@@ -61,11 +61,13 @@ def masks(state: TrainState, candidate: Candidate) -> dict[str, tf.Tensor]:
     return {name: tf.constant(mask) for name, mask in found.items()}
 
 
-def learn(state: TrainState, config: TrainConfig, own: dict[str, tf.Tensor] | None) -> None:
-    shapes = None if own is None else {name: mask.shape for name, mask in own.items()}
-    step = TrainStep(state, config, False, shapes)
-    for feed in feeds(state):
-        assert step.learn(feed, RAMPS, config.rates_at(0), own).applied
+def learn(state: TrainState, config: TrainConfig, *learners: dict[str, tf.Tensor], steps: int = STEPS):
+    shapes = {name: mask.shape for name, mask in learners[0].items()} if learners else None
+    step = TrainStep(state, config, False, shapes, len(learners))
+    for feed in feeds(state)[:steps]:
+        result = step.learn(feed, RAMPS, config.rates_at(0), learners)
+        assert result.applied
+    return result
 
 
 def numbered(weights: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -134,8 +136,35 @@ def test_what_is_not_masked_moves_as_in_the_smaller_network():
     for name, weight in small.network.weights().items():
         weight.assign(now()[name])
     learn(state, config, masks(state, candidate))
-    learn(small, small_config, None)
+    learn(small, small_config)
     for name, weight in small.network.weights().items():
         np.testing.assert_allclose(now()[name], weight.numpy(), rtol=0, atol=3e-6, err_msg=name)
     for table, other in zip(small.tables, state.tables, strict=True):
         np.testing.assert_allclose(other.numpy(), table.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_learners_move_weights_by_the_mean_of_their_gradients():
+    config, sources = make_config(), passed_over([(6,), (0, 5)])
+    largest = Candidate((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())
+    found, logits = [], []
+    for chosen in ([CANDIDATE], [largest], [CANDIDATE, largest]):
+        state = make_state(config, sources)
+        before = {name: variable.numpy() for name, variable in state.variables().items()}
+        result = learn(state, config, *(masks(state, one) for one in chosen), steps=1)
+        after = {name: variable.numpy() for name, variable in state.variables().items()}
+        gradients = []
+        for index in range(len(state.dense)):
+            weight, total = f"dense/{index:03d}", f"shampoo/tensor{index}/accumulator"
+            # AdaGrad adds the square of the gradient, and moves against its sign.
+            size = np.sqrt(after[total].astype(np.float64) - before[total])
+            gradients.append(-np.sign(after[weight] - before[weight]).reshape(size.shape) * size)
+        found.append(gradients)
+        logits.append(result.logit.numpy())
+    one, other, both = found
+    assert len(both) > 8
+    for number, gradient in enumerate(both):
+        np.testing.assert_allclose(gradient, (one[number] + other[number]) / 2, atol=2e-3)
+    # The first one's predictions are those of record.
+    np.testing.assert_array_equal(logits[2], logits[0])
+    assert not np.array_equal(logits[2], logits[1])

@@ -325,7 +325,7 @@ def faulty_run(long_log, tmp_path_factory) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_again_and_again_it_ends_in_the_same_bits(
     long_log, faulty_run, make_config, run_faulty, tmp_path
 ):

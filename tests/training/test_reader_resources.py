@@ -85,7 +85,7 @@ def resources() -> tuple[int, int, int]:
     [
         close_half_way,
         *(
-            pytest.param(one, marks=pytest.mark.slow)
+            pytest.param(one, marks=pytest.mark.slow if one is fail_half_way else pytest.mark.soak)
             for one in (drop_half_way, fail_half_way, damaged_half_way)
         ),
     ],

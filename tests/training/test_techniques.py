@@ -233,7 +233,10 @@ def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "model"), [(EVERYTHING, {}), (PUSHED, STRUCTURE)])
+@pytest.mark.parametrize(
+    ("objective", "model"),
+    [pytest.param(EVERYTHING, {}, marks=pytest.mark.soak), (PUSHED, STRUCTURE)],
+)
 def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_path, objective, model):
     log = copied(log, tmp_path)
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")

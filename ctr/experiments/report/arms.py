@@ -15,7 +15,7 @@ from ctr.eval.compare import ScoredExamples, is_beyond_noise, scored_examples
 from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.paired_predictions import last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
-from ctr.eval.run_files import Run, config_text, prediction_parts, read_environment
+from ctr.eval.run_files import Run, config_text, metrics_between, prediction_parts, read_environment
 from ctr.experiments.plan import Plan, PlannedArm
 from ctr.experiments.report.files import Ending, open_run
 from ctr.experiments.report.slices import FamilyBias, family_biases
@@ -130,7 +130,7 @@ def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | Non
     arms = []
     log = (plan.log_sha256, str(folder / "plan.json")) if plan.log_sha256 else None
     for arm in plan.arms:
-        measured, log = _measure(folder, arm, log, late_from)
+        measured, log = _measure(folder, arm, log, late_from, plan.scored_us)
         arms.append(measured)
     return arms, late_from
 
@@ -204,9 +204,16 @@ def _percent(change: Estimate, of: Estimate) -> Estimate:
 
 
 def _measure(
-    folder: Path, arm: PlannedArm, log: tuple[str, str] | None, late_from: int | None
+    folder: Path,
+    arm: PlannedArm,
+    log: tuple[str, str] | None,
+    late_from: int | None,
+    scored_us: tuple[int, int] | None,
 ) -> tuple[MeasuredArm, tuple[str, str] | None]:
-    """Measures an arm; `log` is the hash of the log and where it was read, as far as that is known by then."""
+    """Measures an arm by the predictions of some query times.
+
+    `log` is the hash of the log and where it was read, as far as that is known by then.
+    """
     outcomes, finished = [], {}
     estimates, scored, slices = {}, {}, {}
     together: StreamingAUC | None = None
@@ -220,14 +227,15 @@ def _measure(
                     f"({log[0][:12]}); allowed: runs over the same log, because the comparison pairs their queries"
                 )
             finished[planned.seed] = run.folder
-            found = run.metrics.estimates()
+            metrics = run.metrics if scored_us is None else metrics_between(run.folder, *scored_us)
+            found = metrics.estimates()
             estimates[planned.seed] = {name: found[name] for name in CHANGED}
-            scored[planned.seed] = scored_examples(run.metrics)
+            scored[planned.seed] = scored_examples(metrics)
             slices[planned.seed] = family_biases(run, arm.families)
             if together is None:
-                together = run.metrics.auc
+                together = metrics.auc
             else:
-                together.merge(run.metrics.auc)
+                together.merge(metrics.auc)
         outcomes.append(_outcome(ending, run))
     measured = MeasuredArm(
         plan=arm,

@@ -20,7 +20,7 @@ from ctr.experiments.report.arms import (
 from ctr.experiments.report.costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
 from ctr.experiments.report.files import ArmCosts, Costs, read_costs, shared_failures
 from ctr.experiments.report.loops import LoopResult, loop_results
-from ctr.experiments.report.slices import SliceChange, slice_changes
+from ctr.experiments.report.slices import SliceChange, VarianceChange, slice_changes, variance_changes
 from ctr.experiments.report.tuning_points import (
     CurvePoint,
     TuningPoint,
@@ -71,6 +71,7 @@ class ArmResult:
         cost_from_baseline: costs as multiples of the baseline's.
         tuning: for arms with a sweep, by kind of cost; else empty.
         slices: bias of each slice that both it and its reference measured, those that the tables show first.
+        variances: how differently the slices of each family are biased.
         loops: what its runs showed when they served; None when they were not to.
     """
 
@@ -85,6 +86,7 @@ class ArmResult:
     cost_from_baseline: CostChange
     tuning: Mapping[str, Tuning]
     slices: Sequence[SliceChange] = ()
+    variances: Sequence[VarianceChange] = ()
     loops: LoopResult | None = None
 
 
@@ -136,6 +138,7 @@ def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: Meas
     changes, refusal = _changes(arm, reference)
     from_baseline, _ = _changes(arm, arms[plan.baseline])
     swept = plan.points(arm.plan)
+    measured = arm.plan.families, reference.plan.families, arm.slices, reference.slices
     return ArmResult(
         arm=arm,
         reference=planned.name,
@@ -150,9 +153,8 @@ def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: Meas
             kind: _tuning(kind, arm, [arms[point.name] for point in swept], reference, costs, plan.baseline)
             for kind in (CURVE_COSTS if swept else ())
         },
-        slices=slice_changes(
-            arm.plan.families, reference.plan.families, arm.slices, reference.slices, plan.slices
-        ),
+        slices=slice_changes(*measured, plan.slices),
+        variances=variance_changes(*measured),
     )
 
 

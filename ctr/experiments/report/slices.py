@@ -1,12 +1,12 @@
-"""Bias of constrained slices, of an arm against its reference's (FF 7, table 3)."""
+"""Bias of constrained slices, of an arm against its reference's (FF 7.2, table 3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ctr.eval.arrays import FloatArray
+from ctr.eval.arrays import BoolArray, FloatArray
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate, mean, quotient
 from ctr.eval.run_files import Run, read_constraint_metrics
@@ -21,10 +21,12 @@ class FamilyBias:
     Attributes:
         weight: float64 [S].
         bias: mean label minus mean prediction, [S]; NaN where nothing is known.
+        relative: the same over the mean prediction, [S].
     """
 
     weight: FloatArray
     bias: Estimate
+    relative: Estimate
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,31 @@ class SliceChange:
     reference_bias: Estimate
     size_change: Estimate
     size_change_by_seed: Mapping[int, float]
+    significant: bool
+
+
+@dataclass(frozen=True)
+class VarianceChange:
+    """How differently the slices of a family are biased, of an arm against its reference, at the same seeds (FF 7.2).
+
+    The variance is that of bias over mean prediction, over the slices that both have; each slice counts the same.
+
+    Attributes:
+        family: its name.
+        slices: how many both have.
+        variance: mean over seeds.
+        reference_variance: the reference's.
+        change: in percent of the reference's; below 0 is better.
+        change_by_seed: the same of each seed.
+        significant: the interval of `change` excludes 0, and the changes of all seeds have one sign.
+    """
+
+    family: str
+    slices: int
+    variance: Estimate
+    reference_variance: Estimate
+    change: Estimate
+    change_by_seed: Mapping[int, float]
     significant: bool
 
 
@@ -97,16 +124,7 @@ def slice_changes(
     """
     places = {(one.family, one.index): (place, one) for place, one in reversed([*enumerate(shown)])}
     changes = []
-    for family in families:
-        seeds = [
-            seed
-            for seed, found in biases.items()
-            if family.name in found and family.name in reference_biases.get(seed, {})
-        ]
-        if not seeds or family not in reference_families:
-            continue
-        ours = [biases[seed][family.name] for seed in seeds]
-        theirs = [reference_biases[seed][family.name] for seed in seeds]
+    for family, seeds, ours, theirs in _common(families, reference_families, biases, reference_biases):
         for index in range(len(family.slices)):
             _, one = places.get((family.name, index), (None, None))
             change = _change(family, index, one, seeds, ours, theirs)
@@ -114,6 +132,71 @@ def slice_changes(
                 changes.append(change)
     last = len(shown)
     return sorted(changes, key=lambda one: places.get((one.family, one.index), (last, None))[0])
+
+
+def variance_changes(
+    families: Sequence[PlannedFamily],
+    reference_families: Sequence[PlannedFamily],
+    biases: Mapping[int, Mapping[str, FamilyBias]],
+    reference_biases: Mapping[int, Mapping[str, FamilyBias]],
+) -> list[VarianceChange]:
+    """Each family of which both measured at least two slices; the arguments are those of `slice_changes`."""
+    changes = []
+    for family, seeds, ours, theirs in _common(families, reference_families, biases, reference_biases):
+        both = np.all([np.isfinite(found.relative.point) for found in (*ours, *theirs)], axis=0)
+        if both.sum() < 2:
+            continue
+        own, reference = ([_variance(one.relative, both) for one in found] for found in (ours, theirs))
+        variance, reference_variance = mean(own), mean(reference)
+        change = _percent(variance, reference_variance)
+        by_seed = {
+            seed: float(_percent(one, other).point)
+            for seed, one, other in zip(seeds, own, reference, strict=True)
+        }
+        changes.append(
+            VarianceChange(
+                family=family.name,
+                slices=int(both.sum()),
+                variance=variance,
+                reference_variance=reference_variance,
+                change=change,
+                change_by_seed=by_seed,
+                significant=_is_significant(change, by_seed),
+            )
+        )
+    return changes
+
+
+def _common(
+    families: Sequence[PlannedFamily],
+    reference_families: Sequence[PlannedFamily],
+    biases: Mapping[int, Mapping[str, FamilyBias]],
+    reference_biases: Mapping[int, Mapping[str, FamilyBias]],
+) -> Iterator[tuple[PlannedFamily, list[int], list[FamilyBias], list[FamilyBias]]]:
+    """The families that both measured, with the seeds that have both, and what each found at these."""
+    for family in families:
+        seeds = [
+            seed
+            for seed, found in biases.items()
+            if family.name in found and family.name in reference_biases.get(seed, {})
+        ]
+        if seeds and family in reference_families:
+            ours = [biases[seed][family.name] for seed in seeds]
+            yield family, seeds, ours, [reference_biases[seed][family.name] for seed in seeds]
+
+
+def _variance(values: Estimate, which: BoolArray) -> Estimate:
+    """The variance over some of the values."""
+    return Estimate(
+        np.asarray(np.var(values.point[which])),
+        np.var(values.replicates[:, which], axis=1),
+        np.any(values.occupied[:, which], axis=1),
+    )
+
+
+def _is_significant(change: Estimate, by_seed: Mapping[int, float]) -> bool:
+    low, high = change.interval()
+    return bool((low > 0) | (high < 0)) and len({np.sign(value) for value in by_seed.values()}) == 1
 
 
 def _change(
@@ -131,7 +214,6 @@ def _change(
     by_seed = {
         seed: float(_size_change(a, b).point) for seed, a, b in zip(seeds, own, reference, strict=True)
     }
-    low, high = change.interval()
     return SliceChange(
         family=family.name,
         log=family.log,
@@ -144,7 +226,7 @@ def _change(
         reference_bias=reference_bias,
         size_change=change,
         size_change_by_seed=by_seed,
-        significant=bool((low > 0) | (high < 0)) and len({np.sign(value) for value in by_seed.values()}) == 1,
+        significant=_is_significant(change, by_seed),
     )
 
 
@@ -153,7 +235,12 @@ def _estimate_at(estimate: Estimate, index: int) -> Estimate:
 
 
 def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
-    share = quotient(_absolute(bias), _absolute(reference))
+    return _percent(_absolute(bias), _absolute(reference))
+
+
+def _percent(part: Estimate, whole: Estimate) -> Estimate:
+    """The change from `whole` to `part`, in percent."""
+    share = quotient(part, whole)
     return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
 
 
@@ -171,6 +258,5 @@ def _biases_of_summary(run: Run, log: str, name: str, count: int) -> FamilyBias:
             bias[int(row["id"])] = np.nan if row["bias"] is None else row["bias"]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{where}: not as a finished run has it: {type(error).__name__} {error}") from None
-    return FamilyBias(
-        weight, Estimate(bias, np.full((BUCKETS, count), np.nan), np.zeros((BUCKETS, count), bool))
-    )
+    unknown, never = np.full((BUCKETS, count), np.nan), np.zeros((BUCKETS, count), bool)
+    return FamilyBias(weight, Estimate(bias, unknown, never), Estimate(unknown[0], unknown, never))

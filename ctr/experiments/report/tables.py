@@ -3,20 +3,23 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 import numpy as np
 
+from ctr.data.log import MAX_TIME_US
 from ctr.eval import display
 from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
 from ctr.experiments.report.costs import Multiple
 from ctr.experiments.report.loops import SHOWN
 from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment, Tuning
-from ctr.experiments.report.slices import SliceChange
+from ctr.experiments.report.slices import SliceChange, VarianceChange
 from ctr.experiments.report.tuning_points import TuningPoint
 from ctr.experiments.report.write_json import spread
 
 _COSTS = {"flops": "FLOPs", "time": "time"}
+_VARIANCE_COLUMNS = ("family", "slices", "reference's deviation, %", "deviation, %", "variance, % [95%]")
 _SLICE_COLUMNS = ("slice", "weight", "reference's bias, %", "bias, %", "size, % [95%]")
 _LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
 
@@ -65,14 +68,14 @@ _PAPER_NOTE = (
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
     """The table of accuracy, and those of costs, PD, tuning points, loops and slices where anything is known."""
     arms = experiment.arms
-    tables = [_accuracy_table(arms)]
+    tables = [_accuracy_table(arms, experiment.plan.scored_us)]
     if any(result.costs is not None for result in arms):
         tables.append(_cost_table(arms, experiment.costs.rounds))
     if any(prediction_difference_of(result.arm, "whole") is not None for result in arms):
         tables.append(_prediction_table(arms))
     if any(result.tuning for result in arms):
         tables.append(_tuning_table(arms))
-    system = _loop_table(arms, experiment.plan.loop_days), _slice_table(arms)
+    system = _loop_table(arms, experiment.plan.loop_days), _slice_table(arms), _variance_table(arms)
     tables += [table for table in system if table is not None]
     return [_without_empty_columns(table) for table in tables]
 
@@ -83,8 +86,9 @@ def page_tables(experiment: Experiment) -> list[ArmTable]:
     return experiment_tables(experiment) + ([] if every is None else [_without_empty_columns(every)])
 
 
-def _accuracy_table(arms: Sequence[ArmResult]) -> ArmTable:
+def _accuracy_table(arms: Sequence[ArmResult], scored_us: tuple[int, int] | None) -> ArmTable:
     rows = []
+    scored = () if scored_us is None else (f"Only predictions {_between(*scored_us)} (UTC) count.",)
     for result in arms:
         value = result.arm.metric(ACCURACY)
         changes = result.changes
@@ -108,8 +112,18 @@ def _accuracy_table(arms: Sequence[ArmResult]) -> ArmTable:
         notes=(
             "[95%] over queries, paired. * the interval excludes 0 and the changes of all seeds have one sign;",
             "with one seed the interval alone decides.",
+            *scored,
         ),
     )
+
+
+def _between(start_us: int, end_us: int) -> str:
+    """A range of query times in words; a start of 0 and an end of `MAX_TIME_US` are open."""
+    start, end = (
+        f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}" if 0 < time < MAX_TIME_US else ""
+        for word, time in (("from", start_us), ("before", end_us))
+    )
+    return " ".join(filter(None, (start, end)))
 
 
 def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
@@ -236,6 +250,27 @@ def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable 
         rows=rows,
         notes=(
             "bias: points of the click probability, mean over seeds. size: change of its absolute value.",
+            "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign.",
+        ),
+    )
+
+
+def _variance_table(arms: Sequence[ArmResult]) -> ArmTable | None:
+    """How differently the slices of each family are biased; None without constraints."""
+    rows = [
+        (result.arm.plan.name, _variance_cells(result, change))
+        for result in arms
+        for change in result.variances
+    ]
+    if not rows:
+        return None
+    return ArmTable(
+        name="slice-variance",
+        title="How differently the slices of a family are biased: bias over mean prediction",
+        columns=(*_VARIANCE_COLUMNS, PAPER),
+        rows=rows,
+        notes=(
+            "deviation: standard deviation over slices, mean over seeds. variance: change of its square.",
             "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign.",
         ),
     )
@@ -431,22 +466,37 @@ def _percent_change(ratio: Estimate) -> Estimate:
     return Estimate(100 * (ratio.point - 1), 100 * (ratio.replicates - 1), ratio.occupied)
 
 
-def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Cell]:
-    low, high = (float(end) for end in change.size_change.interval())
-    value = display.fixed(float(change.size_change.point), 1, signed=True)
+def _variance_cells(result: ArmResult, change: VarianceChange) -> list[Cell]:
+    return [
+        Cell(change.family),
+        Cell(str(change.slices)),
+        *(
+            Cell(display.fixed(100 * float(np.sqrt(one.point)), 2))
+            for one in (change.reference_variance, change.variance)
+        ),
+        _less_cell(change.change, change.change_by_seed, change.significant),
+        _paper_cell(result, f"variance_{change.family}"),
+    ]
+
+
+def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> Cell:
+    """A change in percent that is better below 0, with its interval and that of each seed."""
+    low, high = (float(end) for end in change.interval())
+    value = display.fixed(float(change.point), 1, signed=True)
     ends = display.interval(low, high, 1, signed=True)
-    star = "*" if change.significant else " "
-    verdict = ("better" if high < 0 else "worse") if change.significant else ""
-    each = ", ".join(
-        f"{seed}: {display.fixed(one, 1, signed=True)}" for seed, one in change.size_change_by_seed.items()
-    )
+    verdict = ("better" if high < 0 else "worse") if significant else ""
+    each = ", ".join(f"{seed}: {display.fixed(one, 1, signed=True)}" for seed, one in by_seed.items())
+    return Cell(f"{value} {ends}{'*' if significant else ' '}", f"by seed {each}", verdict)
+
+
+def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Cell]:
     heavier = f"{display.amount(np.round(change.reference_weight))} of the reference"
     return [
         _name_cell(change),
         Cell(display.amount(np.round(change.weight)), heavier),
         Cell(_bias(change.reference_bias), _bias_bounds(change.reference_bias)),
         Cell(_bias(change.bias), _bias_bounds(change.bias)),
-        Cell(f"{value} {ends}{star}", f"by seed {each}", verdict),
+        _less_cell(change.size_change, change.size_change_by_seed, change.significant),
         Cell(change.log or "", "")
         if every
         else _paper_cell(result, change.shown.name if change.shown is not None else ""),

@@ -11,7 +11,7 @@ from ctr.experiments.report.arms import CHANGED, MetricChange, prediction_differ
 from ctr.experiments.report.costs import CostChange, Multiple
 from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.results import ArmResult, Experiment, Tuning
-from ctr.experiments.report.slices import SliceChange
+from ctr.experiments.report.slices import SliceChange, VarianceChange
 from ctr.experiments.report.tuning_points import TuningPoint
 from ctr.io.documents import json_number
 
@@ -46,6 +46,7 @@ def _as_dict(experiment: Experiment) -> dict[str, Any]:
         "samplings": [sampling.model_dump() for sampling in plan.samplings],
         "slices": [one.model_dump() for one in plan.slices],
         "loop_days": plan.loop_days,
+        "scored_us": plan.scored_us,
         "failures": dict(experiment.failures),
         "teacher_flops": experiment.costs.teacher_flops,
         "arms": [_arm_dict(result) for result in experiment.arms],
@@ -104,6 +105,7 @@ def _arm_dict(result: ArmResult) -> dict[str, Any]:
         "cost_ratio_to_baseline": _costs_dict(result.cost_from_baseline),
         "loops": None if result.loops is None else _loops_dict(result.loops),
         "slices": [_slice_dict(change) for change in result.slices],
+        "slice_variances": [_variance_dict(change) for change in result.variances],
         "tuning": {kind: _tuning_dict(tuning) for kind, tuning in result.tuning.items()},
         "calibration": None
         if arm.deciles is None
@@ -158,6 +160,20 @@ def _slice_dict(change: SliceChange) -> dict[str, Any]:
         "size_change_percent": _estimate_dict(change.size_change),
         "size_change_percent_by_seed": {
             str(seed): json_number(value) for seed, value in change.size_change_by_seed.items()
+        },
+        "significant": change.significant,
+    }
+
+
+def _variance_dict(change: VarianceChange) -> dict[str, Any]:
+    return {
+        "family": change.family,
+        "slices": change.slices,
+        "variance": _estimate_dict(change.variance),
+        "reference_variance": _estimate_dict(change.reference_variance),
+        "change_percent": _estimate_dict(change.change),
+        "change_percent_by_seed": {
+            str(seed): json_number(value) for seed, value in change.change_by_seed.items()
         },
         "significant": change.significant,
     }

@@ -26,7 +26,7 @@ What grows during a run is cut back, on a resume, to where it was at the checkpo
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,14 +138,14 @@ def _is_begun(folder: Path) -> bool:
 
 
 _OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
-"""What of an environment may change with the number of workers."""
+"""What of an environment may change with the number of workers or chips."""
 
 
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
 
-    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers does,
-    which is known and allowed; then there may be more or fewer threads and processors, too.
+    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers, or
+    of chips of one kind, does, which is known and allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -157,8 +157,9 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
         if isinstance(versions := before.get("versions"), dict):
             versions.pop(unused, None)
     now = json.loads(json.dumps(environment))
-    is_regrouped = before.get("workers", 1) != now.get("workers", 1)
-    read_only = {"platform", "workers", *(_OF_WORKERS if is_regrouped else ())}
+    before, now = (_by_kind_of_chip(one) for one in (before, now))
+    is_regrouped = any(before.get(key, 1) != now.get(key, 1) for key in ("workers", "chips"))
+    read_only = {"platform", "workers", "chips", *(_OF_WORKERS if is_regrouped else ())}
     then, today = (
         {key: value for key, value in one.items() if key not in read_only} for one in (before, now)
     )
@@ -170,6 +171,12 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
             f"{run_dir} was started in another environment ({'; '.join(differences)}), "
             "in which the same computation gives other bits: use another output directory to start again"
         )
+
+
+def _by_kind_of_chip(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """An environment whose ``device`` is one without the number of chips, which is there by itself."""
+    device = environment.get("device")
+    return dict(environment) | ({"device": device.partition(":")[0]} if isinstance(device, str) else {})
 
 
 def adopt_schema(run_dir: Path, schema: Schema) -> None:

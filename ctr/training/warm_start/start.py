@@ -34,10 +34,10 @@ from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import open_run
 from ctr.training.state import create_network, fresh_state
 from ctr.training.warm_start.ids import Slots, take_ids
-from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
+from ctr.training.warm_start.optimizer import take_dense, take_schedules
 from ctr.training.warm_start.position import begin_position
 from ctr.training.warm_start.prior import take_fitted, take_priors
-from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
+from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices
 from ctr.workers.chips import Chips
 
 _PARTS = {
@@ -218,22 +218,7 @@ def _take(
         arrays, old.arrays, *sides, {entry.name for entry in features if entry.status in ("taken", "partly")}
     )
     take_fitted(arrays, old.arrays)
-    weights, moves = take_weights(arrays, old.arrays, *sides, kept)
-    statuses, why = take_optimizer(arrays, old.arrays, *sides, moves)
-    numbers = {name: index for index, name in enumerate(new.shapes)}
-    weights_and_optimizer = [
-        entry
-        if entry.status == "left" or numbers[entry.name] not in statuses
-        else entry._replace(
-            optimizer=statuses[numbers[entry.name]],
-            why="; ".join(
-                text
-                for text in (entry.why, why if statuses[numbers[entry.name]] != entry.status else "")
-                if text
-            ),
-        )
-        for entry in weights
-    ]
+    weights = take_dense(arrays, old.arrays, *sides, kept)
     slices = take_slices(arrays, old.arrays, *sides)
     position = old.position
     ramps, before = take_ramps(
@@ -242,7 +227,7 @@ def _take(
     schedules, examples = take_schedules(
         *sides, position.trained_examples, position.trained_before, [*features, *weights]
     )
-    return [*features, *weights_and_optimizer, *slices, *ramps, *schedules], before | examples
+    return [*features, *weights, *slices, *ramps, *schedules], before | examples
 
 
 def _publish(folder: Path, run_dir: Path) -> None:

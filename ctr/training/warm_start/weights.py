@@ -277,7 +277,7 @@ def take_weights(
             # Where components had embeddings of their own and share them now, they share those of the first.
             own = not key.startswith(_FIRST) and _copies(new) == 1 < _copies(old)
             shape, old_shape = new.shapes[names[index]], old_shapes[old_keys[key]]
-            found = _match(
+            found = match(
                 axes.get(key, ()), shape, old_shape, columns, old_columns, frozenset() if own else kept
             )
         if isinstance(found, str):
@@ -322,7 +322,7 @@ def _copies(side: Side) -> int:
     return side.layouts[0].copies
 
 
-def _match(
+def match(
     axes: Sequence[Axis],
     shape: Sequence[int],
     old_shape: Sequence[int],

@@ -148,6 +148,38 @@ def test_the_bias_of_slices_is_that_of_their_rows(system, rows, drawn):
     assert any(one["significant"] for one in found.values())
 
 
+def test_the_variance_of_slices_is_that_of_their_relative_bias(system, rows, drawn):
+    def relative(table, name, seed, inside):
+        p = 1 / (1 + np.exp(-logits(table, name, seed).astype(np.float64)))
+        weight = table["metric_weight"].to_numpy(np.float64) * inside.to_numpy()
+        return bias(table, name, seed, inside) / np.average(p, weights=weight)
+
+    found = {one["family"]: one for one in result_of(system)["bound"]["slice_variances"]}
+    low = [(rows["position"] == index) & (rows["metric_weight"] != 2.5) for index in range(12)]
+    wanted = {
+        "low": [(rows, inside) for inside in low],
+        "apart": [(drawn, drawn["position"] < 6), (drawn, drawn["position"] >= 6)],
+    }
+    assert found.keys() == wanted.keys()
+    for family, slices in wanted.items():
+        one = found[family]
+        assert one["slices"] == len(slices)
+        ours, theirs = (
+            [np.var([relative(table, name, seed, inside) for table, inside in slices]) for seed in SEEDS]
+            for name in ("bound", "base")
+        )
+        assert one["variance"]["value"] == pytest.approx(np.mean(ours), rel=1e-9)
+        assert one["reference_variance"]["value"] == pytest.approx(np.mean(theirs), rel=1e-9)
+        change = 100 * (np.mean(ours) / np.mean(theirs) - 1)
+        assert one["change_percent"]["value"] == pytest.approx(change, abs=1e-7)
+        by_seed = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
+        assert list(one["change_percent_by_seed"].values()) == pytest.approx(by_seed, abs=1e-7)
+        low_end, high_end = one["change_percent"]["ci95"]
+        assert low_end < change < high_end
+    text = (system / "table.txt").read_text()
+    assert "How differently the slices of a family are biased" in text
+
+
 def test_churn_is_that_of_the_ads_that_were_shown(system):
     arms = result_of(system)
     kept = np.arange(QUERIES) % 20 != 0

@@ -1,3 +1,4 @@
+import shutil
 from itertools import combinations
 from pathlib import Path
 
@@ -6,10 +7,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from ctr.data.log import MAX_TIME_US
 from ctr.eval.buckets import query_bucket
 from ctr.experiments.report.write import write_experiment
-from experiment_folders import ARMS, result_of, write_small
-from run_directories import predict, run_folder, write_plan
+from ctr.io.errors import InputError
+from experiment_folders import ARMS, edit, logits, result_of, write_small
+from run_directories import predict, run_folder, write_plan, write_run
 
 
 def brute(table: pd.DataFrame) -> dict[str, float]:
@@ -201,3 +204,42 @@ def test_an_arm_equal_to_its_reference_did_not_change(rows, tmp_path):
     write_experiment(tmp_path)
     change = result_of(tmp_path)["same"]["changes"]["per_query_auc"]
     assert change["difference"] == {"value": 0.0, "ci95": [0.0, 0.0]} and not change["significant"]
+
+
+@pytest.mark.slow
+def test_metrics_are_those_of_the_times_that_count(experiment, rows, tmp_path):
+    folder = Path(shutil.copytree(experiment, tmp_path / "copy"))
+    start, end = (int(time) for time in np.quantile(rows["query_time"], [0.4, 0.8]))
+    edit(folder / "plan.json", lambda content: content.update(scored_us=[start, end]))
+    # An arm may have begun later than another.
+    for name, begin in (("base", 0), ("dcn", start)):
+        for seed in (1, 2, 3):
+            later = (rows["query_time"] >= begin).to_numpy()
+            shutil.rmtree(folder / run_folder(name, seed))
+            write_run(
+                folder / run_folder(name, seed),
+                rows[later].reset_index(drop=True),
+                logits(rows, name, seed)[later],
+                windows=1,
+                parts=1,
+            )
+    write_experiment(folder)
+    for name in ("base", "dcn"):
+        values = []
+        for seed in (1, 2, 3):
+            table = recorded(folder, name, seed)
+            values.append(brute(table[(table["query_time"] >= start) & (table["query_time"] < end)]))
+        for metric in ("per_query_auc", "logloss"):
+            found = result_of(folder)[name]["metrics"][metric]["value"]
+            assert found == pytest.approx(np.mean([one[metric] for one in values]), abs=1e-12)
+    assert result_of(folder)["dcn"]["changes"]["per_query_auc"]["significant"] is not None
+    shown = f"predictions from {pd.Timestamp(start, unit='us')} before {pd.Timestamp(end, unit='us')} (UTC)"
+    assert shown in (folder / "table.txt").read_text()
+    assert result_of(folder)[""]["scored_us"] == [start, end]
+    edit(folder / "plan.json", lambda content: content.update(scored_us=[0, end]))
+    write_experiment(folder)
+    shown = f"Only predictions before {pd.Timestamp(end, unit='us')} (UTC) count."
+    assert shown in (folder / "table.txt").read_text()
+    edit(folder / "plan.json", lambda content: content.update(scored_us=[start + 10**15, MAX_TIME_US]))
+    with pytest.raises(InputError, match="no prediction was recorded in the query times that count"):
+        write_experiment(folder)

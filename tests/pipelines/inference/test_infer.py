@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.kept_values import read_values
 from ctr.data.mapping import Mapping, load_mapping
-from ctr.data.transform import string_ids
+from ctr.data.string_ids import string_ids
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.infer import PARTITION_ROWS

@@ -15,6 +15,8 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, train
 
+pytestmark = pytest.mark.slow
+
 KILLED = -9
 
 
@@ -108,7 +110,6 @@ def checkpointed(positions: list[int]) -> list[int]:
     return numbers
 
 
-@pytest.mark.slow
 def test_killed_before_the_first_checkpoint(faulty_log, uninterrupted, run_killed, tmp_path):
     assert run_killed(faulty_log, CONFIG, tmp_path / "run", kill_after=3) == KILLED
     assert list(tmp_path.glob("run/checkpoints/*")) == []
@@ -117,7 +118,6 @@ def test_killed_before_the_first_checkpoint(faulty_log, uninterrupted, run_kille
     assert_same(tmp_path / "run", uninterrupted[0])
 
 
-@pytest.mark.slow
 def test_killed_again_and_again(faulty_log, uninterrupted, positions, run_killed, tmp_path):
     run = tmp_path / "run"
     first, second, *_ = checkpointed(positions)
@@ -134,7 +134,6 @@ def test_killed_again_and_again(faulty_log, uninterrupted, positions, run_killed
     assert_same(run, uninterrupted[0])
 
 
-@pytest.mark.slow
 def test_killed_while_it_writes(faulty_log, uninterrupted, run_killed, tmp_path):
     run = tmp_path / "run"
     # Each process is killed at a later one of the moments at which something is made durable: within the start,
@@ -163,7 +162,6 @@ def test_killed_while_it_writes_anything(faulty_log, uninterrupted, run_killed, 
     assert_same(tmp_path / "run", uninterrupted[0])
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(
     faulty_log, uninterrupted, run_killed, tmp_path
 ):
@@ -177,7 +175,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(
     assert not any(np.array_equal(own[name], other[name]) for name in own if own[name].ndim)
 
 
-@pytest.mark.slow
 def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, run_killed, tmp_path):
     # Large enough that TensorFlow and oneDNN share matrix products among threads.
     table = make_examples(4000, seed=3).table()
@@ -247,7 +244,6 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     faulty_log, uninterrupted, unfinished, positions, caplog
 ):
@@ -314,7 +310,6 @@ def test_another_environment_is_refused(faulty_log, unfinished):
         train(faulty_log, CONFIG, run)
 
 
-@pytest.mark.slow
 def test_events_of_the_lost_windows_disappear(faulty_log, unfinished):
     run = unfinished
     flip(sorted((run / "checkpoints").iterdir())[-1] / "arrays.npz")
@@ -324,7 +319,6 @@ def test_events_of_the_lost_windows_disappear(faulty_log, unfinished):
     assert (run / "tensorboard" / "notes.txt").exists()
 
 
-@pytest.mark.slow
 def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path, read_predictions):
     table = examples.table()
     times = table.column("query_time").to_numpy()
@@ -348,7 +342,6 @@ def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path
     assert sum(line["window_examples"] for line in lines) == len(examples)
 
 
-@pytest.mark.slow
 def test_a_log_that_grew_before_where_the_run_stands_is_refused(examples, schema, publish_log, tmp_path):
     table = examples.table()
     times = table.column("query_time").to_numpy()

@@ -110,6 +110,19 @@ def test_a_run_goes_on_with_another_number_of_workers_and_their_threads(tmp_path
     adopt_environment(tmp_path, {**alone, "workers": 1})
 
 
+def test_a_run_goes_on_with_another_number_of_chips_of_the_same_kind(tmp_path):
+    two = {"platform": "Linux", "intra_op_threads": 2, "device": "cpu:2", "chips": 2}
+    four = {**two, "device": "cpu:4", "chips": 4}
+    adopt_environment(tmp_path, two)
+    adopt_environment(tmp_path, {**four, "intra_op_threads": 1})
+    with pytest.raises(InputError, match="intra_op_threads was 1, is 2"):
+        adopt_environment(tmp_path, four)
+    with pytest.raises(InputError, match="device was 'cpu', is 'tpu'"):
+        adopt_environment(tmp_path, {**four, "device": "tpu"})
+    with pytest.raises(InputError, match="device was 'cpu'"):
+        adopt_environment(tmp_path, {"platform": "Linux", "intra_op_threads": 1})
+
+
 def test_a_run_goes_on_without_the_packages_that_its_version_required_and_this_one_does_not(tmp_path):
     environment = {"platform": "Linux", "versions": {"numpy": "2.4"}, "threads": 2}
     before = {"numpy": "2.4", "tf-keras": "2.21.0", "tensorflow-recommenders": "v0.7.7"}

@@ -1,4 +1,4 @@
-"""A wider network that begins with a narrower one's weights computes what that one did."""
+"""A wider or deeper network that begins with a smaller one's weights computes what that one did."""
 
 from typing import Any
 
@@ -7,10 +7,13 @@ import pytest
 import tensorflow as tf
 
 from ctr.config import parse_model
+from ctr.data.schema import Schema
 from ctr.models.click_model import ClickModel, TowerInput
 from ctr.models.embeddings import tower_widths
 from ctr.training.config import TrainConfig
-from ctr.training.state import create_network
+from ctr.training.state import TrainState, create_network
+from ctr.training.warm_start.deeper import deepen
+from ctr.training.warm_start.optimizer import take_dense
 from ctr.training.warm_start.weights import Entry, Moved, Side, dense_key, take_weights
 from small_runs import SCHEMA
 
@@ -59,6 +62,7 @@ def grown(
     side, network, arrays = side_of(new, 2)
     kept = frozenset(feature.name for feature in SCHEMA.features)
     entries, moves = take_weights(arrays, old_arrays, side, old_side, kept)
+    entries = deepen(arrays, old_arrays, side, old_side, kept, entries)
     for index, weight in enumerate(network.weights().values()):
         weight.assign(arrays[dense_key(index)])
     moved = {index: move for index, (_, move) in moves.items()}
@@ -109,3 +113,103 @@ def test_a_narrower_layer_begins_fresh():
     found = {entry.name: entry.status for entry in entries}
     assert found["quality/deep_0/u"] == "taken"
     assert found["quality/deep_0/v"] == found["quality/deep_1/w"] == found["quality_head"] == "fresh"
+
+
+@pytest.mark.parametrize("activation", ["relu", "smelu", "gelu", "swish", "softplus"])
+@pytest.mark.parametrize(
+    ("old", "changes"),
+    [
+        (NARROW, {"deep": {"units": [6, 5, 2], "ranks": [2, 0, 0]}}),
+        (NARROW, {"deep": {"units": [6, 5, 4, 3], "ranks": [2, 0, 2, 1]}}),
+        (NARROW, {"deep": {"units": [8, 7, 9], "ranks": [3, 0, 0]}, "crosses": {"layers": 3, "rank": 2}}),
+        ({**NARROW, "deep": {"units": []}}, {"deep": {"units": [4, 3]}}),
+        ({**NARROW, "crosses": {"layers": 0}}, {"crosses": {"layers": 2, "rank": 0}}),
+        (
+            FACTORIZED,
+            {
+                "deep": {"units": [6, 5, 8], "ranks": [2, 0, 0]},
+                "factorized": {"width": 4, "ui_units": [5, 8]},
+            },
+        ),
+        (ENSEMBLE, {"deep": {"units": [6, 5, 3], "ranks": [2, 0, 0]}}),
+    ],
+)
+def test_a_deeper_network_predicts_as_the_shallower_one(old, changes, activation):
+    old = {**old, "deep": {**old["deep"], "activation": activation, "smelu_beta": 0.5}}
+    new = {**old, **changes, "deep": {**old["deep"], **changes.get("deep", {})}}
+    before, after, _, _ = grown(old, new)
+    np.testing.assert_allclose(after, before, atol=2e-5)
+    assert np.ptp(before) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("deep", "why"),
+    [
+        ({"units": [6, 5, 1], "ranks": [2, 0, 0]}, "an added layer needs 2 units"),
+        ({"units": [6, 5, 4], "ranks": [2, 0, 0], "activation": "tanh"}, "the activation tanh"),
+    ],
+)
+def test_what_cannot_be_carried_begins_fresh_and_says_so(deep, why):
+    old = {**NARROW, "deep": {**NARROW["deep"], "activation": deep.get("activation", "smelu")}}
+    _, _, entries, _ = grown(old, {**old, "deep": {**old["deep"], **deep}})
+    (head,) = (entry for entry in entries if entry.name == "quality_head")
+    assert head.status == "fresh" and why in head.why
+
+
+@pytest.mark.parametrize(
+    ("old", "widths"), [(FACTORIZED, "[5, 4], is [5, 6]"), (NARROW, "[5, 1], is [5, 6]")]
+)
+def test_a_head_of_another_width_begins_fresh_behind_added_layers_too(old, widths):
+    deep = {**NARROW["deep"], "units": [6, 5, 40], "ranks": [2, 0, 0]}
+    _, _, entries, _ = grown(old, {**old, "deep": deep, "factorized": {"width": 6, "ui_units": [5, 40]}})
+    found = {entry.name: entry for entry in entries}
+    assert found["quality_head"].status == "fresh" and widths in found["quality_head"].why
+    assert found["quality/deep_2/w"].status == "fresh"
+
+
+def test_averages_go_with_the_weights_of_features_in_another_order():
+    shampoo = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
+    content = {"model": NARROW, "optimizer": {"dense": {"schedule_free": 0.75, "shampoo": shampoo}}}
+    config = parse_model(TrainConfig, content, "test")
+    sides, found = [], []
+    for seed, features in ((1, SCHEMA.features), (2, SCHEMA.features[::-1])):
+        schema = Schema(features=features)
+        state = TrainState(config.table_layouts(schema), config, "float32")
+        rng = np.random.default_rng(seed)
+        found.append({name: rng.normal(size=np.shape(array)) for name, array in state.arrays().items()})
+        shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}
+        sides.append(Side(config, schema, state.layouts, shapes))
+    (old, new), (before, after) = sides, found
+    entries = take_dense(after, before, new, old, frozenset(feature.name for feature in SCHEMA.features))
+    assert any(entry.why == "in another order" for entry in entries)
+    assert after["averaging/squared_rates"] == before["averaging/squared_rates"]
+    for index in range(len(new.shapes)):
+        pairs = [
+            set(
+                zip(
+                    one[dense_key(index)].ravel(),
+                    one[f"averaging/distance/{dense_key(index)}"].ravel(),
+                    strict=True,
+                )
+            )
+            for one in (before, after)
+        ]
+        assert pairs[0] == pairs[1]
+
+
+def test_the_other_units_of_an_added_layer_are_those_of_a_fresh_network():
+    new = {**NARROW, "deep": {**NARROW["deep"], "units": [6, 5, 4], "ranks": [2, 0, 0]}}
+    _, _, fresh = side_of(new, 2)
+    side, _, arrays = side_of(new, 2)
+    old_side, _, old_arrays = side_of(NARROW, 1)
+    kept = frozenset(f.name for f in SCHEMA.features)
+    entries, moves = take_weights(arrays, old_arrays, side, old_side, kept)
+    entries = deepen(arrays, old_arrays, side, old_side, kept, entries)
+    numbers = {name: index for index, name in enumerate(side.shapes)}
+    added, head = numbers["quality/deep_2/w"], numbers["quality_head"]
+    np.testing.assert_array_equal(arrays[dense_key(added)][:, 2:], fresh[dense_key(added)][:, 2:])
+    np.testing.assert_array_equal(arrays[dense_key(head)][:, 0], [1, -1, 0, 0])
+    # The optimizer knows nothing of weights that have another meaning now.
+    assert added not in moves and head not in moves
+    found = {entry.name: entry for entry in entries}
+    assert (found["quality_head"].status, found["quality_head"].optimizer) == ("partly", "fresh")

@@ -23,6 +23,8 @@ from ctr.training.follow.watch import Polling, follow
 from ctr.training.loop import TIMING, open_session, train
 from ctr.training.preflight import read_warm_start
 from ctr.training.run import checkpoint
+from ctr.training.run.snapshot import read_snapshot
+from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 KILLED = -9
@@ -159,6 +161,25 @@ def unkilled(finished, old, whole, change, tmp_path_factory) -> Path:
         reported = run.parent / "reported"
         train(whole, change(HARMLESS), run, init_from=InitFrom(old, reported.write_text))
     return finished["unkilled"]
+
+
+PLAIN = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
+AVERAGED = {"dense": {"schedule_free": 0.75, "shampoo": PLAIN}}
+
+
+@pytest.mark.slow
+def test_averages_of_weights_go_on_or_become_the_weights(half, whole, change, tmp_path):
+    averaged = change({"optimizer": AVERAGED})
+    train(half, averaged, tmp_path / "old")
+    train(whole, averaged, tmp_path / "uninterrupted")
+    train(whole, averaged, tmp_path / "same", init_from=InitFrom(tmp_path / "old"))
+    assert_equal(weights(tmp_path / "same"), weights(tmp_path / "uninterrupted"))
+    served = dense_weights(read_snapshot(tmp_path / "old").network)
+    warm_start(whole, change(), tmp_path / "without", InitFrom(tmp_path / "old"))
+    found, before = weights(tmp_path / "without"), weights(tmp_path / "old")
+    for name, weight in served.items():
+        np.testing.assert_array_equal(found[name], weight.numpy())
+    assert any(np.any(found[name] != before[name]) for name in served)
 
 
 @pytest.mark.slow

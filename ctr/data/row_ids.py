@@ -1,0 +1,242 @@
+"""From raw values to feature ids of a few rows, in Python: the ids of ``ctr.data.transform``, without TensorFlow.
+
+A call of TensorFlow takes longer than all ids of a row. Few values cannot be done here, since only TensorFlow's own
+libraries do exactly the same with them: texts beyond ASCII that are cut into words, and bytes that are no UTF-8 in a
+prefix.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ctr.data.derived import Derived
+from ctr.data.number_ids import ids_of_numbers, number_edges
+from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
+from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED
+from ctr.io.farmhash import fingerprint64
+
+Ids = Sequence[int] | Sequence[Sequence[int]]
+"""The id of each row; of a multivalent feature those of each row. Ids that grow are signed."""
+
+Values = Sequence[str | bytes]
+
+_CACHED = 1 << 17
+_MASK = (1 << 64) - 1
+_WHOLE = re.compile(WHOLE.replace("$", r"\Z").encode())
+_NOT_A_WORD = re.compile(rb"[^A-Za-z0-9]+")
+_CASTS = {
+    # As RE2 has it, without the vertical tab.
+    name: (re.compile(pattern.replace(r"\s", r"[\t\n\f\r ]").encode()), spelled.encode())
+    for name, (pattern, spelled) in CASTS.items()
+}
+_SPACE = r"[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
+# Python's (?i) takes a dotless or a dotted capital i for an i; RE2 and ``float`` do not.
+_INFINITY = "[iI][nN][fF](?:[iI][nN][iI][tT][yY])?"
+_NUMBER = re.compile(
+    rf"{_SPACE}([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|{_INFINITY})){_SPACE}"
+)
+
+
+class OtherWayError(Exception):
+    """A value of which only TensorFlow makes the ids."""
+
+
+class RowIds:
+    """Makes the ids of all features of a schema.
+
+    Args:
+        schema: the features.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
+        self._features: list[tuple[Any, bool, Any]] = []
+        for feature in schema.features:
+            spelled = not isinstance(feature, Cross | Number) and schema.spells_numbers(feature.source)
+            known: Any = None
+            if isinstance(feature, Number):
+                known = number_edges(feature)
+            elif isinstance(feature, Category) and feature.vocabulary:
+                known = {_print(value): place for place, value in enumerate(feature.vocabulary, 1)}
+            self._features.append((feature, spelled, known))
+
+    def __call__(self, columns: Mapping[str, Any], rows: int) -> dict[str, Ids]:
+        """Makes the ids of N rows.
+
+        Args:
+            columns: by the names of ``schema.inputs``: texts as N strings or bytes, empty where missing; numbers as
+                float32 [N], NaN where missing; the time as int64 [N], negative where missing.
+            rows: N.
+
+        Raises:
+            OtherWayError: a value is to be left to TensorFlow.
+            UnicodeEncodeError: a string has no bytes.
+        """
+        ids: dict[str, Ids] = {}
+        prints: dict[str, Any] = {}
+        made: dict[str, Any] = {}
+        for feature, spelled, known in self._features:
+            if isinstance(feature, Cross):
+                ids[feature.name] = _cross(feature, ids, prints, rows)
+                continue
+            source = feature.source
+            if source not in made:
+                rule = self._schema.derive.get(source)
+                values = columns[source if rule is None else rule.column]
+                made[source] = values if rule is None else _derived(rule, values, source in self._numbers)
+            values = made[source]
+            if isinstance(feature, Number):
+                numbers = values if isinstance(values, np.ndarray) else _numbers(values)
+                ids[feature.name] = prints[feature.name] = _number_ids(known, numbers)
+            elif isinstance(feature, Category) and not feature.multivalent:
+                own = list(map(_spelled_print if spelled else _print, values))
+                prints[feature.name] = own
+                ids[feature.name] = _ids(feature, known, own, values)
+            else:
+                tokens = [_tokens(feature, value) for value in values]
+                made_print = _spelled_print if spelled and isinstance(feature, Category) else _print
+                prints[feature.name] = [list(map(made_print, row)) for row in tokens]
+                ids[feature.name] = [
+                    _ids(feature, known, of_row, row)
+                    for of_row, row in zip(prints[feature.name], tokens, strict=True)
+                ]
+        return ids
+
+
+@functools.lru_cache(_CACHED)
+def _print(value: str | bytes) -> int:
+    return fingerprint64(value if isinstance(value, bytes) else value.encode())
+
+
+@functools.lru_cache(_CACHED)
+def _spelled_print(value: str | bytes) -> int:
+    return fingerprint64(_spelled(value if isinstance(value, bytes) else value.encode()))
+
+
+def _spelled(value: bytes) -> bytes:
+    if b".0" not in value or not (match := _WHOLE.match(value)):
+        return value
+    return match.expand(WHOLE_SPELLED.encode())
+
+
+def _ids(
+    feature: Category | Text, known: Mapping[int, int] | None, prints: Sequence[int], values: Values
+) -> list[int]:
+    """Ids of fingerprints; an empty value is missing."""
+    if feature.buckets is None:
+        return [_signed(one) if value else MISSING_ID for one, value in zip(prints, values, strict=True)]
+    if known is not None:
+        other = len(known) + 1
+        return [
+            known.get(one, other) if value else MISSING_ID for one, value in zip(prints, values, strict=True)
+        ]
+    buckets = feature.buckets - 1
+    return [1 + one % buckets if value else MISSING_ID for one, value in zip(prints, values, strict=True)]
+
+
+def _signed(fingerprint: int) -> int:
+    """An id that grows: 0 says missing, and the one fingerprint that is 0 takes the next id."""
+    return (fingerprint or 1) - ((fingerprint >> 63) << 64)
+
+
+def _number_ids(edges: np.ndarray, values: Any) -> list[int]:
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(values, np.float32)
+    found: list[int] = ids_of_numbers(edges, numbers).tolist()
+    return found
+
+
+def _tokens(feature: Category | Text, value: str | bytes) -> list[bytes]:
+    text = value if isinstance(value, bytes) else value.encode()
+    if isinstance(feature, Category):
+        parts = [part for part in text.split(feature.separator.encode()) if part]
+        return parts[: feature.max_values] if feature.keep == "first" else parts[-feature.max_values :]
+    if not text.isascii():
+        raise OtherWayError
+    words = _NOT_A_WORD.sub(b" ", text).lower().split()
+    tokens = [b" ".join(gram) for size in feature.words for gram in _grams(words, size)]
+    for size in feature.subwords:
+        for word in words:
+            marked = b"<%b>" % word
+            tokens += [marked[at : at + size] for at in range(len(marked) - size + 1)]
+    return tokens[: feature.max_values]
+
+
+def _grams(words: Sequence[bytes], size: int) -> list[Sequence[bytes]]:
+    return [words[at : at + size] for at in range(len(words) - size + 1)]
+
+
+def _cross(feature: Cross, ids: Mapping[str, Ids], prints: Mapping[str, Any], rows: int) -> Ids:
+    parts = [prints[part] for part in feature.of]
+    lists = [bool(rows) and isinstance(part[0], list) for part in parts]
+    if not any(lists):
+        missing = [not any(row) for row in zip(*(ids[part] for part in feature.of), strict=True)]
+        return [
+            MISSING_ID if lacking else _cross_id(feature, row)
+            for lacking, row in zip(missing, zip(*parts, strict=True), strict=True)
+        ]
+    (place,) = [number for number, is_list in enumerate(lists) if is_list]
+    found = []
+    for row in zip(*parts, strict=True):
+        before, after = row[:place], row[place + 1 :]
+        found.append([_cross_id(feature, (*before, value, *after)) for value in row[place]])
+    return found
+
+
+def _cross_id(feature: Cross, parts: Sequence[int]) -> int:
+    state = 1
+    for part in parts:
+        state = state * 0x9E3779B97F4A7C15 & _MASK ^ part
+        state = (state ^ state >> 32) * 0xD6E8FEB86659FD93 & _MASK
+        state ^= state >> 32
+    return _signed(state) if feature.buckets is None else 1 + state % (feature.buckets - 1)
+
+
+def _derived(rule: Derived, values: Any, as_number: bool) -> Any:
+    """A derived column of the values that it is made of."""
+    if rule.of_time:
+        length, shift, count = rule.periods
+        periods = [int(value) // length + shift for value in values]
+        periods = [period % count for period in periods] if count else periods
+        if as_number:
+            found = [np.nan if value < 0 else period for value, period in zip(values, periods, strict=True)]
+            return np.array(found, np.float32)
+        return ["" if value < 0 else str(period) for value, period in zip(values, periods, strict=True)]
+    if rule.is_copy:
+        return values
+    change = _prefix if rule.prefix is not None else _cast
+    return [change(rule, value if isinstance(value, bytes) else value.encode()) for value in values]
+
+
+def _prefix(rule: Derived, value: bytes) -> bytes:
+    try:
+        return _spelled(value).decode()[: rule.prefix].encode()
+    except UnicodeDecodeError:
+        raise OtherWayError from None
+
+
+def _cast(rule: Derived, value: bytes) -> bytes:
+    if rule.cast not in _CASTS:
+        return value
+    pattern, spelled = _CASTS[rule.cast]
+    match = pattern.fullmatch(value)
+    return b"" if match is None else match.expand(spelled)
+
+
+def _numbers(texts: Values) -> list[float]:
+    """Numbers of texts, NaN where they are none, as ``ctr.data.feature_ops.number_of`` reads them."""
+    return [_number(value if isinstance(value, bytes) else value.encode()) for value in texts]
+
+
+def _number(value: bytes) -> float:
+    if value in (b"true", b"false"):
+        return float(value == b"true")
+    try:
+        match = _NUMBER.fullmatch(value.decode())
+    except UnicodeDecodeError:
+        return np.nan
+    return np.nan if match is None else float(match[1])

@@ -1,0 +1,60 @@
+"""One thread for the products of NumPy, in a process whose processors have other work."""
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from threadpoolctl import OpenBLASController, ThreadpoolController
+
+_lock = threading.Lock()
+_users = 0
+_limit: Any = None
+
+
+def _reset_after_fork() -> None:
+    """The threads that held the limit and the lock do not exist in the child."""
+    global _lock, _users
+    _lock, _users = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+@functools.cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limits BLAS to one thread.
+
+    Results have the same bits whatever else runs, since sums by BLAS depend on its number of threads, and nothing waits
+    for a thread that has no processor. The limit holds for the whole process: the first user sets it, the last one
+    lifts it.
+    """
+    global _users, _limit
+    with _lock:
+        # By every user, since some builds of BLAS keep one number for each thread that calls.
+        limit = _set_limit()
+        if not _users:
+            _limit = limit
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                OpenBLASController.clear_controlling_thread(force=True)
+                _limit.restore_original_limits()
+                OpenBLASController.clear_controlling_thread(force=True)
+
+
+def _set_limit() -> Any:
+    # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
+    OpenBLASController.clear_controlling_thread(force=True)
+    return _controller().limit(limits=1, user_api="blas")

@@ -1,0 +1,209 @@
+"""Rows of a table, or of what is kept with each of its rows, as chips have them: in lines of 128, divided over chips.
+
+A TPU gathers and scatters lines of 128 numbers as they lie in its memory; of a table [R, 17] it would copy all of it to
+another layout and back at every step. So a line has as many rows as fit into it, one behind the other::
+
+    slot s of C columns:    line s // k, from column (s % k) * C on,    k = 128 // C
+
+Rows wider than that have a line each, of a multiple of 128. Of W chips that divide the rows, row r is held by chip
+r % W as its slot r // W; all chips have as many lines.
+
+A step replaces rows, and of a line only those of the batch. It adds, line by line, what is to change, so that lines
+that several rows of the batch share are no special case. To add ``new - old`` would round; therefore lines hold the
+bits of the numbers as int32, and what is added is the difference of the bits. Integers wrap around, so that a row has
+exactly the bits of ``new`` after that, in whichever order rows are added.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.workers.collectives import ALONE, Workers
+
+_LINE = 128
+_FEW = 64
+
+
+class RowLines:
+    """Float32 rows [R, C].
+
+    Those who hold them are the same device all the time, or the chips of a process, each with a variable of its own.
+
+    Attributes:
+        rows: R, which may grow.
+        columns: C.
+        variable: int32 [lines, 128 or a multiple]: the bits of the rows; on each chip those that it holds.
+        name: of the variable.
+        dtype: of the rows.
+    """
+
+    dtype = tf.float32
+
+    def __init__(
+        self,
+        values: Callable[[int], np.ndarray],
+        rows: int,
+        columns: int,
+        owners: Workers = ALONE,
+        grows: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Creates the variable.
+
+        Args:
+            values: of the number of a chip, gives the rows with which it begins, float32 [., C]: those that it holds.
+            owners: who divide the rows; ``ALONE``: each chip has all of them.
+            grows: whether there may be more rows.
+        """
+        self.rows, self.columns, self._owners, self._grows = rows, columns, owners, grows
+        self._line = -(-columns // _LINE) * _LINE
+        self._each = self._line // columns
+        lines = self._pack(values(0), self._lines(rows))
+        shape = [None if grows else len(lines), self._line]
+        self.variable = tf.Variable(lines, trainable=False, shape=shape, name=name)
+        self.name = self.variable.name
+        for number, own in enumerate(self.on_devices()):
+            if number and owners.size > 1:
+                own.assign(self._pack(values(number), len(lines)))
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each chip has a part of the rows."""
+        return self._owners.size > 1
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[R, C]; R is unknown where it may grow."""
+        return tf.TensorShape([None if self._grows else self.rows, self.columns])
+
+    def like(self, row: np.ndarray) -> "RowLines":
+        """Creates as many other rows on the same chips, all of which begin as ``row``, float32 [C]."""
+        size = self._owners.size
+
+        def part(number: int) -> np.ndarray:
+            # No more than the rows that there are: what is behind them are the zeros that ``grow`` appends.
+            held = len(range(number, self.rows, size))
+            return np.broadcast_to(np.asarray(row, np.float32), [held, len(row)])
+
+        return RowLines(part, self.rows, len(row), self._owners, self._grows)
+
+    def on_devices(self) -> list[tf.Variable]:
+        """The variable of each chip."""
+        one = self.variable
+        return list(one.values) if isinstance(one, tf.distribute.DistributedValues) else [one]
+
+    # In a step.
+
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Some rows, int32 [U], as float32 [U, C]: on each chip all of them, also those that others hold."""
+        slots, is_held = self._slots(rows)
+        bits = tf.gather(self.variable, slots // self._each)[:, : self._each * self.columns]
+        if self._each > 1:
+            parts = tf.reshape(bits, [-1, self._each, self.columns])
+            bits = tf.reduce_sum(tf.where(self._place(slots), parts, 0), axis=1)
+        if is_held is not None:
+            # Of integers the sum of a number and zeros is the number, that of -0.0 and zeros too.
+            (bits,) = self._owners.all_reduce([tf.where(is_held[:, tf.newaxis], bits, 0)])
+        return tf.bitcast(bits, tf.float32)
+
+    def replace(self, rows: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> None:
+        """Replaces some rows, int32 [U], that are ``old`` by ``new``, float32 [U, C]; each chip those that it holds.
+
+        A row that is there several times is to change at one of them only.
+        """
+        slots, is_held = self._slots(rows)
+        change = tf.bitcast(new, tf.int32) - tf.bitcast(old, tf.int32)
+        if is_held is not None:
+            change = tf.where(is_held[:, tf.newaxis], change, 0)
+        if self._each > 1:
+            change = tf.where(self._place(slots), change[:, tf.newaxis], 0)
+            change = tf.reshape(change, [-1, self._each * self.columns])
+        change = tf.pad(change, [[0, 0], [0, self._line - self._each * self.columns]])
+        tf.raw_ops.ResourceScatterAdd(
+            resource=self.variable.handle, indices=slots // self._each, updates=change
+        )
+
+    def _slots(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The slots of rows, and which of these this chip holds, bool [U]; None: all."""
+        size = self._owners.size
+        return (rows, None) if size == 1 else (rows // size, rows % size == self._owners.number)
+
+    def _place(self, slots: tf.Tensor) -> tf.Tensor:
+        """Which of the places of its line each slot has, bool [U, k, 1]."""
+        return tf.one_hot(slots % self._each, self._each, True, False)[:, :, tf.newaxis]
+
+    # Between two steps.
+
+    def grow(self, size: int) -> None:
+        """Appends rows of zeros until there are ``size``."""
+        lines = self._lines(size)
+        for own in self.on_devices():
+            has = int(tf.raw_ops.VariableShape(input=own.handle)[0])
+            if has < lines:
+                own.assign(tf.pad(own.read_value(), [[0, lines - has], [0, 0]]))
+        self.rows = max(self.rows, size)
+
+    def set(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """Replaces some rows, each once, by ``values``, float32 [N, C]."""
+        rows, bits, size = np.asarray(rows), _bits(values), self._owners.size
+        for number, own in enumerate(self.on_devices()):
+            which = np.flatnonzero(rows % size == number) if size > 1 else np.arange(len(rows))
+            if not len(which):
+                continue
+            slots = rows[which] // size
+            lines, places = np.unique(slots // self._each, return_inverse=True)
+            # One of few sizes, each of which a TPU compiles for: the last line is written several times.
+            padded = np.pad(lines, (0, max(_FEW, 1 << (len(lines) - 1).bit_length()) - len(lines)), "edge")
+            content = np.array(own.sparse_read(padded))
+            columns = (slots % self._each)[:, np.newaxis] * self.columns + np.arange(self.columns)
+            content[places[:, np.newaxis], columns] = bits[which]
+            content[len(lines) :] = content[len(lines) - 1]
+            own.scatter_update(tf.IndexedSlices(content, padded))
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """The rows from ``begin`` to ``end``, float32."""
+        size = self._owners.size
+        first, last = begin // size, -(-end // size)
+        from_line, to_line = first // self._each, -(-last // self._each)
+        parts = []
+        for own in self.on_devices()[:size]:
+            lines = own.sparse_read(tf.range(from_line, to_line)).numpy()
+            slots = lines[:, : self._each * self.columns].reshape(-1, self.columns)
+            parts.append(slots[first - from_line * self._each : last - from_line * self._each])
+        together = parts[0] if size == 1 else np.stack(parts, axis=1).reshape(-1, self.columns)
+        return np.ascontiguousarray(together[begin - first * size : end - first * size]).view(np.float32)
+
+    def read_value(self) -> np.ndarray:
+        """All rows."""
+        return self.read(0, self.rows)
+
+    def assign(self, values: np.ndarray) -> None:
+        """Sets all rows, float32 [R, C]; raises ValueError where there are others than before and they do not grow."""
+        values = np.asarray(values)
+        if values.shape[1:] != (self.columns,) or not (self._grows or len(values) == self.rows):
+            raise ValueError(f"{self.name} has the shape {self.shape}, not {list(values.shape)}")
+        self.rows = len(values)
+        for number, own in enumerate(self.on_devices()):
+            own.assign(self.lines(values, number))
+
+    def lines(self, values: np.ndarray, number: int) -> np.ndarray:
+        """What a chip has where the rows are ``values``: int32, as its variable."""
+        held = values[number :: self._owners.size] if self.is_divided else values
+        return self._pack(held, self._lines(len(values)))
+
+    def _lines(self, rows: int) -> int:
+        """The number of lines that each chip has for so many rows of all."""
+        return max(1, -(-rows // (self._owners.size * self._each)))
+
+    def _pack(self, values: np.ndarray, lines: int) -> np.ndarray:
+        """Lines of some slots, the first ones; what is behind them is 0."""
+        content = np.zeros([lines, self._line], np.int32)
+        slots = np.zeros([lines * self._each, self.columns], np.int32)
+        slots[: len(values)] = _bits(values)
+        content[:, : self._each * self.columns] = slots.reshape(lines, -1)
+        return content
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.float32).view(np.int32)
