@@ -6,7 +6,8 @@
    processors.
 2. The optimizer's step alone, on gradients of those shapes: all blocks of a shape in one product, against a
    product for each block of each variable, and against whole variables without blocks.
-3. The step of the optimizer's relatives alone, statistics as often as by default, without roots.
+3. The step of the optimizer's relatives alone, statistics as often as by default, without roots; and the training
+   step with each of them, with roots, bases and inverses, as in 1.
 4. Bytes of statistics and roots beside PSO table 2.
 
     python benchmarks/bench_shampoo.py [--rounds 3] [--batches 4096,16384] [--json]
@@ -16,7 +17,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,8 +27,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
+from convergence_settings import OPTIMIZERS
 from own import make_model, median_ms
-from reference import REFERENCE, Size
+from reference import ADAGRAD, REFERENCE, Size
 
 from ctr.optim import state as optimizer_state
 from ctr.optim.adafactor_core import AdafactorCore
@@ -47,48 +49,89 @@ def settle(core: ShampooCore) -> None:
     core.state.exchanged_at.assign(SETTLED)
 
 
+def steps_in_turns(
+    size: Size, arms: Mapping[str, Mapping[str, Any]], rounds: int, turn: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Seconds of a training step of each arm, by turns, and their optimizers.
+
+    Args:
+        arms: changes to the reference model's configuration, by name.
+        turn: steps of one turn.
+    """
+    models = {name: make_model(size, changes) for name, changes in arms.items()}
+    feeds, config = next(iter(models.values())).feeds, TrainConfig()
+    numbers = config.ramps_at(10**9), config.rates_at(10**9)
+    cores = {name: getattr(model.state.dense_optimizer, "core", None) for name, model in models.items()}
+    for name, model in models.items():
+        for feed in feeds[:3]:
+            model.learn(feed, *numbers)
+        core = cores[name]
+        if isinstance(core, ShampooCore):
+            settle(core)
+        # A turn that is not timed: from it on, each takes in the roots of one exchange and sends another.
+        for number in range(turn + 1):
+            model.learn(feeds[number % len(feeds)], *numbers)
+    for core in cores.values():
+        if isinstance(core, ShampooCore):
+            core.host.seconds_waited = 0.0
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(rounds):
+        for name, model in models.items():
+            begun = time.perf_counter()
+            for number in range(turn):
+                model.learn(feeds[number % len(feeds)], *numbers).logit.numpy()
+            seconds[name].append((time.perf_counter() - begun) / turn)
+    return seconds, cores
+
+
+def overhead(seconds: Mapping[str, Sequence[float]], name: str) -> float:
+    """The median of what an arm adds to AdaGrad's step, round by round."""
+    return float(np.median(np.array(seconds[name]) / np.array(seconds["adagrad"]))) - 1.0
+
+
 def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str, float]:
     """Milliseconds of a step with AdaGrad and with Shampoo, roots included.
 
     Args:
         turn: steps of one; None: those from one exchange of roots to the next.
     """
-    models = {"adagrad": make_model(size), "shampoo": make_model(size, {})}
-    feeds, config = models["adagrad"].feeds, TrainConfig()
-    numbers = config.ramps_at(10**9), config.rates_at(10**9)
-    steps = {name: model.learn for name, model in models.items()}
-    cores = {name: model.state.dense_optimizer.core for name, model in models.items()}
-    for step in steps.values():
-        for feed in feeds[:3]:
-            step(feed, *numbers)
-    settle(cores["shampoo"])
     turn = turn or ShampooOptions().precondition_frequency
-    # A turn that is not timed: from it on, each takes in the roots of one exchange and sends another.
-    for number in range(turn + 1):
-        steps["shampoo"](feeds[number % len(feeds)], *numbers)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    waited = cores["shampoo"].timing()["seconds_waited"]
-    for _ in range(rounds):
-        for name, step in steps.items():
-            begun = time.perf_counter()
-            for number in range(turn):
-                step(feeds[number % len(feeds)], *numbers).logit.numpy()
-            seconds[name].append((time.perf_counter() - begun) / turn)
-    ratios = np.array(seconds["shampoo"]) / np.array(seconds["adagrad"])
-    timing, report = cores["shampoo"].timing(), cores["shampoo"].report()
+    seconds, cores = steps_in_turns(size, {"adagrad": ADAGRAD, "shampoo": {}}, rounds, turn)
+    core = cores["shampoo"]
+    timing, report = core.timing(), core.report()
     return {
         "batch": size.batch,
         "adagrad_ms": median_ms(seconds["adagrad"]),
         "shampoo_ms": median_ms(seconds["shampoo"]),
-        "overhead": float(np.median(ratios)) - 1.0,
-        "waited_ms_per_step": 1000 * (timing["seconds_waited"] - waited) / (rounds * turn),
+        "overhead": overhead(seconds, "shampoo"),
+        "waited_ms_per_step": 1000 * timing["seconds_waited"] / (rounds * turn),
         "roots_refreshed": report["refreshed"],
         "root_ms_per_step": 1000
         * timing["seconds_computing"]
         / max(report["refreshed"], 1)
-        * cores["shampoo"].layout.matrices
+        * core.layout.matrices
         / turn,
     }
+
+
+def family_training_step(size: Size, rounds: int) -> dict[str, Any]:
+    """What each of the family adds to AdaGrad's step, with all that is computed every so many steps."""
+    changes = {
+        "adagrad": ADAGRAD,
+        "shampoo": {},
+        "eigenvalue_corrected": {"shampoo": {"eigenvalue_correction": True}},
+        "soap": {"shampoo": {"momentum": 0.0, "nesterov": False, **OPTIMIZERS["soap"].options}},
+        "kl_shampoo": {"shampoo": {"factor_update": "kl", "beta2": 0.95}},
+        "kfac": {"rule": "kfac"},
+        "adafactor": {"rule": "adafactor"},
+    }
+    arms = {
+        name: change if change is ADAGRAD else {"optimizer": {"dense": change}}
+        for name, change in changes.items()
+    }
+    seconds, _ = steps_in_turns(size, arms, rounds, ShampooOptions().precondition_frequency)
+    added = {name: overhead(seconds, name) for name in seconds if name != "adagrad"}
+    return {"batch": size.batch, "adagrad_ms": median_ms(seconds["adagrad"]), "overhead": added}
 
 
 def lay_out_singly(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
@@ -208,6 +251,7 @@ def main() -> None:
         "memory": memory(),
         "optimizer_step": [optimizer_step(arguments.rounds, size) for size in (256, 128, 64)],
         "family_step": family_step(arguments.rounds),
+        "family_training_step": family_training_step(REFERENCE, arguments.rounds),
         "training_step": [
             training_step(replace(REFERENCE, batch=int(batch)), arguments.rounds)
             for batch in arguments.batches.split(",")
@@ -234,6 +278,11 @@ def main() -> None:
     print(
         "optimizers alone, without roots: "
         + ", ".join(f"{k} {v:.1f}" for k, v in result["family_step"].items())
+    )
+    family = result["family_training_step"]
+    print(
+        f"added to AdaGrad's step of {family['adagrad_ms']:.1f} ms at batch {family['batch']}: "
+        + ", ".join(f"{name} {added:.1%}" for name, added in family["overhead"].items())
     )
     found = result["memory"]
     print(f"memory, {found['weights'] / 1e6:.2f}M weights in matrices:")
