@@ -25,8 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests
+from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.documents import read_json_object
 from ctr.io.hashing import splitmix64
 from ctr.simulator.config import SimulatorConfig

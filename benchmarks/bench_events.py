@@ -30,8 +30,9 @@ import pyarrow.parquet as pq
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import pack_ids, read_manifests, read_shard
+from ctr.data.log import read_manifests
 from ctr.data.parquet_files import parquet_bytes
+from ctr.data.shards import pack_ids, read_shard
 from ctr.pipelines.events.batch import ingest_events
 
 FEATURES, BUCKETS, ZIPF = 26, 100_000, 1.2

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from ctr.data.log import pack_ids
 from ctr.data.parquet_files import parquet_bytes
+from ctr.data.shards import pack_ids
 from ctr.io.files import write_atomic_bytes
 
 INTERVAL, WINDOW, DELAY = 10, 5, 3

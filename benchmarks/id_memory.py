@@ -25,8 +25,9 @@ from matplotlib.figure import Figure
 from reference import table
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.compare import compare
 from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 
 QUERY_ROWS = 4
 IDS = {"user": 40, "item": 60, "hour": 24, "noise": 500}

@@ -10,9 +10,9 @@ from ctr.data.id_counts import BoundedCounts
 from ctr.data.inspection import shared_buckets
 from ctr.data.inspection_text import SHARED, collision_text
 from ctr.data.kept_values import has_raw_values
-from ctr.data.log import unpack_ids
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import MISSING_ID, Schema
+from ctr.data.shards import unpack_ids
 
 _MARKED = 2**24
 """Up to so many buckets each one is marked, a byte each; of more the number of ids is estimated."""

@@ -20,8 +20,9 @@ import pytest
 from ctr import __version__
 from ctr.cli import main
 from ctr.config import load_model
-from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests
+from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.training.config import TrainConfig
 from ctr.training.preflight import check_run
 

@@ -139,6 +139,20 @@ def test_one_worker_is_this_process(place, launched, capfd):
     assert launched == []
 
 
+@pytest.mark.slow
+def test_the_result_of_a_finished_run_needs_neither_tensorflow_nor_arrow(place, fresh_python, root):
+    assert main(train("--json")) == 0
+    script = f"""
+import sys
+from ctr.cli import main
+print("status", main({train("--json")!r}), sorted({{"tensorflow", "pyarrow", "pandas"}} & set(sys.modules)))
+"""
+    lines = fresh_python("-c", script, cwd=place, path=root).stdout.splitlines()
+    assert lines[-1] == "status 0 []"
+    summary = json.loads((place / "run" / "summary.json").read_text())
+    assert json.loads("\n".join(lines[:-1]))["logloss"] == summary["logloss"]
+
+
 def test_logs_of_workers_alone_make_no_run_directory_of_another_kind(place, launched):
     (place / "run" / "workers").mkdir(parents=True)
     assert main(train("--workers", "2")) == 0

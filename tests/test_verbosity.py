@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from ctr.cli import main
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9, width=2),))
 

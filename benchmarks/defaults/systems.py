@@ -19,8 +19,9 @@ import pyarrow as pa
 import tensorflow as tf
 
 from ctr.config import apply_settings, parse_model
-from ctr.data.log import create_log, pack_ids, publish_partition, shard_schema
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition, shard_schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import read_run
 from ctr.io.errors import InputError

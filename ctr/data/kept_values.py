@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator
 
-from ctr.data.log import Manifest, manifest_bytes, read_manifests, unpack_ids
+from ctr.data.log import Manifest, manifest_bytes, read_manifests
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.data.shards import unpack_ids
 from ctr.io.files import write_atomic_bytes
 
 FOLDER = "values"

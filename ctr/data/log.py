@@ -1,47 +1,35 @@
-"""The example log on disk: immutable shards, and one manifest per published partition.
+"""The example log on disk: its schema, and one manifest per published partition, which names immutable shards.
 
 ::
 
     LOG/schema.json                      the features (schema.py)
     LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and its own hash
-    LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id)
+    LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id) (shards.py)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
     LOG/values/                          the raw values behind ids, where they are kept (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is
 created exclusively. So a partition is there whole or not at all, also with several publishers, and
 publishing it again gives the same bytes.
-
-Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC),
-``label`` (int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued
-features, little-endian, packed in one fixed-size binary), and a list of ids for each multivalent
-feature. Ids are int32, or int64 in a log that has a feature whose ids grow.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.lost_partitions import partitions_in, published_partitions
-from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
-from ctr.data.row_order import check_order, key_at
-from ctr.data.schema import MISSING_ID, Schema, differing_features
+from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import (
     check_output_folder,
     create_exclusively,
-    file_sha256,
     is_temporary,
     names_in,
-    write_atomic_bytes,
 )
 
 MAX_TIME_US = 2**62
@@ -49,35 +37,6 @@ _FORMAT = 1
 # Of schema.json. The first one had the features alone: no rules of derived columns, and numbers as they were written.
 # The second one has buckets for all features; still written for these, so that their logs can be appended to.
 _FIRST_SCHEMA_FORMAT, _BUCKETS_SCHEMA_FORMAT, _SCHEMA_FORMAT = 1, 2, 3
-
-
-def shard_schema(schema: Schema) -> pa.Schema:
-    """The Arrow schema of the shards of a log with these features."""
-    keys = ("query_time", "timestamp", "query_id", "example_id")
-    fields = [pa.field(name, pa.int64(), nullable=False) for name in keys]
-    fields.append(pa.field("label", pa.int8(), nullable=False))
-    fields += [pa.field(name, pa.float32(), nullable=False) for name in ("train_weight", "metric_weight")]
-    if schema.single_valued:
-        width = schema.id_type.itemsize * len(schema.single_valued)
-        fields.append(pa.field(IDS_COLUMN, pa.binary(width), nullable=False))
-    item = pa.field("item", pa.from_numpy_dtype(schema.id_type), nullable=False)
-    fields += [pa.field(name, pa.list_(item), nullable=False) for name in schema.multivalent]
-    return pa.schema(fields)
-
-
-def pack_ids(ids: np.ndarray) -> pa.Array:
-    """Ids [N, F], int32 or int64, as the packed column of a shard."""
-    rows, features = ids.shape
-    content = np.ascontiguousarray(ids, dtype=ids.dtype.newbyteorder("<"))
-    width = ids.itemsize * features
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), rows, [None, pa.py_buffer(content)])
-
-
-def unpack_ids(column: pa.FixedSizeBinaryArray, schema: Schema) -> np.ndarray:
-    """The inverse of ``pack_ids``, without a copy."""
-    features = len(schema.single_valued)
-    flat = np.frombuffer(column.buffers()[1], dtype=schema.id_type.newbyteorder("<"))
-    return flat[column.offset * features : (column.offset + len(column)) * features].reshape(-1, features)
 
 
 class ShardEntry(StrictModel):
@@ -132,7 +91,7 @@ class Manifest(StrictModel):
         for index, shard in enumerate(self.shards):
             if not self.start <= shard.first_query_time <= shard.last_query_time < self.end:
                 raise ValueError(f"the times of shard {shard.file} lie outside the partition")
-            if shard.file != _shard_file(self.name, index, shard.sha256):
+            if shard.file != shard_file(self.name, index, shard.sha256):
                 raise ValueError(
                     f"shard {index} is {shard.file}: not the name of that shard of this partition"
                 )
@@ -142,7 +101,8 @@ class Manifest(StrictModel):
         return self
 
 
-def _shard_file(partition: str, index: int, sha256: str) -> str:
+def shard_file(partition: str, index: int, sha256: str) -> str:
+    """The name of a shard of a partition, by its number and its content."""
     # The hash in the name lets two publishers of different content not overwrite each other's shard.
     return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
 
@@ -228,132 +188,6 @@ def read_schema_file(path: Path, absent: str) -> Schema:
     return schema
 
 
-def publish_partition(
-    folder: Path,
-    schema: Schema,
-    start: int,
-    end: int,
-    rows: pa.Table,
-    counters: dict[str, int] | None = None,
-    shard_rows: int = 1_000_000,
-) -> Manifest:
-    """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_partition``, then the manifest.
-
-    Raises:
-        InputError: see ``stage_partition`` and ``publish_manifest``.
-    """
-    manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows)
-    publish_manifest(folder, manifest)
-    return manifest
-
-
-def stage_partition(
-    folder: Path,
-    schema: Schema,
-    start: int,
-    end: int,
-    rows: pa.Table,
-    counters: dict[str, int] | None = None,
-    shard_rows: int = 1_000_000,
-    write: bool = True,
-) -> Manifest:
-    """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
-
-    Args:
-        rows: the partition's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
-            (query, example_id) twice.
-        counters: the partition's input, counted by its outcome; kept in the manifest.
-        shard_rows: a new shard starts at the first query boundary after this many rows.
-        write: False only makes the manifest.
-
-    Returns:
-        The manifest that publishes it.
-
-    Raises:
-        InputError: rows out of order or outside the partition, or not under the log's schema.
-    """
-    name = f"partition [{start}, {end}) of {folder}"
-    if not 0 <= start < end <= MAX_TIME_US:
-        raise InputError(f"{name}: start must be below end, both from 0 to {MAX_TIME_US} microseconds")
-    found = read_schema(folder).version
-    if found != schema.version:
-        raise InputError(
-            f"{name}: the rows were made under schema {schema.version}, the log has schema {found}"
-        )
-    try:
-        rows = rows.cast(shard_schema(schema)).combine_chunks()
-    except (pa.ArrowException, ValueError) as error:
-        raise InputError(f"{name}: the rows are not under the log's schema: {error}") from None
-    begins = check_order(rows, name)
-    times = rows.column("query_time").to_numpy()
-    if len(times) and not start <= times[0] <= times[-1] < end:
-        raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
-    stem = f"{start:019d}-{end:019d}"
-    # Both take about as long, most of it outside Python.
-    with ThreadPoolExecutor(1, "count-ids") as counting:
-        distinct = counting.submit(_distinct_ids, rows, schema)
-        shards = _write_shards(folder, schema, stem, rows, begins, shard_rows, write)
-    return Manifest(
-        start=start,
-        end=end,
-        schema_version=schema.version,
-        rows=rows.num_rows,
-        queries=len(begins),
-        clicks=int(rows.column("label").to_numpy().sum()),
-        shards=shards,
-        counters=dict(counters or {}),
-        distinct=distinct.result(),
-    )
-
-
-def _write_shards(
-    folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int, write: bool
-) -> tuple[ShardEntry, ...]:
-    """Writes the shards of sorted rows, whose queries begin at ``begins``, unless they are there already."""
-    times = rows.column("query_time").to_numpy()
-    shards: list[ShardEntry] = []
-    for index, (first, last) in enumerate(_shard_ranges(begins, len(times), shard_rows)):
-        part = rows.slice(first, last - first)
-        content = parquet_bytes(part, schema.id_type == np.int32)
-        digest = hashlib.sha256(content).hexdigest()
-        file = _shard_file(stem, index, digest)
-        path = folder / "shards" / file
-        if write and (not path.exists() or file_sha256(path) != digest):
-            write_atomic_bytes(path, content)
-        shards.append(
-            ShardEntry(
-                file=file,
-                rows=last - first,
-                queries=int(np.count_nonzero((begins >= first) & (begins < last))),
-                first_query_time=int(times[first]),
-                last_query_time=int(times[last - 1]),
-                bytes=len(content),
-                sha256=digest,
-            )
-        )
-    return tuple(shards)
-
-
-def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
-    """Of each feature whose ids grow, how many different ones there are."""
-    # Loaded here: commands that need no tables start sooner.
-    import pandas as pd
-
-    if not schema.growing or not rows.num_rows:
-        return dict.fromkeys(schema.growing, 0)
-    single = schema.single_valued
-    matrix = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), schema) if single else None
-    counts = {}
-    for name in schema.growing:
-        if name in single:
-            assert matrix is not None
-            ids = matrix[:, single.index(name)]
-        else:
-            ids = rows.column(name).combine_chunks().flatten().to_numpy()
-        counts[name] = int(np.count_nonzero(pd.unique(ids) != MISSING_ID))
-    return counts
-
-
 def check_no_overlap(folder: Path, start: int, end: int) -> None:
     """Raises InputError when a published partition overlaps [start, end) without being the same."""
     for other in list_partitions(folder):
@@ -400,15 +234,6 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
     return parse_model(Manifest, parse_sealed(content, where), where)
 
 
-def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tuple[int, int]]:
-    first = 0
-    while first < rows:
-        next_query = np.searchsorted(begins, first + shard_rows)
-        last = int(begins[next_query]) if next_query < len(begins) else rows
-        yield first, last
-        first = last
-
-
 def list_partitions(folder: Path) -> list[tuple[int, int]]:
     """The published partitions (start, end) in order of time, from the names of the manifests."""
     return partitions_in(folder / "manifests")
@@ -443,32 +268,6 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
     """Hashes the content of a whole log: its manifests, which have the hashes of the shards."""
     content = (json_bytes(manifest.model_dump(mode="json")) for manifest in manifests)
     return hashlib.sha256(b"".join(content)).hexdigest()
-
-
-def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
-    """Reads a shard after verifying its bytes; nothing of a damaged shard is returned.
-
-    Raises:
-        InputError: missing, truncated or changed file, or one that does not hold what the manifest says.
-    """
-    path = folder / "shards" / entry.file
-    table = read_verified_parquet(path, entry.bytes, entry.sha256)
-    expected = shard_schema(schema)
-    if table.column_names != expected.names:
-        raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")
-    table = cast_table(path, table, expected)
-    if table.num_rows != entry.rows:
-        raise InputError(f"{path}: holds {table.num_rows} rows, the manifest says {entry.rows}")
-    queries = len(check_order(table, str(path)))
-    if queries != entry.queries:
-        raise InputError(f"{path}: holds {queries} queries, the manifest says {entry.queries}")
-    times = key_at(table, 0)[0], key_at(table, -1)[0]
-    if times != (entry.first_query_time, entry.last_query_time):
-        raise InputError(
-            f"{path}: holds query times from {times[0]} to {times[1]}, the manifest says "
-            f"{entry.first_query_time} to {entry.last_query_time}"
-        )
-    return table
 
 
 class PublishedPartitions:

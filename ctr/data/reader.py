@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import MAX_TIME_US, Manifest, read_shard, unpack_ids
+from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import Key, check_goes_on, key_at
 from ctr.data.schema import Schema, id_bounds
+from ctr.data.shards import read_shard, unpack_ids
 
 # Gradients grow with the weights, and their squares, summed over a pass, must stay within float32.
 LARGEST_WEIGHT = 1e9
@@ -132,7 +133,7 @@ def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
 
 
 def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
-    """Converts a shard's table (``ctr.data.log.read_shard``) to arrays, with its faulty rows marked."""
+    """Converts a shard's table (``ctr.data.shards.read_shard``) to arrays, with its faulty rows marked."""
     count = table.num_rows
     columns: dict[str, np.ndarray] = {name: table.column(name).to_numpy() for name in KEYS}
     for name in ("label", "train_weight", "metric_weight"):

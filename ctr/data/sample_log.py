@@ -21,20 +21,11 @@ import pyarrow as pa
 
 from ctr.config import StrictModel, differing_keys, dump_yaml, load_record
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
-from ctr.data.log import (
-    Manifest,
-    check_log,
-    create_log,
-    list_partitions,
-    publish_partition,
-    read_manifests,
-    read_schema,
-    read_shard,
-    shard_schema,
-)
+from ctr.data.log import Manifest, check_log, create_log, list_partitions, read_manifests, read_schema
 from ctr.data.reader import rows_of_table
 from ctr.data.sampling import LowVisibility, SamplingConfig, condition_names, decide
 from ctr.data.schema import Schema
+from ctr.data.shards import publish_partition, read_shard, shard_schema
 from ctr.data.sidecar import (
     align_sidecar,
     list_sidecars,

@@ -16,8 +16,6 @@ import re
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 Cast = Literal["text", "integer", "number"]
 
@@ -54,30 +52,3 @@ def float_text(value: float | np.floating) -> str:
         # The shortest digits of the narrow number, not of the float64 that equals it; laid out as Python does.
         return repr(float(np.format_float_scientific(value, unique=True)))
     return repr(float(value))
-
-
-def may_spell(strings: pa.Array) -> bool:
-    """Whether a string of an Arrow array may have another spelling: a quick test that excludes most columns."""
-    content = strings.buffers()[2]
-    # One byte is found many times faster than two.
-    return content is not None and b"." in (found := content.to_pybytes()) and b".0" in found
-
-
-def spell_array(strings: pa.Array) -> pa.Array:
-    """Arrow strings, each as a category spells it; null stays null."""
-    if not may_spell(strings):
-        return strings
-    return pc.replace_substring_regex(strings, WHOLE, WHOLE_SPELLED)
-
-
-def text_array(values: pa.Array) -> pa.Array:
-    """The text of each value of an Arrow array of strings, integers, decimals, truth values or floats; NaN is null."""
-    kind = values.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return values
-    if not pa.types.is_floating(kind):
-        return values.cast(pa.string())
-    encoded = pc.dictionary_encode(values.cast(pa.float32()) if pa.types.is_float16(kind) else values)
-    distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
-    texts = pa.array([float_text(number) or None for number in distinct], pa.string())
-    return texts.take(encoded.indices)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import pack_ids, shard_schema
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
+from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.transform import transform_table
 from ctr.simulator.clicks import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.data.log import read_manifests, read_shard
+from ctr.data.log import read_manifests
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.io.files import write_atomic

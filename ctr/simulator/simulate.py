@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.config import dump_yaml, load_record
-from ctr.data.log import Manifest, create_log, publish_partition
+from ctr.data.log import Manifest, create_log
+from ctr.data.shards import publish_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively

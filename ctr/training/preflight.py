@@ -11,14 +11,12 @@ from typing import Any
 
 from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
 from ctr.data.schema import Schema
-from ctr.data.sidecar import SidecarHash
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import INIT_FROM, check_config, check_run_folder, check_schema
-from ctr.training.run.record import check_record, record_predictions
 
 
 class LearningError(InputError):
@@ -165,6 +163,9 @@ def check_run(
     logs = open_logs(log, config)
     config = logs.config
     if record is not None:
+        # Loaded here, as further down: without Arrow, a finished run's summary is shown sooner.
+        from ctr.training.run.record import check_record
+
         check_record(log, config, run_dir, record)
     if source is not None:
         needs_warm_start(run_dir, source)
@@ -200,6 +201,8 @@ def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: s
     if failure := summary.get("learning_failure"):
         raise LearningError(f"{run_dir}: {failure}", result)
     if record is not None:
+        from ctr.training.run.record import record_predictions
+
         result["recorded"] = record_predictions(log, run_dir, record, summary["log_rows"])
     if (begun := read_warm_start(run_dir)) is not None:
         result["init_from"] = begun
@@ -221,13 +224,19 @@ def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] 
         "constraint_logs_sha256": {
             name: log_sha256(other.manifests) for name, other in logs.constraint_logs.items()
         },
-        "sidecars_sha256": {
-            role: SidecarHash(of.path, name).until()
-            for role, (of, name) in sidecar_logs(logs, config).items()
-        },
+        "sidecars_sha256": _sidecar_hashes(logs, config),
         "log_rows": logs.log.rows,
     }
     return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
+
+
+def _sidecar_hashes(logs: Logs, config: TrainConfig) -> dict[str, str]:
+    read = sidecar_logs(logs, config)
+    if not read:
+        return {}
+    from ctr.data.sidecar import SidecarHash
+
+    return {role: SidecarHash(of.path, name).until() for role, (of, name) in read.items()}
 
 
 def read_warm_start(run_dir: Path) -> dict[str, Any] | None:

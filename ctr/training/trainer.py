@@ -10,9 +10,9 @@ import pyarrow as pa
 import tensorflow as tf
 
 from ctr.data.batches import set_rejects_apart
-from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, Rows, rows_of_table
 from ctr.data.schema import Schema
+from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
 from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.config import TrainConfig

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.kept_values import VALUE_PREFIX, without_values
-from ctr.data.log import shard_schema, unpack_ids
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import sort_rows
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
+from ctr.data.shards import shard_schema, unpack_ids
 from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA
 

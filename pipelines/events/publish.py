@@ -29,10 +29,10 @@ from ctr.data.log import (
     manifest_path,
     parse_manifest,
     publish_manifest,
-    stage_partition,
 )
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record, low_visibility_ids
+from ctr.data.shards import stage_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError

@@ -1,6 +1,6 @@
 """From raw events to tables: parses keys, transforms features to ids, and rejects bad events one by one.
 
-An impression is a row of a shard (``ctr.data.log.shard_schema``) without its label yet, followed by the raw values
+An impression is a row of a shard (``ctr.data.shards.shard_schema``) without its label yet, followed by the raw values
 that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click is ``impression_id, time,
 arrival`` (int64). Times are microseconds, UTC.
 """
@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
-from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.schema import MISSING_ID
+from ctr.data.shards import shard_schema
 from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError

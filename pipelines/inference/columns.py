@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.spelling import text_array
+from ctr.data.text_arrays import text_array
 from ctr.pipelines.rows.convert import is_text, parse_numbers
 
 NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")

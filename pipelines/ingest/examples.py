@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
-from ctr.data.log import shard_schema
 from ctr.data.mapping import Mapping
+from ctr.data.shards import shard_schema
 from ctr.data.string_ids import string_ids
 from ctr.data.transform import pack_table
 from ctr.pipelines.rows.chunks import Chunk

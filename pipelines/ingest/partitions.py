@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.kept_values import partition_values, values_path, write_values
-from ctr.data.log import Manifest, is_published, stage_partition
+from ctr.data.log import Manifest, is_published
 from ctr.data.mapping import Mapping
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
+from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, is_temporary
@@ -157,7 +158,7 @@ def examples_of(table: pa.Table) -> pa.Table:
 
 
 def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool = True) -> Manifest:
-    """``ctr.data.log.stage_partition`` for a partition of ``sorted_partitions``; values that are kept come first."""
+    """``ctr.data.shards.stage_partition`` for a partition of ``sorted_partitions``; values that are kept come first."""
     manifest = stage_partition(
         out,
         mapping.feature_schema,

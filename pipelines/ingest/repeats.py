@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import unpack_ids
 from ctr.data.mapping import Mapping
 from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.shards import unpack_ids
 
 _SHORTEST, _LONGEST = 64, 8192
 _WARNED_SHARE = 0.01

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from ctr.data.mapping import Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.spelling import spell_array
 from ctr.data.string_ids import string_ids
+from ctr.data.text_arrays import spell_array
 from ctr.io.errors import InputError
 
 FIRST_TIME = "1970-01-01"

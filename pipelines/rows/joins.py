@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.mapping import Join
-from ctr.data.spelling import spell_array, text_array
+from ctr.data.text_arrays import spell_array, text_array
 from ctr.io.errors import InputError
 
 

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from ctr.data.derived import Derived
 from ctr.data.mapping import Mapping, Time
-from ctr.data.spelling import CAST_NAMES, CASTS, spell_array, text_array
+from ctr.data.spelling import CAST_NAMES, CASTS
+from ctr.data.text_arrays import spell_array, text_array
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import (

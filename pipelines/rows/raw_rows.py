@@ -25,8 +25,8 @@ from ctr.data.mapping import (
     Time,
 )
 from ctr.data.schema import Schema
-from ctr.data.spelling import text_array
 from ctr.data.string_ids import string_ids
+from ctr.data.text_arrays import text_array
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import is_text

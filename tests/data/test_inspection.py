@@ -12,10 +12,11 @@ import pytest
 from ctr.cli import main
 from ctr.data.inspection import Period, Span, inspect_log, shared_buckets
 from ctr.data.inspection_text import inspection_text, log_warnings
-from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests
+from ctr.data.log import create_log, read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data import joined_sidecar
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
-from ctr.data.log import Manifest, create_log, pack_ids, publish_partition, read_manifests
+from ctr.data.log import Manifest, create_log, read_manifests
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError

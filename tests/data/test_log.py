@@ -14,21 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.log import (
-    check_log,
-    create_log,
-    list_partitions,
-    log_sha256,
-    pack_ids,
-    publish_partition,
-    read_manifests,
-    read_schema,
-    read_shard,
-    shard_schema,
-    unpack_ids,
-)
+from ctr.data.log import check_log, create_log, list_partitions, log_sha256, read_manifests, read_schema
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
+from ctr.data.shards import pack_ids, publish_partition, read_shard, shard_schema, unpack_ids
 from ctr.data.transform import transform_table, transform_tensors
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError

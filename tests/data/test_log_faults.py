@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests, read_schema, shard_schema
+from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Category, Number, Schema, StepBuckets
+from ctr.data.shards import pack_ids, publish_partition, shard_schema
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.stream import Selection, check_selection, read_selection
 from ctr.io.documents import sealed_bytes

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests, unpack_ids
+from ctr.data.log import create_log, read_manifests
 from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition, unpack_ids
 from ctr.io.errors import InputError
 
 SCHEMA = Schema(

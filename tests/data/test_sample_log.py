@@ -12,19 +12,12 @@ import pytest
 from ctr.config import parse_model
 from ctr.data import sample_log
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.log import (
-    Manifest,
-    create_log,
-    publish_partition,
-    read_manifests,
-    read_schema,
-    read_shard,
-    shard_schema,
-)
+from ctr.data.log import Manifest, create_log, read_manifests, read_schema
 from ctr.data.reader import read_rows
 from ctr.data.sample_log import applied_samplings, write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
+from ctr.data.shards import publish_partition, read_shard, shard_schema
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
 from ctr.data.transform import pack_table
 from ctr.eval.logistic import row_logloss

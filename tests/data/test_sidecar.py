@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import Manifest, create_log, publish_partition
+from ctr.data.log import Manifest, create_log
 from ctr.data.schema import Schema
+from ctr.data.shards import publish_partition
 from ctr.data.sidecar import (
     SidecarHash,
     align_sidecar,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.feature_ops import spell_numbers
 from ctr.data.schema import Schema
-from ctr.data.spelling import float_text, spell, spell_array, text_array
+from ctr.data.spelling import float_text, spell
+from ctr.data.text_arrays import spell_array, text_array
 from ctr.io.errors import InputError
 
 CHANGED = {

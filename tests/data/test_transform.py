@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.feature_ops import growing_ids
-from ctr.data.log import shard_schema, unpack_ids
 from ctr.data.schema import Schema
+from ctr.data.shards import shard_schema, unpack_ids
 from ctr.data.string_ids import string_ids
 from ctr.data.transform import pack_table, transform_table, transform_tensors
 from ctr.io.errors import InputError

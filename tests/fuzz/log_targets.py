@@ -10,9 +10,10 @@ import pyarrow as pa
 from target import FEATURES, Parse, Prepare, put, require_usable
 
 from ctr.config import parse_model
-from ctr.data.log import read_manifests, read_schema, read_shard, schema_bytes
+from ctr.data.log import read_manifests, read_schema, schema_bytes
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import SidecarHash, read_sidecar_partition, write_sidecar_partition
 from ctr.io.documents import parse_sealed, sealed_bytes
 from ctr.io.errors import InputError

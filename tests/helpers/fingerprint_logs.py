@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.kept_values import write_values
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.hashing import splitmix64
 from small_runs import INTERVALS, Examples
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import create_log, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Schema
+from ctr.data.shards import publish_partition
 
 ENDS = (0, 80_000, 160_000, 240_000)
 # So that roots are in flight wherever a partition ends.

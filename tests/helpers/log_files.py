@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ctr.data.log import Manifest, read_manifests, read_schema, read_shard, unpack_ids
+from ctr.data.log import Manifest, read_manifests, read_schema
+from ctr.data.shards import read_shard, unpack_ids
 
 
 def digests(folder: Path) -> dict[str, str]:

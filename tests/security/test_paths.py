@@ -11,7 +11,8 @@ import pytest
 import small_runs
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventSampling, EventTeacher
-from ctr.data.log import read_manifests, read_schema, read_shard
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import read_sidecar_partition, sidecar_folder, write_sidecar_partition
 from ctr.experiments.config import ExperimentConfig
 from ctr.experiments.plan import PlannedRun, PlannedTeacher

@@ -6,9 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ctr.data.log import create_log, publish_partition
+from ctr.data.log import create_log
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
+from ctr.data.shards import publish_partition
 from model_cases import MODELS, SCHEMA, Case, draw_raw, make_case, packed_table
 
 

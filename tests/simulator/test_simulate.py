@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import read_manifests, unpack_ids
+from ctr.data.log import read_manifests
+from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.simulator.config import DAY_US, SimulatorConfig

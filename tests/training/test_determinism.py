@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 import growing_logs
-from ctr.data.log import read_manifests, read_shard
+from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 
 # Arrow computes on as many threads as OMP's variable says; sets of texts have the order of the hash seed.

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
-from ctr.data.log import create_log, pack_ids, publish_partition, read_schema
+from ctr.data.log import create_log, read_schema
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig

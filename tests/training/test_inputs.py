@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log
 from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.run_files import read_constraint_metrics
 from ctr.io.errors import InputError
 from ctr.training.loop import train

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import numerical_faults
-from ctr.data.log import read_manifests, read_shard
+from ctr.data.log import read_manifests
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.eval.report import render_report
 from ctr.io.errors import InputError

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr.data.log import read_manifests, read_shard
+from ctr.data.log import read_manifests
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.feed import Feed

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import read_manifests, read_shard
+from ctr.data.log import read_manifests
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.models.rows import padded_size

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train

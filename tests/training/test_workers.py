@@ -15,9 +15,10 @@ import tensorflow as tf
 
 import fingerprint_logs
 from ctr.config import parse_model
-from ctr.data.log import read_manifests, read_shard
+from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.training.run import checkpoint
 from small_runs import SCHEMA, SMALL, draw_examples, merged, publish

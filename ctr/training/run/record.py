@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
+from ctr.data.log import Manifest, read_manifests, read_schema
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import sidecar_folder, write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig

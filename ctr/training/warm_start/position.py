@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.log import log_sha256, read_shard
+from ctr.data.log import log_sha256
 from ctr.data.schema import Schema
+from ctr.data.shards import read_shard
 from ctr.io.errors import InputError
 from ctr.training.inputs import Inputs
 from ctr.training.preflight import Log

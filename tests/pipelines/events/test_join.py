@@ -11,8 +11,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.log import pack_ids, shard_schema, unpack_ids
 from ctr.data.schema import Schema
+from ctr.data.shards import pack_ids, shard_schema, unpack_ids
 from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, join_partition
 from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions, split_by_partition
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import event_files
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import pack_ids, unpack_ids
+from ctr.data.shards import pack_ids, unpack_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.events.read import Unit, line_reader, read_unit
 from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, Prepared, impression_schema, prepare

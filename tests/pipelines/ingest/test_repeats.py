@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raw_logs
-from ctr.data.log import pack_ids
 from ctr.data.mapping import Mapping
+from ctr.data.shards import pack_ids
 from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.ingest.run import ingest
 

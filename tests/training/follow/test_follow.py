@@ -17,9 +17,10 @@ import pytest
 import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
-from ctr.data.log import PublishedPartitions, manifest_bytes, read_manifests, read_shard
+from ctr.data.log import PublishedPartitions, manifest_bytes, read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.analysis.speed import RunningMedian

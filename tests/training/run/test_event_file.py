@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from ctr.data.log import publish_partition
+from ctr.data.shards import publish_partition
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
 from growing_logs import outcome

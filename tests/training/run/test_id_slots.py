@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import publish_partition
 from ctr.eval.run_files import read_timeline
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, open_session, train

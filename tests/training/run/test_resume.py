@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import publish_partition
+from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, train

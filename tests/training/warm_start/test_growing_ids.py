@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.hashing import splitmix64
 from ctr.models.embeddings import new_rows
 from ctr.training.config import TrainConfig

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 import killed_warm_start
-from ctr.data.log import create_log, pack_ids, publish_partition, read_schema
+from ctr.data.log import create_log, read_schema
 from ctr.data.schema import Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.follow.watch import Polling, follow
