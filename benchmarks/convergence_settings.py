@@ -35,6 +35,7 @@ class Optimizer:
         accumulator: whether the initial accumulator is one of its options; else it is not tuned.
         start: where the search for its rate begins, as in ``convergence_search.Point``: near the default of the paper
             or the library that it is from.
+        rows: ``optimizer.embeddings.rule``.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Optimizer:
     options: Mapping[str, Any] = field(default_factory=dict)
     accumulator: bool = True
     start: int = 2
+    rows: str = "adagrad"
 
 
 _ADAM = {"grafting": "adam", "beta1": 0.9, "grafting_beta2": 0.999}
@@ -56,6 +58,7 @@ OPTIMIZERS = {
     "adagrad_nesterov": Optimizer("AdaGrad + Nesterov", False, True),
     "shampoo": Optimizer("Shampoo", True, False),
     "shampoo_nesterov": Optimizer("Shampoo + Nesterov", True, True),
+    "shampoo_one_sided": Optimizer("Shampoo, one-sided for tables", True, False, rows="one_sided"),
     "adam": Optimizer("Adam", False, False, options=_ADAM, accumulator=False, start=-6),
     "muon": Optimizer("Muon", False, False, "muon", accumulator=False, start=-6),
     "shampoo_quarter": Optimizer("Shampoo, exponents 1/4", True, False, options={"exponent_override": None}),
@@ -262,6 +265,7 @@ def train_config(
         "model": {"network_loss": "joint", "init_scale": 0.05, **plan.model},
         "optimizer": {
             "embeddings": {
+                "rule": optimizer.rows,
                 **{"learning_rate": values["embedding"], "initial_accumulator": 0.1},
                 **{"linear_learning_rate": 0.1, "linear_initial_accumulator": 0.1},
             },
