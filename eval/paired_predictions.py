@@ -18,6 +18,7 @@ from ctr.eval.prediction_difference import PredictionDifference, join_prediction
 from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.io.errors import InputError
 
+ALWAYS = (-math.inf, math.inf)
 _COLUMNS = ("example_id", "query_id", "query_time", "logit")
 
 
@@ -40,13 +41,16 @@ class PairedPredictions:
     only_b: int
 
 
-def pair_predictions(run_a: Path, run_b: Path, late_from: float = math.inf) -> PairedPredictions:
+def pair_predictions(
+    run_a: Path, run_b: Path, late_from: float = math.inf, between: tuple[float, float] = ALWAYS
+) -> PairedPredictions:
     """Join what two runs predicted.
 
     Args:
         run_a: a run directory.
         run_b: another over the same log.
         late_from: query time, in microseconds, with which the late part of the pass begins.
+        between: the first query time that counts, and the first one behind; of others nothing is joined or counted.
 
     Raises:
         InputError: a file is damaged or not in the order of the log.
@@ -55,16 +59,22 @@ def pair_predictions(run_a: Path, run_b: Path, late_from: float = math.inf) -> P
     whole, late = PredictionDifference(), PredictionDifference()
     only_a = only_b = 0
     stream_a, stream_b = PredictionStream(run_a, _COLUMNS), PredictionStream(run_b, _COLUMNS)
-    read_up_to = -math.inf
-    while read_up_to < math.inf:
-        stream_a.read_beyond(read_up_to)
-        stream_b.read_beyond(read_up_to)
-        state = whole if read_up_to < late_from else late
-        read_up_to = min(stream_a.complete_up_to, stream_b.complete_up_to)
-        if state is whole:
-            # A stretch ends where the late part begins, and so lies on one side of it.
-            read_up_to = min(read_up_to, late_from)
-        joined = join_predictions(stream_a.take_before(read_up_to), stream_b.take_before(read_up_to))
+    begin, end = between
+    done_up_to = -math.inf
+    while done_up_to < end:
+        stream_a.read_beyond(done_up_to)
+        stream_b.read_beyond(done_up_to)
+        # A stretch ends where another part begins, and so lies on one side of it.
+        ahead = [bound for bound in (begin, late_from, end) if bound > done_up_to]
+        stretch, done_up_to = (
+            done_up_to,
+            min([stream_a.complete_up_to, stream_b.complete_up_to, *ahead]),
+        )
+        taken = stream_a.take_before(done_up_to), stream_b.take_before(done_up_to)
+        if stretch < begin:
+            continue
+        state = whole if stretch < late_from else late
+        joined = join_predictions(*taken)
         state.update(joined.first, joined.second, joined.query_id)
         only_a += joined.only_first
         only_b += joined.only_second
@@ -72,8 +82,12 @@ def pair_predictions(run_a: Path, run_b: Path, late_from: float = math.inf) -> P
     return PairedPredictions(whole.estimate(), late.estimate(), int(whole.examples.sum()), only_a, only_b)
 
 
-def last_half(run: Path) -> int | None:
+def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
     """The query time, in microseconds, with which the last half of the recorded span of time begins.
+
+    Args:
+        run: a run directory.
+        between: the first query time that counts, and the first one behind.
 
     Returns:
         The middle between the first and the last query time; None when the run recorded no predictions.
@@ -89,7 +103,10 @@ def last_half(run: Path) -> int | None:
             if len(column):
                 times.append(int(column[place]))
                 break
-    return times[0] + (times[1] - times[0] + 1) // 2 if times else None
+    if not times:
+        return None
+    first, last = int(max(times[0], between[0])), int(min(times[1], between[1] - 1))
+    return first + (last - first + 1) // 2
 
 
 class PredictionStream:

@@ -39,6 +39,25 @@ def test_the_late_part_is_that_of_the_rows_from_there_on(rows, tmp_path, parts_a
     )
 
 
+@pytest.mark.parametrize(("parts_a", "parts_b"), [(1, 1), (3, 5)])
+def test_of_other_times_nothing_counts(rows, tmp_path, parts_a, parts_b):
+    tables = [rows.assign(logit=predict(rows, seed, 1.0)) for seed in (1, 2)]
+    a = write_predictions(tmp_path / "a", tables[0], parts_a)
+    b = write_predictions(tmp_path / "b", tables[1], parts_b)
+    times = rows["query_time"].to_numpy()
+    begin, since, end = (int(time) for time in np.quantile(times, [0.2, 0.5, 0.9]))
+    inside = (times >= begin) & (times < end)
+    kept = [table[inside] for table in tables]
+    paired = pair_predictions(a, b, since, (begin, end))
+    assert paired.examples == inside.sum() > 0
+    assert (paired.only_a, paired.only_b) == (0, 0)
+    assert float(paired.difference.point) == pytest.approx(brute_pd(*kept, -np.inf), rel=1e-12)
+    assert float(paired.late.point) == pytest.approx(brute_pd(*kept, since), rel=1e-12)
+    assert abs(last_half(a, (begin, end)) - (begin + end) / 2) <= 1
+    assert last_half(a, (times[0] - 5, end)) == last_half(a, (-np.inf, end))
+    assert pair_predictions(a, b, since, (int(times[-1]) + 1, np.inf)).examples == 0
+
+
 def test_the_last_half_begins_in_the_middle_of_the_time(rows, tmp_path):
     table = rows.assign(logit=predict(rows, 1, 1.0))
     first, last = int(table["query_time"].iloc[0]), int(table["query_time"].iloc[-1])

@@ -13,7 +13,7 @@ from ctr.eval.auc import StreamingAUC
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.compare import ScoredExamples, is_beyond_noise, scored_examples
 from ctr.eval.intervals import Estimate, difference, mean, quotient
-from ctr.eval.paired_predictions import last_half, pair_predictions
+from ctr.eval.paired_predictions import ALWAYS, last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, config_text, metrics_between, prediction_parts, read_environment
 from ctr.experiments.plan import Plan, PlannedArm
@@ -24,7 +24,7 @@ from ctr.io.errors import InputError
 CHANGED = ("per_query_auc", "auc", "logloss")
 """The metrics whose change is reported."""
 PARTS = ("late", "whole")
-"""Parts of the pass over which PD is reported: the last half of its time, and all of it."""
+"""Parts of the pass over which PD is reported: the last half of its time, and all of it; or of the time that is scored."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _measure(
         estimates=estimates,
         scored=scored,
         deciles=None if together is None else calibration_buckets(together),
-        prediction_pairs=_prediction_pairs(finished, late_from),
+        prediction_pairs=_prediction_pairs(finished, late_from, scored_us or ALWAYS),
         slices=slices,
     )
     return measured, log
@@ -265,7 +265,9 @@ def _outcome(ending: Ending, run: Run | None) -> RunOutcome:
     )
 
 
-def _prediction_pairs(runs: Mapping[int, Path], late_from: int | None) -> PredictionPairs:
+def _prediction_pairs(
+    runs: Mapping[int, Path], late_from: int | None, between: tuple[float, float]
+) -> PredictionPairs:
     empty: dict[str, dict[tuple[int, int], Estimate]] = {part: {} for part in PARTS}
     if len(runs) < 2:
         return PredictionPairs(empty, "two finished seeds are required")
@@ -275,7 +277,7 @@ def _prediction_pairs(runs: Mapping[int, Path], late_from: int | None) -> Predic
     pairs: dict[str, dict[tuple[int, int], Estimate]] = {part: {} for part in PARTS}
     for one, other in combinations(sorted(runs), 2):
         try:
-            paired = pair_predictions(runs[one], runs[other], late_from)
+            paired = pair_predictions(runs[one], runs[other], late_from, between)
         except (InputError, ValueError) as error:
             return PredictionPairs(empty, f"the predictions cannot be joined: {error}")
         if not paired.examples:
@@ -291,7 +293,7 @@ def _late_from(folder: Path, plan: Plan) -> int | None:
         for planned in arm.runs:
             if (folder / planned.folder / "summary.json").exists():
                 try:
-                    found = last_half(folder / planned.folder)
+                    found = last_half(folder / planned.folder, plan.scored_us or ALWAYS)
                 except InputError:
                     continue
                 if found is not None:
