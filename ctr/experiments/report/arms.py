@@ -24,7 +24,7 @@ from ctr.io.errors import InputError
 CHANGED = ("per_query_auc", "auc", "logloss")
 """The metrics whose change is reported."""
 PARTS = ("late", "whole")
-"""Parts of the pass over which PD is reported: the last half of its time, and all of it; or of the time that is scored."""
+"""Parts over which PD is reported: the last half of the time of the pass, or of what is scored, and all of it."""
 
 
 @dataclass(frozen=True)

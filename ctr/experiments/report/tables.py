@@ -179,8 +179,7 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
         columns=("last half, % [95%]", "pairs", "of reference's [95%]", "pairs", "whole, %", PAPER),
         rows=rows,
         notes=(
-            "last half: of the queries' span of time, or of what is scored. [95%] over queries; pairs: smallest to "
-            "largest over the pairs.",
+            "last half: of the time that is scored. [95%] over queries; pairs: smallest to largest over the pairs.",
         ),
     )
 
