@@ -181,7 +181,7 @@ HALF = replace(
     limit=12,
     confirm_extensions=0,
     seeds=(2, 3, 4, 5, 6),
-    ablation_batches=(),
+    ablation_batches=(2048, 8192),
 )
 """A smaller network and a shorter log, for all optimizers with more seeds in a night."""
 
