@@ -19,6 +19,7 @@ from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.io.errors import InputError
 
 ALWAYS = (-math.inf, math.inf)
+"""All query times: the first one, and the first one behind."""
 _COLUMNS = ("example_id", "query_id", "query_time", "logit")
 
 
@@ -66,14 +67,11 @@ def pair_predictions(
         stream_b.read_beyond(done_up_to)
         # A stretch ends where another part begins, and so lies on one side of it.
         ahead = [bound for bound in (begin, late_from, end) if bound > done_up_to]
-        stretch, done_up_to = (
-            done_up_to,
-            min([stream_a.complete_up_to, stream_b.complete_up_to, *ahead]),
-        )
+        stretch_begin, done_up_to = done_up_to, min(stream_a.complete_up_to, stream_b.complete_up_to, *ahead)
         taken = stream_a.take_before(done_up_to), stream_b.take_before(done_up_to)
-        if stretch < begin:
+        if stretch_begin < begin:
             continue
-        state = whole if stretch < late_from else late
+        state = whole if stretch_begin < late_from else late
         joined = join_predictions(*taken)
         state.update(joined.first, joined.second, joined.query_id)
         only_a += joined.only_first
