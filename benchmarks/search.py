@@ -1,6 +1,6 @@
 """How well a search by weight sharing ranks architectures, beside training each of them alone.
 
-    python benchmarks/search.py --out runs/search [--rows 40000] [--log-seed 11] [--seeds 10]
+    python benchmarks/search.py --out runs/search [--rows 120000] [--log-seed 11] [--seeds 10]
 
 A space of 81 architectures (``search_world.py``). Each is trained alone with three seeds over the log, and judged by
 its progressive logloss over the last fifth, which no search reads. Then the supernet is trained on the first four
@@ -237,7 +237,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=40_000)
+    parser.add_argument("--rows", type=int, default=120_000)
     parser.add_argument("--log-seed", type=int, default=11)
     parser.add_argument("--seeds", type=int, default=10, help="of each search")
     parser.add_argument("--target", type=float, default=0.5)

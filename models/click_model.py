@@ -14,7 +14,7 @@ so that the linear weights are still added. An ensemble's prediction is the mean
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -22,7 +22,7 @@ import tensorflow as tf
 from ctr.models.activations import make_activation
 from ctr.models.dcn import DCN, hidden_layers
 from ctr.models.linear import Linear, glorot_uniform, multiply, stack_matrices, stack_weights
-from ctr.models.supernet import Detours, Masks, masked_output
+from ctr.models.supernet import Detours, Masks, Tower, masked_output, masks_of_tower
 from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer, Transfer
 
 
@@ -91,8 +91,8 @@ class Architecture:
 
             alone = linear + b,    network = w . DCN(e_0) + b_n
             logit = alone + gate * (network - alone) + offset
-        sources: of a supernet, which layers each deep layer and the head may read beside the one before it
-            (``ctr.models.supernet``); empty: no others.
+        sources: of a supernet, for each tower which layers each deep layer and the head may read beside the one before
+            it (``ctr.models.supernet``); empty: no others.
     """
 
     cross_layers: int
@@ -107,7 +107,7 @@ class Architecture:
     components: int = 1
     factors: Factors | None = None
     gated: bool = False
-    sources: tuple[tuple[int, ...], ...] = ()
+    sources: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
 class _Component(tf.Module):
@@ -144,18 +144,24 @@ class _Component(tf.Module):
             self.heads["quality"] = _make_head(network.units, width, None, seeds)
         if a.rank_head:
             self.heads["rank"] = _make_head(network.units, width, None, seeds)
-        self.detours: Detours | None = None
         if a.factors is None:
             self.output_bias = tf.Variable(math.log(a.prior / (1.0 - a.prior)))
-            if any(a.sources):
-                self.detours = Detours(network, a.sources, widths["quality"], seeds)
-            return
-        self.towers["ui"] = DCN(widths["ui"], 0, 0, a.factors.ui_units, (), *shared)
+        else:
+            self._add_ui(a, a.factors, DCN(widths["ui"], 0, 0, a.factors.ui_units, (), *shared), seeds)
+        self.detours = {
+            tower: Detours(self.towers[tower], sources, widths[tower], width, seeds)
+            for tower, sources in a.sources.items()
+            if any(sources)
+        }
+
+    def _add_ui(self, a: Architecture, factors: Factors, tower: DCN, seeds: random.Random) -> None:
+        """Adds what a factorized model has beside the Quality tower and its heads."""
+        self.towers["ui"] = tower
         # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
-        self.heads["ui"] = _make_head(self.towers["ui"].units, width, 1 / math.sqrt(width), seeds)
+        self.heads["ui"] = _make_head(tower.units, factors.width, 1 / math.sqrt(factors.width), seeds)
         self.transfer = (
-            PiecewiseLinearTransfer(a.prior, a.factors.pieces, a.factors.reach)
-            if a.factors.pieces
+            PiecewiseLinearTransfer(a.prior, factors.pieces, factors.reach)
+            if factors.pieces
             else SigmoidTransfer(a.prior)
         )
 
@@ -169,8 +175,9 @@ class _Component(tf.Module):
                 yield f"{head}_head", layer.matrices[0]
                 if layer.bias is not None:
                     yield f"{head}_head_bias", layer.bias
-        if self.detours is not None:
-            yield from self.detours.weights()
+        for tower, detours in self.detours.items():
+            for name, weight in detours.weights():
+                yield f"{tower}/{name}", weight
         if self.transfer is not None:
             yield from self.transfer.weights()
         if self.output_bias is not None:
@@ -260,16 +267,19 @@ class ClickModel(tf.Module):
         Args:
             inputs: of each tower of a factorized model, otherwise of ``quality`` alone.
             alpha2: float32 scalar in [0, 1].
-            masks: under which it computes what a smaller network would; None: it computes with all of its own. A
-                factorized model, an ensemble and one with a rank head take none.
+            masks: under which it computes what a smaller network would; None: it computes with all of its own. An
+                ensemble and a model with a rank head take none.
         """
         return _score(self._components, inputs, alpha2, masks)
 
     @property
-    def supernet(self) -> tuple[DCN, Detours | None]:
-        """The network of a plain model and the matrices that are there for candidates alone."""
-        (component,) = self._components
-        return component.towers["quality"], component.detours
+    def supernet(self) -> dict[str, Tower]:
+        """The towers of a model of one component, with the matrices that are there for candidates alone."""
+        (one,) = self._components
+        return {
+            name: Tower(network, one.heads[name], one.detours.get(name))
+            for name, network in one.towers.items()
+        }
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -319,8 +329,8 @@ def _score(
 ) -> Scores:
     if components[0].transfer is None:
         return _plain_scores(components, inputs["quality"], alpha2, masks)
-    quality, ranked = _quality(components, inputs["quality"], alpha2)
-    ui = _ui(components, inputs["ui"])
+    quality, ranked = _quality(components, inputs["quality"], alpha2, masks)
+    ui = _ui(components, inputs["ui"], masks)
     logits = _transfer(components, tf.reduce_sum(quality * ui, axis=2))
     if ranked is None:
         return Scores(logits, logits)
@@ -338,7 +348,7 @@ def _plain_scores(
     if "quality" not in components[0].heads:
         return Scores(logits, logits)
     if masks is not None:
-        logits += _masked_network(components, inputs, alpha2, masks)
+        logits += tf.squeeze(_masked_head(components, "quality", inputs, alpha2, masks), axis=2)
         return Scores(logits, logits)
     hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
     logits += tf.squeeze(_head(components, "quality", hidden), axis=2)
@@ -347,13 +357,13 @@ def _plain_scores(
     return Scores(logits, tf.squeeze(_head(components, "rank", hidden), axis=2))
 
 
-def _masked_network(
-    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor, masks: Masks
+def _masked_head(
+    components: Sequence[_Component], tower: str, inputs: TowerInput, alpha2: tf.Tensor, masks: Masks
 ) -> tf.Tensor:
-    """The output of the one network under masks, float32 [1, B]."""
+    """The outputs of the head of the one component's tower under masks, float32 [1, B, units]."""
     (one,) = components
-    output = masked_output(one.towers["quality"], one.heads["quality"], one.detours, inputs.e0, alpha2, masks)
-    return tf.squeeze(output, axis=2)
+    parts = Tower(one.towers[tower], one.heads[tower], one.detours.get(tower))
+    return masked_output(parts, inputs.e0, alpha2, masks_of_tower(masks, tower))
 
 
 def _gated_scores(
@@ -368,7 +378,7 @@ def _gated_scores(
     if "gate" not in fitted:
         return Scores(logits, logits, alone)
     if masks is not None:
-        network = _masked_network(components, inputs, alpha2, masks)
+        network = tf.squeeze(_masked_head(components, "quality", inputs, alpha2, masks), axis=2)
     else:
         hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
         network = tf.squeeze(_head(components, "quality", hidden), axis=2)
@@ -387,26 +397,34 @@ def _head(components: Sequence[_Component], head: str, hidden: tf.Tensor) -> tf.
 
 
 def _quality(
-    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor
+    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor, masks: Masks | None = None
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Computes Q, [n, B, K + 2], and the Q of a rank head, [n, B, K]."""
+    if masks is not None:
+        return _with_linear(
+            _masked_head(components, "quality", inputs, alpha2, masks), inputs.linear, True
+        ), None
     hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
     learned = _head(components, "quality", hidden)
     ranked = _head(components, "rank", hidden) if "rank" in components[0].heads else None
-    linear = _broadcast_linear(inputs.linear, learned)
-    return tf.concat([learned, linear, tf.ones_like(linear)], axis=2), ranked
+    return _with_linear(learned, inputs.linear, True), ranked
 
 
-def _ui(components: Sequence[_Component], inputs: TowerInput) -> tf.Tensor:
-    hidden = hidden_layers([component.towers["ui"] for component in components], inputs.e0, tf.constant(0.0))
-    learned = _head(components, "ui", hidden)
-    linear = _broadcast_linear(inputs.linear, learned)
-    return tf.concat([learned, tf.ones_like(linear), linear], axis=2)
+def _ui(components: Sequence[_Component], inputs: TowerInput, masks: Masks | None = None) -> tf.Tensor:
+    no_crosses = tf.constant(0.0)
+    if masks is not None:
+        learned = _masked_head(components, "ui", inputs, no_crosses, masks)
+    else:
+        hidden = hidden_layers([component.towers["ui"] for component in components], inputs.e0, no_crosses)
+        learned = _head(components, "ui", hidden)
+    return _with_linear(learned, inputs.linear, False)
 
 
-def _broadcast_linear(linear: tf.Tensor, learned: tf.Tensor) -> tf.Tensor:
-    """Broadcasts [c, B] to [n, B, 1], with the components of ``learned``."""
-    return tf.broadcast_to(linear[:, :, tf.newaxis], tf.concat([tf.shape(learned)[:2], [1]], 0))
+def _with_linear(learned: tf.Tensor, linear: tf.Tensor, is_quality: bool) -> tf.Tensor:
+    """Adds to the learned numbers of Q or U, [n, B, K], the linear weights [c, B] and a one that meets the other's."""
+    linear = tf.broadcast_to(linear[:, :, tf.newaxis], tf.concat([tf.shape(learned)[:2], [1]], 0))
+    ones = tf.ones_like(linear)
+    return tf.concat([learned, *((linear, ones) if is_quality else (ones, linear))], axis=2)
 
 
 def _transfer(components: Sequence[_Component], products: tf.Tensor) -> tf.Tensor:

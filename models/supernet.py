@@ -7,6 +7,7 @@ multiply weights, not activations: with M_i the mask of layer i's units and R_i 
     bottleneck      h_i = activation(h_s U_i V_i + b_i)     U_i := M_s' U_i R_i,   V_i := V_i M_i
     cross           U_i := U_i R_i,  b_i := b_i max(R_i);   without any rank it is the identity
     features        what a table gives for each feature, the linear weight included, times the feature's columns
+    factors         W_q := M_s' W_q M,  W_u := M_s' W_u M,  b_u := b_u M, with M the mask of the numbers of Q and U
 
 so that what is masked has a gradient of zero, whatever the activation, and neither it nor its AdaGrad accumulator
 moves. Masked embeddings are zeros in e_0, which masks the rows and columns of crosses that belong to them as well.
@@ -19,6 +20,7 @@ which a mask selects one.
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -42,6 +44,8 @@ from ctr.models.rows import TableLayout
 Masks = Mapping[str, tf.Tensor]
 """float32, by the names of ``mask_shapes``."""
 
+_Mask = TypeVar("_Mask")
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -54,6 +58,8 @@ class Candidate:
         cross_rank: the rank of their matrices, of no effect where these are full.
         widths: embedding widths by feature; of others all columns.
         without: the features that it does not have.
+        ui_units: as ``deep_units``, of the UI tower.
+        factor_width: of the learned part of Q and U; 0 of a plain model.
     """
 
     deep_units: tuple[int, ...]
@@ -62,6 +68,8 @@ class Candidate:
     cross_rank: int
     widths: Mapping[str, int]
     without: Collection[str]
+    ui_units: tuple[int, ...] = ()
+    factor_width: int = 0
 
 
 class Detours(tf.Module):
@@ -72,11 +80,12 @@ class Detours(tf.Module):
         sources: for each deep layer, and last for the head, which others it may read: 0 for the crosses' output, i for
             that of deep layer i - 1.
         width: of the tower's input.
+        outputs: of the head.
         seeds: of the initial weights.
     """
 
     def __init__(
-        self, tower: DCN, sources: Sequence[Sequence[int]], width: int, seeds: random.Random
+        self, tower: DCN, sources: Sequence[Sequence[int]], width: int, outputs: int, seeds: random.Random
     ) -> None:
         super().__init__()
         widths = [width, *(int(layer.matrices[-1].shape[1]) for layer in tower.deep)]
@@ -84,7 +93,7 @@ class Detours(tf.Module):
         self.layers: dict[str, Linear] = {}
         for place, own in enumerate(self.sources):
             is_head = place == len(tower.deep)
-            columns = 1 if is_head else int(tower.deep[place].matrices[0].shape[1])
+            columns = outputs if is_head else int(tower.deep[place].matrices[0].shape[1])
             dtype = "float32" if is_head else tower.compute_dtype
             initializer: Initializer = glorot_uniform
             if not is_head:
@@ -117,23 +126,37 @@ def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(sources)
 
 
-def mask_shapes(
-    tower: DCN, detours: Detours | None, layouts: Sequence[TableLayout]
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of all masks of a network, by name."""
+class Tower(NamedTuple):
+    """A tower of the largest network: its layers, its head, and the matrices that are there for candidates alone."""
+
+    network: DCN
+    head: Linear
+    detours: Detours | None
+
+
+def mask_shapes(towers: Mapping[str, Tower], layouts: Sequence[TableLayout]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all masks of a network, by name: ``features/TABLE``, ``quality/deep_0``, ``ui/head``."""
     shapes: dict[str, tuple[int, ...]] = {
         f"features/{layout.name}": (len(layout.features), layout.width + 1) for layout in layouts
     }
-    for index, layer in enumerate(tower.crosses):
-        shapes[f"cross_{index}"] = (_rank(layer) or 1,)
-    for index, layer in enumerate(tower.deep):
-        shapes[f"deep_{index}"] = (int(layer.matrices[-1].shape[1]),)
-        if _rank(layer):
-            shapes[f"deep_{index}_rank"] = (_rank(layer),)
-    for place, sources in enumerate(detours.sources if detours is not None else ()):
-        if sources:
-            shapes[f"source_{place}"] = (1 + len(sources),)
+    for name, (network, head, detours) in towers.items():
+        for index, layer in enumerate(network.crosses):
+            shapes[f"{name}/cross_{index}"] = (_rank(layer) or 1,)
+        for index, layer in enumerate(network.deep):
+            shapes[f"{name}/deep_{index}"] = (int(layer.matrices[-1].shape[1]),)
+            if _rank(layer):
+                shapes[f"{name}/deep_{index}_rank"] = (_rank(layer),)
+        for place, sources in enumerate(detours.sources if detours is not None else ()):
+            if sources:
+                shapes[f"{name}/source_{place}"] = (1 + len(sources),)
+        shapes[f"{name}/head"] = (int(head.matrices[0].shape[1]),)
     return shapes
+
+
+def masks_of_tower(masks: Mapping[str, _Mask], tower: str) -> dict[str, _Mask]:
+    """The masks of a tower's layers, without its name."""
+    begin = f"{tower}/"
+    return {name.removeprefix(begin): mask for name, mask in masks.items() if name.startswith(begin)}
 
 
 def _rank(layer: Linear) -> int:
@@ -144,7 +167,7 @@ def masks_of(
     candidate: Candidate,
     shapes: Mapping[str, tuple[int, ...]],
     layouts: Sequence[TableLayout],
-    detours: Detours | None,
+    towers: Mapping[str, Tower],
 ) -> dict[str, np.ndarray]:
     """The masks under which the network is a candidate: float32, by the names of ``mask_shapes``."""
     masks = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
@@ -153,19 +176,23 @@ def masks_of(
         for row, feature in enumerate(layout.features):
             mask[row, candidate.widths.get(feature.name, layout.width) : layout.width] = 0
             mask[row] *= feature.name not in candidate.without
-    for name, mask in masks.items():
-        kind, _, rest = name.partition("_")
-        place = rest.partition("_")[0]
-        if kind == "cross":
-            kept = candidate.cross_rank if mask.size > 1 else 1
-            mask[kept if int(place) < candidate.crosses else 0 :] = 0
-        elif kind == "deep":
-            mask[(candidate.deep_ranks if rest.endswith("rank") else candidate.deep_units)[int(place)] :] = 0
-        elif kind == "source" and detours is not None:
-            before = int(place)
-            while before and not candidate.deep_units[before - 1]:
-                before -= 1
-            mask[:] = [source == before for source in (int(place), *detours.sources[int(place)])]
+    for tower, (_, _, detours) in towers.items():
+        units = candidate.ui_units if tower == "ui" else candidate.deep_units
+        for name, mask in masks_of_tower(masks, tower).items():
+            kind, _, rest = name.partition("_")
+            place = int(rest.partition("_")[0] or 0)
+            if kind == "cross":
+                kept = candidate.cross_rank if mask.size > 1 else 1
+                mask[kept if place < candidate.crosses else 0 :] = 0
+            elif kind == "deep":
+                mask[(candidate.deep_ranks if rest.endswith("rank") else units)[place] :] = 0
+            elif kind == "head":
+                mask[candidate.factor_width or 1 :] = 0
+            elif detours is not None:
+                before = place
+                while before and not units[before - 1]:
+                    before -= 1
+                mask[:] = [source == before for source in (place, *detours.sources[place])]
     return masks
 
 
@@ -179,17 +206,16 @@ def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
     return values * tf.cast(mask, values.dtype), gradient
 
 
-def masked_output(
-    tower: DCN, head: Linear, detours: Detours | None, e0: tf.Tensor, alpha2: tf.Tensor, masks: Masks
-) -> tf.Tensor:
-    """Computes the head's output under masks, float32 [1, B, 1].
+def masked_output(parts: Tower, e0: tf.Tensor, alpha2: tf.Tensor, masks: Masks) -> tf.Tensor:
+    """Computes the outputs of a tower's head under masks, float32 [1, B, outputs].
 
     Args:
-        tower, head, detours: of the largest network.
+        parts: of the largest network.
         e0: [1, B, m], the concatenated embeddings, masked; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
-        masks: of the network's layers.
+        masks: of the tower, see ``masks_of_tower``.
     """
+    tower, head, detours = parts
     hidden = e0
     if tower.crosses:
         with tf.name_scope("crosses"):
@@ -211,7 +237,8 @@ def masked_output(
             units.append(own)
     outputs = [tf.cast(output, tf.float32) for output in outputs]
     (matrix,) = stack_matrices([head])
-    return _read(len(tower.deep), matrix, tf.ones([1]), outputs, units, detours, masks)
+    read = _read(len(tower.deep), matrix, masks["head"], outputs, units, detours, masks)
+    return read if head.bias is None else read + masked(head.bias, masks["head"])
 
 
 def _masked_cross(weights: Weights, mask: tf.Tensor) -> Weights:

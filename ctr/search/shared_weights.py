@@ -82,7 +82,10 @@ class Plan:
     def candidate(self, choice: Choice) -> Candidate:
         """A candidate by the layers of the largest network, which lacks those that no candidate has."""
         shape, largest = (self.space.shape(self.base, one) for one in (choice, self.space.largest))
-        there = [place for place, width in enumerate(largest.deep_units) if width]
+        there, there_ui = (
+            [place for place, width in enumerate(units) if width]
+            for units in (largest.deep_units, largest.ui_units)
+        )
         return Candidate(
             deep_units=tuple(shape.deep_units[place] for place in there),
             deep_ranks=tuple(shape.deep_ranks[place] for place in there),
@@ -90,18 +93,24 @@ class Plan:
             cross_rank=shape.cross_rank,
             widths=shape.widths,
             without=shape.without,
+            ui_units=tuple(shape.ui_units[place] for place in there_ui),
+            factor_width=shape.factor_width,
         )
 
-    def unit_choices(self) -> list[tuple[int, ...]]:
-        """For each deep layer of the largest network widths that it may have, 0 among them if it may be absent."""
+    def sources(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Which layers each layer of the largest network's towers may read, see ``ctr.models.supernet.Detours``."""
         largest = self.space.largest
         changed = [
             (*largest[:place], number, *largest[place + 1 :])
             for place, decision in enumerate(self.space.decisions)
             for number in range(len(decision.choices))
         ]
-        units = [self.candidate(choice).deep_units for choice in (largest, *changed)]
-        return list(zip(*units, strict=True))
+        candidates = [self.candidate(choice) for choice in (largest, *changed)]
+        units = {
+            "quality": [candidate.deep_units for candidate in candidates],
+            "ui": [candidate.ui_units for candidate in candidates],
+        }
+        return {tower: passed_over(list(zip(*own, strict=True))) for tower, own in units.items() if any(own)}
 
 
 class Progress:
@@ -144,7 +153,7 @@ class SharedState(TrainState):
             config,
             resolve_compute_dtype(config),
             families,
-            sources=passed_over(plan.unit_choices()),
+            sources=plan.sources(),
         )
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -170,9 +179,8 @@ class SharedTrainer(Trainer):
     def masks_of_choice(self, choice: Choice) -> dict[str, tf.Tensor]:
         """The masks of a candidate."""
         if choice not in self._masks:
-            (tower, detours), layouts = self._shared.network.supernet, self._shared.layouts
-            shapes = mask_shapes(tower, detours, layouts)
-            masks = masks_of(self._plan.candidate(choice), shapes, layouts, detours)
+            towers, layouts = self._shared.network.supernet, self._shared.layouts
+            masks = masks_of(self._plan.candidate(choice), mask_shapes(towers, layouts), layouts, towers)
             self._masks[choice] = {name: tf.constant(mask) for name, mask in masks.items()}
         return self._masks[choice]
 

@@ -109,10 +109,10 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
                 f"space.{decision.name}: {decision.unmaskable}; allowed with method halving or random"
             )
     model, optimizer = base.model, base.optimizer
-    if model.factorized is not None or model.ensemble.components > 1 or base.objective.ranking is not None:
+    if model.ensemble.components > 1 or base.objective.ranking is not None:
         raise InputError(
-            "config: with method supernet there is one network with one loss; not allowed: model.factorized, "
-            "model.ensemble.components above 1, objective.ranking"
+            "config: with method supernet there is one network with one loss; not allowed: model.ensemble.components "
+            "above 1, objective.ranking"
         )
     start = DEFAULT_SHAMPOO.initial_accumulator
     is_adagrad = replace(optimizer.dense.shampoo, initial_accumulator=start) == DEFAULT_SHAMPOO

@@ -38,6 +38,9 @@ from ctr.workers.parts import Part, rows_of
 _PIECE = 65536
 _FIRST_SLOTS = 1024
 
+Sources = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Of a supernet, see ``Architecture``."""
+
 
 def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
     """The model's architecture under a configuration."""
@@ -67,14 +70,14 @@ def create_network(
     config: TrainConfig,
     compute_dtype: str,
     compiled: bool = True,
-    sources: tuple[tuple[int, ...], ...] = (),
+    sources: Sources | None = None,
 ) -> ClickModel:
     """The model without its tables, with fresh weights.
 
     ``compiled`` as ``ctr.models.passes`` says, ``sources`` as ``Architecture``.
     """
     widths = tower_widths(layouts, config.model.factorized is not None)
-    shape = replace(architecture(config, compute_dtype), sources=sources)
+    shape = replace(architecture(config, compute_dtype), sources=sources or {})
     return ClickModel(shape, widths, compiled, seed=config.seed)
 
 
@@ -134,7 +137,7 @@ class TrainState:
         families: Sequence[Family] = (),
         workers: Workers = ALONE,
         chips: Chips | None = None,
-        sources: tuple[tuple[int, ...], ...] = (),
+        sources: Sources | None = None,
         in_lines: bool = False,
     ) -> None:
         """Begins with nothing learned.
@@ -154,7 +157,7 @@ class TrainState:
         config: TrainConfig,
         compute_dtype: str,
         families: Sequence[Family],
-        sources: tuple[tuple[int, ...], ...],
+        sources: Sources | None,
     ) -> None:
         layouts, workers, model, optimizer = self.layouts, self.workers, config.model, config.optimizer
         self.divided = tuple(

@@ -1,12 +1,14 @@
 """A masked network against the smaller network that it stands for, in TensorFlow and in float64 NumPy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ctr.models.click_model import Architecture, ClickModel, TowerInput
+from ctr.models.click_model import Architecture, ClickModel, Factors, TowerInput
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.models.supernet import Candidate, mask_shapes, masked, masks_of, passed_over
 from sliced_models import sliced
@@ -35,7 +37,7 @@ def architecture(gated=False, full=False, activation="smelu", dtype="float32") -
         prior=0.2,
         gated=gated,
         compute_dtype=dtype,
-        sources=passed_over([(0, width) for width in UNITS]),
+        sources={"quality": passed_over([(0, width) for width in UNITS])},
     )
 
 
@@ -97,8 +99,8 @@ def columns_of(candidate: Candidate) -> np.ndarray:
 
 
 def masks(model: ClickModel, candidate: Candidate) -> dict[str, tf.Tensor]:
-    tower, detours = model.supernet
-    found = masks_of(candidate, mask_shapes(tower, detours, LAYOUTS), LAYOUTS, detours)
+    towers = model.supernet
+    found = masks_of(candidate, mask_shapes(towers, LAYOUTS), LAYOUTS, towers)
     return {name: tf.constant(mask) for name, mask in found.items()}
 
 
@@ -150,6 +152,74 @@ def test_a_masked_network_is_the_smaller_one(gated, candidate):
     np.testing.assert_allclose(found, scores(plain, inputs()[:, kept]), rtol=0, atol=2e-6)
     if not gated:
         np.testing.assert_allclose(found, by_hand(weights, inputs()[:, kept]), rtol=0, atol=1e-5)
+
+
+UI_UNITS, FACTORS = (4, 3), 3
+
+
+def factorized(candidate: Candidate | None = None, pieces: int = 0) -> Architecture:
+    """Of the largest model with Q of a and b and U of c, or of a candidate alone."""
+    if candidate is None:
+        units, ui_units, width, crosses, rank = UNITS, UI_UNITS, FACTORS, 2, 3
+    else:
+        units, ui_units = (
+            tuple(one for one in own if one) for own in (candidate.deep_units, candidate.ui_units)
+        )
+        width, crosses, rank = candidate.factor_width, candidate.crosses, candidate.cross_rank
+    both = {"quality": UNITS, "ui": UI_UNITS}
+    return Architecture(
+        cross_layers=crosses,
+        cross_rank=rank,
+        deep_units=units,
+        activation="smelu",
+        prior=0.2,
+        factors=Factors(width, ui_units, pieces, 4.0),
+        sources={
+            tower: passed_over([(0, one) for one in own]) for tower, own in both.items() if not candidate
+        },
+    )
+
+
+@st.composite
+def factorized_candidates(draw) -> Candidate:
+    plain = draw(candidates())
+    ui_units = tuple(draw(st.integers(0, width)) for width in UI_UNITS)
+    return replace(plain, ui_units=ui_units, factor_width=draw(st.integers(1, FACTORS)))
+
+
+@pytest.mark.parametrize("pieces", [0, 5])
+@settings(deadline=None, max_examples=15)
+@given(candidate=factorized_candidates())
+def test_a_masked_factorized_model_is_the_smaller_one(pieces, candidate):
+    model = ClickModel(factorized(pieces=pieces), {"quality": 6, "ui": 2}, seed=0)
+    rng = np.random.default_rng(3)
+    for weight in model.weights().values():
+        weight.assign_add(rng.normal(size=weight.shape) * 0.4)
+    kept = columns_of(candidate)
+    own, own_ui = kept[:6], kept[6:]
+    assume(own_ui.any())
+    plain = ClickModel(
+        factorized(candidate, pieces), {"quality": int(own.sum()), "ui": int(own_ui.sum())}, seed=5
+    )
+    weights = sliced({name: one.numpy() for name, one in model.weights().items()}, candidate, own, own_ui)
+    assert plain.weights().keys() == weights.keys()
+    for name, weight in plain.weights().items():
+        assert weight.shape == weights[name].shape, name
+        weight.assign(weights[name])
+    linear = {tower: tf.constant(rng.normal(size=(1, ROWS)), tf.float32) for tower in ("quality", "ui")}
+    e0 = inputs()
+
+    def logits(of: ClickModel, masked_by=None, **columns: np.ndarray) -> np.ndarray:
+        given_inputs = {
+            tower: TowerInput(tf.constant(values[np.newaxis], tf.float32), linear[tower])
+            for tower, values in columns.items()
+        }
+        return of(given_inputs, tf.constant(0.7), masked_by).logits.numpy()[0]
+
+    masked_e0 = inputs(kept)
+    found = logits(model, masks(model, candidate), quality=masked_e0[:, :6], ui=masked_e0[:, 6:])
+    expected = logits(plain, quality=e0[:, :6][:, own], ui=e0[:, 6:][:, own_ui])
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=4e-6)
 
 
 def test_full_crosses_can_be_left_out():
@@ -215,7 +285,7 @@ def test_each_layer_may_read_the_last_present_one_before_it():
     model = made(architecture())
     own = masks(model, Candidate((5, 0, 0), (0, 3, 0), 2, 3, {}, ()))
     # The head reads layer 0: of the outputs 3 (before it), 2, 1 (that of layer 0) and 0.
-    np.testing.assert_array_equal(own["source_3"], [0, 0, 1, 0])
+    np.testing.assert_array_equal(own["quality/source_3"], [0, 0, 1, 0])
 
 
 def test_a_mask_takes_gradients_of_another_dtype():

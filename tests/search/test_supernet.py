@@ -19,7 +19,7 @@ from ctr.search.space import Space
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
-from small_runs import draw_examples, publish
+from small_runs import draw_examples, merged, publish
 from small_searches import BASE, SPACE, killed, search
 
 
@@ -37,10 +37,15 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "controller.jsonl").read_text().splitlines()]
 
 
+FACTORIZED: dict[str, Any] = {"model": {"factorized": {"width": 4, "ui_units": [5]}}}
+
+
 @pytest.mark.slow
-def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path):
-    result = search(log, tmp_path / "search", {"model.deep.units.0": [8], "features.tags": [True]})
-    train(log, parse_model(TrainConfig, BASE, "test"), tmp_path / "plain")
+@pytest.mark.parametrize("changes", [{}, FACTORIZED], ids=["plain", "factorized"])
+def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path, changes):
+    space = {"model.deep.units.0": [8], "features.tags": [True]}
+    result = search(log, tmp_path / "search", space, changes)
+    train(log, parse_model(TrainConfig, merged(BASE, changes), "test"), tmp_path / "plain")
     ours, plain = last_arrays(tmp_path / "search" / "pass-1"), last_arrays(tmp_path / "plain")
     ours.pop("search")
     assert ours.keys() == plain.keys() and len(plain) > 10
@@ -77,6 +82,26 @@ def test_a_search_learns_from_all_and_accounts_for_what_it_costs(log, tmp_path):
     assert said and "entropy" in said[-1]
     again = search(log, tmp_path / "out", target=0.8)
     assert again == result and lines(tmp_path / "out") == written
+
+
+@pytest.mark.slow
+def test_a_search_decides_on_both_towers(log, tmp_path):
+    space = {
+        "model.deep.units.1": [0, 6],
+        "model.factorized.ui_units.0": [0, 3, 5],
+        "model.factorized.ui_units.1": [0, 4],
+        "model.factorized.width": [2, 4],
+        "model.widths.position": [1, 2],
+    }
+    result = search(log, tmp_path / "out", space, FACTORIZED, target=0.9)
+    found = lines(tmp_path / "out")[-1]["probabilities"]
+    assert {name: len(one) for name, one in found.items()} == {name: len(one) for name, one in space.items()}
+    # The controller has seen differences in each decision.
+    assert all(max(one) - min(one) > 1e-4 for one in found.values())
+    assert result.examples == len(draw_examples())
+    base = parse_model(TrainConfig, merged(BASE, FACTORIZED), "test")
+    made = Space(decisions_of(parse_model(SearchConfig, {"space": space}, "test")))
+    train(log, made.apply(base, result.choice), tmp_path / "alone")
 
 
 @pytest.mark.slow

@@ -41,7 +41,8 @@ def make_config(linear_rule: str = "auto", **model: Any) -> TrainConfig:
 
 
 def make_state(config: TrainConfig, sources=()) -> TrainState:
-    state = TrainState(config.table_layouts(SCHEMA), config, "float32", sources=sources)
+    towers = {"quality": sources} if sources else None
+    state = TrainState(config.table_layouts(SCHEMA), config, "float32", sources=towers)
     rng = np.random.default_rng(0)
     for weight in [*state.tables, *state.dense]:
         weight.assign_add(rng.normal(size=weight.shape) * 0.3)
@@ -56,8 +57,8 @@ def feeds(state: TrainState) -> list[Feed]:
 
 
 def masks(state: TrainState, candidate: Candidate) -> dict[str, tf.Tensor]:
-    tower, detours = state.network.supernet
-    found = masks_of(candidate, mask_shapes(tower, detours, state.layouts), state.layouts, detours)
+    towers = state.network.supernet
+    found = masks_of(candidate, mask_shapes(towers, state.layouts), state.layouts, towers)
     return {name: tf.constant(mask) for name, mask in found.items()}
 
 
@@ -106,7 +107,7 @@ def test_what_is_masked_does_not_move(linear_rule):
     kept_columns = np.concatenate([np.arange(4) < 1, np.zeros(4, bool), np.ones(6, bool)])
     kept = np.concatenate([np.ravel(part) for part in sliced(numbers, CANDIDATE, kept_columns).values()])
     names = list(weights)
-    assert "head_from_1" in names
+    assert "quality/head_from_1" in names
     for index, name in enumerate(names):
         for one in (f"dense/{index:03d}", f"shampoo/tensor{index}/accumulator"):
             changed = moved[one].reshape(numbers[name].shape)
@@ -116,7 +117,9 @@ def test_what_is_masked_does_not_move(linear_rule):
         for kind in ("prior_precision", "forgetting"):
             changed = moved[f"{kind}/quality-4"].any(axis=1)
             assert not changed[item] and changed.sum() == 2
-    assert all(moved[f"dense/{names.index(name):03d}"].any() for name in ("head_from_1", "quality/deep_0/w"))
+    assert all(
+        moved[f"dense/{names.index(name):03d}"].any() for name in ("quality/head_from_1", "quality/deep_0/w")
+    )
 
 
 @pytest.mark.slow
