@@ -144,7 +144,7 @@ def _sample(arguments: argparse.Namespace) -> None:
         read_schema(arguments.log)
         load_tensorflow()
     # A teacher's recordings are looked through before anything is written.
-    passes = 1 if rule is None or rule.low_loss is None else 2
+    passes = 1 if config.by_teacher is None else 2
     bar = Bar(passes * sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
     try:
         if arguments.out is None:

@@ -183,17 +183,14 @@ class EventMapping(StrictModel):
         if self.sampling is None:
             return
         rule = self.sampling.rule
-        low_loss = None if rule.uninformative is None else rule.uninformative.low_loss
-        if low_loss is not None:
-            if self.teacher is None or low_loss.teacher != self.teacher.name:
+        if rule.by_teacher is not None:
+            key, recorded = rule.by_teacher
+            if self.teacher is None or recorded.teacher != self.teacher.name:
                 raise ValueError(
-                    f"sampling.rule.uninformative.low_loss.teacher: {low_loss.teacher} is not the teacher of "
-                    "this mapping"
+                    f"sampling.rule.{key}.teacher: {recorded.teacher} is not the teacher of this mapping"
                 )
-            if low_loss.log is not None:
-                raise ValueError(
-                    "sampling.rule.uninformative.low_loss.log: not allowed here, the teacher scores this log"
-                )
+            if recorded.log is not None:
+                raise ValueError(f"sampling.rule.{key}.log: not allowed here, the teacher scores this log")
 
     @property
     def feature_schema(self) -> Schema:

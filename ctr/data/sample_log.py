@@ -197,18 +197,18 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     if rule is not None and rule.low_visibility is not None:
         ids = low_visibility_ids(schema, rule.low_visibility)
         low_visibility = schema.single_valued.index(rule.low_visibility.feature), ids
-    if rule is not None and rule.low_loss is not None:
-        teacher = JoinedSidecar(rule.low_loss.log or log, rule.low_loss.teacher, ["logit"])
+    if config.by_teacher is not None:
+        _, recorded = config.by_teacher
+        teacher = JoinedSidecar(recorded.log or log, recorded.teacher, ["logit"])
     source = _Source(
         log, schema, manifests, config, teacher, low_visibility, progress or (lambda count: None)
     )
     if teacher is not None:
-        assert rule is not None and rule.low_loss is not None
         selected = _selected(source)
         source.progress(sum(m.rows for m in manifests) - sum(m.rows for m in selected))
         missing = count_missing(log, selected, teacher, "logit", config.time_range, source.progress)
         if missing.missing:
-            raise InputError(f"teacher {rule.low_loss.teacher} has {missing.describe()}")
+            raise InputError(f"teacher {recorded.teacher} has {missing.describe()}")
     return source
 
 

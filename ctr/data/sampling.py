@@ -2,9 +2,9 @@
 
 Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of
 low loss by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that
-is uninformative in both ways gets that rate once; with the rate of non-clicks it multiplies. What is kept is
-weighted by the inverse of its keep-probability, so every weighted sum over the kept examples is an unbiased
-estimate of the sum over all.
+is uninformative in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss
+the size of an example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of
+its keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
 
 Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in
 every log and order, and a higher rate keeps all that a lower one does.
@@ -30,19 +30,15 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 _ROUNDING = 1e-9
 
 
-class LowLoss(StrictModel):
-    """Examples on which a teacher's progressive prediction had a small logistic loss.
+class ByTeacher(StrictModel):
+    """A rule by a teacher's progressive predictions.
 
     Attributes:
         teacher: the sidecar with the teacher's recorded ``logit``.
-        max_loss: the loss below which an example counts as low-loss, in nats.
         log: the log that this sidecar belongs to. Null: the log that is sampled.
     """
 
-    renamed_keys: ClassVar[Mapping[str, str]] = {"below": "max_loss"}
-
     teacher: str
-    max_loss: float = Field(gt=0)
     log: Path | None = None
 
     @field_validator("log", mode="before")
@@ -52,6 +48,18 @@ class LowLoss(StrictModel):
         if value == "":
             raise ValueError("a folder or null is required")
         return value
+
+
+class LowLoss(ByTeacher):
+    """Examples on which a teacher's progressive prediction had a small logistic loss.
+
+    Attributes:
+        max_loss: the loss below which an example counts as low-loss, in nats.
+    """
+
+    renamed_keys: ClassVar[Mapping[str, str]] = {"below": "max_loss"}
+
+    max_loss: float = Field(gt=0)
 
     def holds(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
         """Whether the loss is below the threshold, without a logarithm for each row.
@@ -68,6 +76,37 @@ class LowLoss(StrictModel):
         """
         threshold = self.max_loss + math.log(-math.expm1(-self.max_loss))
         return np.where(label > 0, -logit, logit).astype(np.float64) < threshold
+
+
+class Gradient(ByTeacher):
+    """A rate for each example in proportion to |y - p|, the size of its loss's gradient by the logit.
+
+    Of all rates with the same expected number of kept examples, those in proportion to the size of what is summed give
+    the sum the least variance. ``teacher`` may be a run of the same model: its recorded predictions were made before it
+    learned from the examples.
+
+    Attributes:
+        threshold: examples of at least this size are all kept; one of half that at the rate 0.5.
+        lowest_rate: the rate of the smallest ones.
+    """
+
+    threshold: float = Field(gt=0, lt=1)
+    lowest_rate: Rate = 0.05
+
+    def rates(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
+        """The rates of N examples.
+
+        Args:
+            label: [N], 1 for a click.
+            logit: float [N], finite.
+
+        Returns:
+            Float64 [N], in (0, 1].
+        """
+        wrong_way = np.where(label > 0, -logit, logit).astype(np.float64)
+        # |y - p| is 1 / (1 + exp(-z)), of a logit of any size without overflow.
+        size = np.exp(-np.logaddexp(0.0, -wrong_way))
+        return np.clip(size / self.threshold, self.lowest_rate, 1.0)
 
 
 class LowVisibility(StrictModel):
@@ -114,6 +153,7 @@ class SamplingConfig(StrictModel):
         salt: names the random draw; another salt is an independent draw.
         non_click_rate: the share of non-clicks that is kept.
         uninformative: the share of low-loss and low-visibility examples that is kept. Null: no such rule.
+        gradient: rates by the size of each example's gradient. Null: no such rule.
         min_rate: rates and products of rates below this are refused: they lead to large weights, which make
             training unstable.
         time_range: examples outside it are dropped; the weights of the others do not change.
@@ -124,6 +164,7 @@ class SamplingConfig(StrictModel):
     salt: str = Field(default="1", min_length=1)
     non_click_rate: Rate = 1.0
     uninformative: Uninformative | None = None
+    gradient: Gradient | None = None
     min_rate: Rate = 0.01
     time_range: TimeRange = TimeRange()
 
@@ -139,6 +180,10 @@ class SamplingConfig(StrictModel):
         if self.uninformative is not None:
             rates["uninformative.rate"] = self.uninformative.rate
             rates["non_click_rate x uninformative.rate"] = self.non_click_rate * self.uninformative.rate
+        if self.gradient is not None:
+            lowest = self.gradient.lowest_rate
+            products = {f"{name} x gradient.lowest_rate": rate * lowest for name, rate in rates.items()}
+            rates |= {"gradient.lowest_rate": lowest, **products}
         for name, rate in rates.items():
             if rate < self.min_rate * (1 - _ROUNDING):
                 raise ValueError(
@@ -147,16 +192,37 @@ class SamplingConfig(StrictModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _one_teacher(self) -> Self:
+        if (
+            self.gradient is not None
+            and self.uninformative is not None
+            and self.uninformative.low_loss is not None
+        ):
+            raise ValueError("gradient and uninformative.low_loss: allowed is one of them")
+        return self
+
+    @property
+    def by_teacher(self) -> tuple[str, ByTeacher] | None:
+        """The rule that reads a teacher's predictions, after its key; None: there is none."""
+        if self.gradient is not None:
+            return "gradient", self.gradient
+        if self.uninformative is not None and self.uninformative.low_loss is not None:
+            return "uninformative.low_loss", self.uninformative.low_loss
+        return None
+
 
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:
     """What examples are counted by.
 
     ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are
-    configured; with either of them ``uninformative``, which is any of them.
+    configured; with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient
+    is below its threshold, if that is configured.
     """
     rule = config.uninformative
+    last = () if config.gradient is None else ("low_gradient",)
     if rule is None:
-        return ("all", "clicks", "non_clicks")
+        return ("all", "clicks", "non_clicks", *last)
     configured = {
         "low_loss": rule.low_loss is not None,
         "low_visibility": rule.low_visibility is not None,
@@ -164,6 +230,7 @@ def condition_names(config: SamplingConfig) -> tuple[str, ...]:
     }
     return (
         "all", "clicks", "non_clicks", *(name for name, there in configured.items() if there), "uninformative",
+        *last,
     )  # fmt: skip
 
 
@@ -198,7 +265,7 @@ def decide(
         example_id: int64 [N].
         query_time: int64 [N], microseconds, UTC.
         label: [N], 1 for a click, 0 for none.
-        teacher_logit: float [N], needed with ``uninformative.low_loss``.
+        teacher_logit: float [N], needed with ``uninformative.low_loss`` and with ``gradient``.
         low_visibility: bool [N], whether the feature has one of the values; needed with
             ``uninformative.low_visibility``.
 
@@ -211,19 +278,42 @@ def decide(
     conditions = {"all": inside, "clicks": clicks, "non_clicks": non_clicks}
     probability = inside.astype(np.float64)
     probability[non_clicks] *= config.non_click_rate
+    logit = (
+        None if config.by_teacher is None else _finite(*config.by_teacher, example_id, inside, teacher_logit)
+    )
     if config.uninformative is not None:
-        met = _conditions_met(config.uninformative, example_id, label, inside, teacher_logit, low_visibility)
+        met = _conditions_met(config.uninformative, label, inside, logit, low_visibility)
         probability[met["uninformative"]] *= config.uninformative.rate
         conditions |= met
+    if config.gradient is not None:
+        assert logit is not None
+        rates = config.gradient.rates(label, logit)
+        probability *= rates
+        conditions["low_gradient"] = inside & (rates < 1)
     kept = uniform_hash(example_id, config.salt) < probability
     weight = np.zeros(len(probability), np.float32)
     weight[kept] = 1 / probability[kept]
     return Decisions(probability, kept, weight, conditions)
 
 
+def _finite(
+    key: str, rule: ByTeacher, example_id: np.ndarray, inside: np.ndarray, logit: np.ndarray | None
+) -> np.ndarray:
+    """The teacher's logits, 0 outside the time range; raises InputError where one inside it is missing."""
+    if logit is None:
+        raise ValueError(f"{key} requires teacher_logit")
+    # A comparison with NaN is false: without this, a missing prediction would count as a high loss.
+    missing = np.flatnonzero(inside & ~np.isfinite(logit))
+    if len(missing):
+        raise InputError(
+            f"teacher {rule.teacher} has no value for {len(missing)} of {np.count_nonzero(inside)} "
+            f"rows, first: example_id {example_id[missing[0]]}"
+        )
+    return np.where(inside, logit, 0.0)
+
+
 def _conditions_met(
     rule: Uninformative,
-    example_id: np.ndarray,
     label: np.ndarray,
     inside: np.ndarray,
     teacher_logit: np.ndarray | None,
@@ -231,15 +321,7 @@ def _conditions_met(
 ) -> dict[str, np.ndarray]:
     met: dict[str, np.ndarray] = {}
     if rule.low_loss is not None:
-        if teacher_logit is None:
-            raise ValueError("uninformative.low_loss requires teacher_logit")
-        # A comparison with NaN is false: without this, a missing prediction would count as a high loss.
-        missing = np.flatnonzero(inside & ~np.isfinite(teacher_logit))
-        if len(missing):
-            raise InputError(
-                f"teacher {rule.low_loss.teacher} has no value for {len(missing)} of {np.count_nonzero(inside)} "
-                f"rows, first: example_id {example_id[missing[0]]}"
-            )
+        assert teacher_logit is not None
         met["low_loss"] = inside & rule.low_loss.holds(label, teacher_logit)
     if rule.low_visibility is not None:
         if low_visibility is None:

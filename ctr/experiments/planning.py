@@ -249,7 +249,8 @@ def _make_samplings(experiment: ExperimentConfig, teachers: Mapping[str, Trainin
         if teacher is None:
             samplings[name] = Sampling(name, config)
         else:
-            sidecar = {"uninformative.low_loss.teacher": teachers[teacher].record}
+            key, _ = config.by_teacher or ("", None)
+            sidecar = {f"{key}.teacher": teachers[teacher].record}
             content = changed(config.model_dump(), sidecar)
             samplings[name] = Sampling(name, SamplingConfig.model_validate(content), (teachers[teacher],))
     return samplings
@@ -261,8 +262,10 @@ def _used_samplings(experiment: ExperimentConfig) -> list[str]:
 
 def _teacher_of(sampling: SamplingConfig, experiment: ExperimentConfig) -> str | None:
     """Which of the experiment's teachers a sampling reads the predictions of; None: none."""
-    rule = sampling.uninformative.low_loss if sampling.uninformative is not None else None
-    return rule.teacher if rule and rule.log is None and rule.teacher in experiment.teachers else None
+    if sampling.by_teacher is None:
+        return None
+    _, rule = sampling.by_teacher
+    return rule.teacher if rule.log is None and rule.teacher in experiment.teachers else None
 
 
 def _arm_content(

@@ -497,6 +497,20 @@ def test_a_teacher_beside_another_log(log, tmp_path):
     assert np.array_equal(decisions_of(part, "low")["keep_probability"], expected)
 
 
+def test_rates_by_a_teacher_s_gradient(log, tmp_path):
+    config = make_config(gradient={"teacher": "teacher", "threshold": 0.4, "lowest_rate": 0.2})
+    result = write_decisions(log, "hard", config)
+    found = decisions_of(log, "hard")
+    logit = decisions_of(log, "teacher")["logit"].astype(np.float64)
+    size = np.abs((column(log, "label") == 1) - 1 / (1 + np.exp(-logit)))
+    expected = np.clip(size / 0.4, 0.2, 1)
+    assert len(set(expected)) > 5
+    np.testing.assert_allclose(found["keep_probability"], expected, rtol=1e-6)
+    assert result.conditions["low_gradient"].rows == (size < 0.4).sum() > 0
+    write_sampled_log(log, "hard", config, tmp_path / "small")
+    assert column(tmp_path / "small", "example_id").tolist() == found["example_id"][found["kept"]].tolist()
+
+
 def test_missing_teacher_values_are_counted_and_nothing_is_written(log):
     add_teacher(log, "gaps", missing=(5, 41, 149))
     rule = {"rate": 0.25, "low_loss": {"teacher": "gaps", "max_loss": 0.2}}
@@ -508,6 +522,8 @@ def test_missing_teacher_values_are_counted_and_nothing_is_written(log):
         write_decisions(log, "s", make_config(uninformative=rule))
     with pytest.raises(InputError, match=message):
         write_sampled_log(log, "s", make_config(uninformative=rule), log.parent / "small")
+    with pytest.raises(InputError, match=message):
+        write_decisions(log, "s", make_config(gradient={"teacher": "gaps", "threshold": 0.2}))
     assert not (log / "sidecars" / "s").exists() and not (log.parent / "small").exists()
     # What lies outside the time range needs none.
     inside = {"start": "1970-01-01T00:00:00.003", "end": "1970-01-01T00:00:02"}

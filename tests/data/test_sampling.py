@@ -212,6 +212,57 @@ def test_low_loss_is_the_loss_below_the_threshold(below):
         assert np.array_equal(rule.uninformative.low_loss.holds(labels, logit)[clear], (loss < below)[clear])
 
 
+def test_rates_by_the_gradient():
+    rule = {"teacher": "t", "threshold": 0.2, "lowest_rate": 0.05}
+    config = make_config(non_click_rate=0.5, gradient=rule)
+    examples = draw_examples(20_000)
+    decisions = decide(config, **examples)
+    click, logit = examples["label"] == 1, examples["teacher_logit"].astype(np.float64)
+    size = np.abs(click - 1 / (1 + np.exp(-logit)))
+    rate = np.minimum(1, np.maximum(0.05, size / 0.2))
+    expected = np.where(click, 1, 0.5) * rate
+    assert len(np.unique(expected)) > 100 and (expected == 1).any()
+    np.testing.assert_allclose(decisions.keep_probability, expected, rtol=1e-12)
+    assert (
+        tuple(decisions.conditions)
+        == condition_names(config)
+        == ("all", "clicks", "non_clicks", "low_gradient")
+    )
+    np.testing.assert_array_equal(decisions.conditions["low_gradient"], size < 0.2)
+    # Of a weighted sum of gradients the deviation is that of the closed form.
+    gradient = click - 1 / (1 + np.exp(-logit))
+    sums = [
+        float((decide(make_config(salt=f"s{salt}", gradient=rule), **examples).weight * gradient).sum())
+        for salt in range(400)
+    ]
+    deviation = np.sqrt((gradient**2 * (1 - rate) / rate).sum())
+    assert abs(np.mean(sums) - gradient.sum()) < 4.5 * deviation / 20
+    assert abs(np.std(sums) / deviation - 1) < 4.5 / np.sqrt(2 * 400)
+
+
+def test_rates_by_the_gradient_of_extreme_logits():
+    config = make_config(gradient={"teacher": "t", "threshold": 0.5})
+    assert config.gradient is not None
+    logit = np.array([-1e30, -1e4, -20.0, 0.0, 20.0, 1e30], np.float32)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        for label in (0, 1):
+            rates = config.gradient.rates(np.full(6, label), logit)
+            expected = [0.05, 0.05, 0.05, 1, 1, 1]
+            np.testing.assert_array_equal(rates, expected if label == 0 else [1, 1, 1, 1, 0.05, 0.05])
+
+
+def test_outside_the_time_range_no_prediction_is_needed():
+    examples = draw_examples(50)
+    end = int(examples["query_time"][25])
+    examples["teacher_logit"][examples["query_time"] >= end] = np.nan
+    content = {"gradient": {"teacher": "t", "threshold": 0.2}}
+    config = make_config(**content, time_range={"end": f"1970-01-01T00:00:00.{end:06d}"})
+    decisions = decide(config, **examples)
+    assert (decisions.keep_probability > 0).sum() == 25 and np.isfinite(decisions.weight).all()
+    with pytest.raises(InputError, match="teacher t has no value for 25 of 50 rows"):
+        decide(make_config(**content), **examples)
+
+
 def test_a_missing_prediction_is_no_high_loss():
     examples = draw_examples(10)
     examples["teacher_logit"][[3, 6]] = np.nan
@@ -294,6 +345,20 @@ def test_a_higher_rate_drops_nothing(seed, low, high, low_rule, high_rule):
         (
             {"uninformative": {"rate": 0.1, "low_visibility": {"feature": "p", "values": []}}},
             "low_visibility.values",
+        ),
+        (
+            {"non_click_rate": 0.1, "gradient": {"teacher": "t", "threshold": 0.2}},
+            "non_click_rate x gradient.lowest_rate is 0.005, below min_rate 0.01",
+        ),
+        ({"gradient": {"teacher": "t", "threshold": 0}}, "gradient.threshold: 0 is not allowed"),
+        ({"gradient": {"teacher": "t", "threshold": 1}}, "gradient.threshold: 1 is not allowed"),
+        ({"gradient": {"threshold": 0.2}}, "gradient.teacher: missing"),
+        (
+            {
+                "uninformative": {"rate": 0.5, "low_loss": LOW_LOSS},
+                "gradient": {"teacher": "t", "threshold": 0.2},
+            },
+            "gradient and uninformative.low_loss: allowed is one of them",
         ),
         ({"salt": ""}, "salt"),
         ({"salt": True}, "salt"),

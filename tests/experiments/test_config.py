@@ -92,6 +92,15 @@ def test_only_teachers_and_samplings_that_are_needed(plan_of):
     assert tasks.samplings["half"].needs == ()
 
 
+def test_a_sampling_by_the_gradient_needs_its_teacher(plan_of):
+    samplings = {"hard": {"gradient": {"teacher": "wide", "threshold": 0.2}}}
+    arms = {"hard": {"sampling": "hard"}}
+    _, tasks = plan_of({**WHOLE, "samplings": samplings, "arms": arms, "sweep": None})
+    rule = tasks.samplings["hard"].config.gradient
+    assert rule is not None and rule.teacher == tasks.teachers["wide"].record
+    assert tasks.samplings["hard"].needs == (tasks.teachers["wide"],)
+
+
 def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
     plan, _ = plan_of(WHOLE)
     written = plan.model_dump(by_alias=True)
