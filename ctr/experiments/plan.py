@@ -171,6 +171,10 @@ class Plan(Record):
         """The points of an arm's sweep."""
         return [other for other in self.arms if other.of == arm.name]
 
+    def as_json(self) -> dict[str, Any]:
+        """The content of plan.json; a date that YAML found among an arm's settings is text there."""
+        return self.model_dump(mode="json", by_alias=True)
+
 
 def read_plan(folder: Path) -> Plan:
     """Reads plan.json.

@@ -69,7 +69,7 @@ def run_experiment(
     check_experiment_folder(place.out)
     make_folder(place.out)
     with only_process(place.out):
-        write_json(place.out / PLAN_FILE, plan.model_dump(by_alias=True))
+        write_json(place.out / PLAN_FILE, plan.as_json())
         failures = _Runner(place, workers, beam_options, progress).run(tasks)
         measured = write_costs(place.out, place.log, tasks, timing) if costs else {}
         for name, error in measured.items():

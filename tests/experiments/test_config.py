@@ -1,6 +1,7 @@
 """Experiments as they are written: what runs they come down to, and which ones are refused with what line."""
 
 import json
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_a_sampling_by_the_gradient_needs_its_teacher(plan_of):
 
 def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
     plan, _ = plan_of(WHOLE)
-    written = plan.model_dump(by_alias=True)
+    written = plan.as_json()
     later = {**written, "of_a_later_version": 1, "arms": [{**arm, "later": 2} for arm in written["arms"]]}
     for content in (written, later):
         (tmp_path / "plan.json").write_text(json.dumps(content))
@@ -123,6 +124,16 @@ def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
     assert len(set(folders)) == len(folders) == 12
     assert arms["smelu"]["runs"][0]["folder"].startswith("runs/smelu-seed-3-")
     assert written["teachers"][0]["name"] == "wide"
+
+
+def test_dates_among_an_arm_s_settings_are_text_in_the_plan(plan_of, tmp_path):
+    # YAML reads 2026-01-05 as a date.
+    arms = {"late": {"set": {"time_range.start": date(2026, 1, 5)}}}
+    plan, tasks = plan_of({**WHOLE, "arms": arms, "sweep": None, "scored": {"start": date(2026, 1, 5)}})
+    (tmp_path / "plan.json").write_text(json.dumps(plan.as_json()))
+    (late,) = [arm for arm in read_plan(tmp_path).arms if arm.name == "late"]
+    assert late.changes == {"time_range.start": "2026-01-05"}
+    assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
 
 
 def test_a_changed_arm_gets_another_folder_and_the_others_keep_theirs(plan_of):
