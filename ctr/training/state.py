@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,7 @@ from ctr.training.device import has_few_shapes, make_deterministic, resolve_comp
 from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
-from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
+from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap, Occupants
 from ctr.training.optimizers import (
     dense_optimizer,
     make_averaging,
@@ -34,6 +35,8 @@ from ctr.training.shapes import most_rows
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part, rows_of
+
+ArrayT = TypeVar("ArrayT")
 
 _PIECE = 65536
 _FIRST_SLOTS = 1024
@@ -169,7 +172,9 @@ class TrainState:
         self._seed = config.seed if model.embedding_seed is None else model.embedding_seed
         self.tables = [self._create_table(number, config) for number in range(len(layouts))]
         self.id_maps = {
-            number: make_id_map(layout, config.ids) for number, layout in enumerate(layouts) if layout.growing
+            number: make_id_map(layout, config.ids, workers)
+            for number, layout in enumerate(layouts)
+            if layout.growing
         }
         self.table_optimizer = table_optimizer(optimizer.embeddings, layouts, owners)
         self.table_optimizer.build(
@@ -247,15 +252,21 @@ class TrainState:
         return self._table_rows[number] if self.divided[number] else row_count(self.tables[number])
 
     def parts(self) -> dict[str, Part]:
-        """Which parts of arrays this worker has, by the names of ``variables``; without those that it has whole."""
+        """Which parts of arrays this worker has, by the names of ``arrays``; without those that it has whole."""
         parts = dict(self.dense_optimizer.parts())
-        for name, number in self._row_arrays().items():
-            parts[name] = rows_of(self.workers.rank, self.workers.size, self._table_rows[number])
+        lengths = {name: self._table_rows[number] for name, number in self._row_arrays().items()}
+        for number, id_map in self.id_maps.items() if self.workers.size > 1 else ():
+            prefix = f"ids/{self.layouts[number].name}"
+            lengths |= {f"{prefix}/{name}": length for name, length in id_map.entries().items()}
+        for name, length in lengths.items():
+            parts[name] = rows_of(self.workers.rank, self.workers.size, length)
         return parts
 
     def part_of(self) -> Callable[[str, int], Part | None]:
-        """Returns which part this worker is to have of an array, of a table of so many rows; None: all of it."""
-        of_dense, of_rows = self.dense_optimizer.parts(), self._row_arrays()
+        """Returns which part this worker is to have of an array, of so many rows or entries; None: all of it."""
+        of_dense, of_rows = self.dense_optimizer.parts(), set(self._row_arrays())
+        for number in self.id_maps if self.workers.size > 1 else ():
+            of_rows |= {f"ids/{self.layouts[number].name}/{name}" for name in DIVIDED_ARRAYS}
 
         def part(name: str, rows: int) -> Part | None:
             return (
@@ -367,16 +378,25 @@ class TrainState:
             name: (_shape(variable), np.dtype(variable.dtype.as_numpy_dtype))
             for name, variable in self._written().items()
         }
-        if not self.workers.is_chief:
-            return shapes
-        return shapes | {name: (array.shape, array.dtype) for name, array in self._id_arrays().items()}
+        return shapes | {
+            name: (array.shape, array.dtype) for name, array in self._written_id_arrays().items()
+        }
 
     def _written(self) -> dict[str, Rows]:
         """What this worker writes of ``variables``: its parts, and the first one also what all have."""
         variables = self.variables()
         if self.workers.is_chief:
             return variables
-        return {name: variables[name] for name in self.parts()}
+        parts = self.parts()
+        return {name: variable for name, variable in variables.items() if name in parts}
+
+    def _written_id_arrays(self) -> dict[str, np.ndarray]:
+        """The same of the maps."""
+        arrays = self._id_arrays()
+        if self.workers.is_chief:
+            return arrays
+        parts = self.parts()
+        return {name: array for name, array in arrays.items() if name in parts}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """The values of all variables, those of many rows in pieces: name, first row and values.
@@ -386,7 +406,7 @@ class TrainState:
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
-        for name, array in self._id_arrays().items() if self.workers.is_chief else ():
+        for name, array in self._written_id_arrays().items():
             yield name, 0, array
         for name, variable in self._written().items():
             rows = _shape(variable)[0] if variable.shape.rank == 2 else 0
@@ -397,11 +417,14 @@ class TrainState:
                 yield name, begin, read_rows(variable, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
-        """A hash of the variables that all workers have."""
+        """A hash of the variables and of the maps' arrays that all workers have."""
         parts, found = self.parts(), hashlib.sha256()
         for name, variable in self.variables().items():
             if name not in parts:
                 found.update(np.ascontiguousarray(variable.read_value()).tobytes())
+        for name, array in self._id_arrays().items():
+            if name not in parts:
+                found.update(array.tobytes())
         return found.hexdigest()
 
     def whole_tables(self) -> list[tf.Variable]:
@@ -459,7 +482,11 @@ class TrainState:
             part = (parts or {}).get(f"rows/{layout.name}")
             self._table_rows[number] = layout.rows if part is None else part.total
         for number, id_map in self.id_maps.items():
-            id_map.restore(id_arrays(self.layouts[number], arrays))
+            own, entries = (
+                id_arrays(self.layouts[number], arrays),
+                id_arrays(self.layouts[number], parts or {}),
+            )
+            id_map.restore(own, {name: part.total for name, part in entries.items()})
 
     def optimizer_report(self) -> dict[str, float | int]:
         """What there is to watch of both optimizers."""
@@ -480,8 +507,8 @@ class TrainState:
         }
 
 
-def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
-    """The map, empty yet, of a table in which ids grow."""
+def make_id_map(layout: TableLayout, ids: IdsConfig, workers: Workers = ALONE) -> IdMap:
+    """The map, empty yet, of a table in which ids grow, of which each of several workers keeps a part."""
     offsets = layout.offsets()
     features = [
         GrowingFeature(
@@ -492,11 +519,11 @@ def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
         )
         for feature in layout.growing
     ]
-    return IdMap(features, layout.rows, ids.admission, ids.eviction)
+    return IdMap(features, layout.rows, ids.admission, ids.eviction, workers)
 
 
-def id_arrays(layout: TableLayout, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a table's map restores itself from, of all arrays of a state."""
+def id_arrays(layout: TableLayout, arrays: Mapping[str, ArrayT]) -> dict[str, ArrayT]:
+    """What a table's map restores itself from, of all arrays of a state, or of something for each of them."""
     prefix = f"ids/{layout.name}/"
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 

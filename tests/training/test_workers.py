@@ -20,6 +20,7 @@ from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
+from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
 from small_runs import SCHEMA, SMALL, draw_examples, merged, publish
 from worker_group import run_group, train_group
@@ -219,13 +220,32 @@ def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
         of_ranks = [np.load(first.with_name(f"{number}-{rank}.npz")) for rank in range(size)]
         same = 0
         for key in of_ranks[0].files:
-            is_part = key.startswith(("shampoo|", "kfac|layer")) or (
-                key.startswith("rows") and name != "mirrored"
+            is_part = (
+                key.startswith(("shampoo|", "kfac|layer"))
+                or (key.startswith("rows") and name != "mirrored")
+                or (key.startswith("ids|") and key.split("|", 2)[2].replace("|", "/") in DIVIDED_ARRAYS)
             )
             if not is_part:
                 same += 1
                 assert all(one[key].tobytes() == of_ranks[0][key].tobytes() for one in of_ranks), key
         assert same > 10
+
+
+@pytest.mark.parametrize(("name", "size"), [("growing", 2), ("growing", 3), ("mirrored", 2)])
+def test_a_worker_holds_a_part_of_the_map(runs, name, size):
+    """Whether tables are divided or not; the whole is that of one process, after admissions and evictions."""
+    whole, _ = checkpoint.read(runs.folder / f"{name}-1" / "checkpoints")
+    of_map = {key: array for key, array in whole.items() if key.startswith("weights|ids/")}
+    divided = {key: array for key, array in of_map.items() if key.split("/", 2)[2] in DIVIDED_ARRAYS}
+    assert sum(map(len, divided.values())) > 100 and len(divided) < len(of_map)
+    totals = [array for key, array in of_map.items() if key.endswith("/totals")]
+    # Admitted and evicted, by feature.
+    assert all((array[:2].sum(axis=1) > 5).all() for array in totals)
+    for rank in range(size):
+        state = np.load(max((runs.folder / f"states-{name}-{size}").glob(f"*-{rank}.npz")))
+        for key, array in of_map.items():
+            own = state[key.removeprefix("weights|").replace("/", "|")]
+            np.testing.assert_array_equal(own, array[rank::size] if key in divided else array, err_msg=key)
 
 
 def test_a_worker_holds_a_part_of_the_rows(runs):
