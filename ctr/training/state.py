@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +21,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, make_deterministic, resolve_compute_dtype
 from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
-from ctr.training.ids.config import IdsConfig
-from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap, Occupants
+from ctr.training.ids.id_map import Occupants
+from ctr.training.ids.of_tables import arrays_of_maps, divided_lengths, divided_names, id_arrays, make_id_map
 from ctr.training.optimizers import (
     dense_optimizer,
     make_averaging,
@@ -35,8 +34,6 @@ from ctr.training.shapes import most_rows
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part, rows_of
-
-ArrayT = TypeVar("ArrayT")
 
 _PIECE = 65536
 _FIRST_SLOTS = 1024
@@ -255,9 +252,8 @@ class TrainState:
         """Which parts of arrays this worker has, by the names of ``arrays``; without those that it has whole."""
         parts = dict(self.dense_optimizer.parts())
         lengths = {name: self._table_rows[number] for name, number in self._row_arrays().items()}
-        for number, id_map in self.id_maps.items() if self.workers.size > 1 else ():
-            prefix = f"ids/{self.layouts[number].name}"
-            lengths |= {f"{prefix}/{name}": length for name, length in id_map.entries().items()}
+        if self.workers.size > 1:
+            lengths |= divided_lengths(self.layouts, self.id_maps)
         for name, length in lengths.items():
             parts[name] = rows_of(self.workers.rank, self.workers.size, length)
         return parts
@@ -265,8 +261,8 @@ class TrainState:
     def part_of(self) -> Callable[[str, int], Part | None]:
         """Returns which part this worker is to have of an array, of so many rows or entries; None: all of it."""
         of_dense, of_rows = self.dense_optimizer.parts(), set(self._row_arrays())
-        for number in self.id_maps if self.workers.size > 1 else ():
-            of_rows |= {f"ids/{self.layouts[number].name}/{name}" for name in DIVIDED_ARRAYS}
+        if self.workers.size > 1:
+            of_rows |= divided_names(self.layouts, self.id_maps)
 
         def part(name: str, rows: int) -> Part | None:
             return (
@@ -366,11 +362,7 @@ class TrainState:
         return values | self._id_arrays()
 
     def _id_arrays(self) -> dict[str, np.ndarray]:
-        return {
-            f"ids/{self.layouts[number].name}/{name}": array
-            for number, id_map in self.id_maps.items()
-            for name, array in id_map.to_arrays().items()
-        }
+        return arrays_of_maps(self.layouts, self.id_maps)
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each array of which ``pieces`` are."""
@@ -505,27 +497,6 @@ class TrainState:
                 for number, layout in enumerate(self.layouts)
             ),
         }
-
-
-def make_id_map(layout: TableLayout, ids: IdsConfig, workers: Workers = ALONE) -> IdMap:
-    """The map, empty yet, of a table in which ids grow, of which each of several workers keeps a part."""
-    offsets = layout.offsets()
-    features = [
-        GrowingFeature(
-            feature.name,
-            offsets[feature.name] + 1,
-            ids.shared_rows,
-            ids.capacity_of(feature.name),
-        )
-        for feature in layout.growing
-    ]
-    return IdMap(features, layout.rows, ids.admission, ids.eviction, workers)
-
-
-def id_arrays(layout: TableLayout, arrays: Mapping[str, ArrayT]) -> dict[str, ArrayT]:
-    """What a table's map restores itself from, of all arrays of a state, or of something for each of them."""
-    prefix = f"ids/{layout.name}/"
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _shape(variable: Rows) -> tuple[int, ...]:

@@ -22,10 +22,11 @@ from ctr.optim.averaging import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap
+from ctr.training.ids.of_tables import id_arrays, make_id_map
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
-from ctr.training.state import create_network, dense_weights, id_arrays, make_id_map
+from ctr.training.state import create_network, dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
 """The last of all keys, which no id has: a search among keys always finds a place."""
