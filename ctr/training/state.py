@@ -22,7 +22,14 @@ from ctr.training.device import has_few_shapes, make_deterministic, resolve_comp
 from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
 from ctr.training.ids.id_map import Occupants
-from ctr.training.ids.of_tables import arrays_of_maps, divided_lengths, divided_names, id_arrays, make_id_map
+from ctr.training.ids.of_tables import (
+    arrays_of_maps,
+    divided_lengths,
+    divided_names,
+    find_slots,
+    id_arrays,
+    make_id_map,
+)
 from ctr.training.optimizers import (
     dense_optimizer,
     make_averaging,
@@ -290,18 +297,21 @@ class TrainState:
         """
         if not self.id_maps:
             return feed
-        plans = list(feed.plans)
-        for number, id_map in self.id_maps.items():
-            unplaced = plans[number].unplaced
-            if unplaced is None:
-                continue
-            ids = unplaced.features, unplaced.fingerprints
+        plans, time_us = list(feed.plans), feed.batch.times[1]
+        waiting = {number: new for number in self.id_maps if (new := plans[number].unplaced) is not None}
+        ids = {number: (new.features, new.fingerprints) for number, new in waiting.items()}
+        known: list[dict[str, np.ndarray]] = [{}] * len(ids)
+        if ids and self.workers.size > 1:
+            found = find_slots([self.id_maps[number] for number in ids], list(ids.values()), self.workers)
+            known = [{"slots": slots} for slots in found]
+        for (number, new), more in zip(waiting.items(), known, strict=True):
+            id_map, own = self.id_maps[number], ids[number]
             if learning:
-                learned = id_map.learn(*ids, unplaced.counts, feed.batch.times[1], unplaced.drawn)
+                learned = id_map.learn(*own, new.counts, time_us, new.drawn, **more)
                 rows = learned.rows
-                self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in ids))
+                self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in own))
             else:
-                rows = id_map.look_up(*ids)
+                rows = id_map.look_up(*own, **more)
             plans[number] = place_rows(plans[number], rows, self.rows(number))
         return feed.with_plans(plans)
 

@@ -169,19 +169,33 @@ class IdMap:
         waiting = self._waiting.nbytes if self._waiting else 0
         return self._slots.nbytes + waiting + sum(array.nbytes for array in own)
 
-    def look_up(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+    def look_up(
+        self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
+    ) -> np.ndarray:
         """Finds the rows of ids, without learning anything of them.
 
         Args:
             features: int16 [U].
             fingerprints: int64 [U]; no pair occurs twice.
+            slots: what ``find_slots`` returned for them; None: they are still to be found.
 
         Returns:
             int32 [U]: the slot of an id that has one, else the one of its feature's shared rows that its fingerprint
             gives.
         """
-        slots = self._slots.places_of(self._slots.find(features, fingerprints))
+        if slots is None:
+            slots = self._find(features, fingerprints)
         return self._rows_at(slots, features, fingerprints)
+
+    def _find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """The slots of ids, int64 [U], -1 for none."""
+        if self.group.size == 1:
+            return self._slots.find(features, fingerprints)
+        return self.group.sum_numbers(self.held_slots(features, fingerprints)).astype(np.int64) - 1
+
+    def held_slots(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """Of ids that this worker keeps their slots, one higher, and 0 for others: int32 [U], to be added up."""
+        return self._slots.held_places(features, fingerprints)
 
     def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         """The rows of slots, -1 for none: int32 [U]."""
@@ -200,6 +214,7 @@ class IdMap:
         counts: np.ndarray,
         time_us: int,
         admit: np.ndarray | None = None,
+        slots: np.ndarray | None = None,
     ) -> Learned:
         """Counts the ids of a batch that is about to be learned from, evicts and admits.
 
@@ -211,16 +226,15 @@ class IdMap:
             counts: int64 [U], occurrences in the batch.
             time_us: the query time of the batch's last row; if an earlier batch had a later one, that one counts.
             admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
+            slots: int64 [U], what ``find_slots`` returned for them; None: they are still to be found.
 
         Raises:
             InputError: the table would have more rows than int32 can number.
         """
         now = self._advance(time_us)
-        found = self._slots.find(features, fingerprints)
-        slots = self._slots.places_of(found)
-        known = found >= 0
-        seen = found[known]
-        self._use(seen, counts[known], now)
+        slots = self._find(features, fingerprints) if slots is None else slots
+        held, seen = self._slots.indices_of(slots)
+        self._use(seen, counts[held], now)
         # Only now: ids of this batch are not idle.
         self._evict_idle(now)
         eligible = self._eligible(features, fingerprints, counts, slots < 0, admit)

@@ -121,19 +121,23 @@ class IdTable:
             features, fingerprints = features[kept], fingerprints[kept]
         return found
 
-    def places_of(self, indices: np.ndarray) -> np.ndarray:
-        """The places, int64 [N], of pairs that ``find`` gave each worker an index of or -1; -1 for one of none."""
-        group = self._group
-        if group.size == 1:
-            return indices
-        # One worker at most keeps a pair.
-        places = np.where(indices < 0, 0, indices * group.size + group.rank + 1)
-        return group.sum_numbers(places.astype(np.int32)).astype(np.int64) - 1
+    def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """The places of pairs that this worker keeps, one higher, and 0 for others: int32 [N].
+
+        One worker at most keeps a pair: so the sums over all workers, less 1, are the places, -1 for none.
+        """
+        indices = self.find(features, fingerprints)
+        places = np.where(indices < 0, 0, indices * self._group.size + self._group.rank + 1)
+        return places.astype(np.int32)
 
     def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of places (int64 [N]) those that this worker keeps: their positions, and their indices, both int64."""
-        which = np.flatnonzero(places % self._group.size == self._group.rank)
-        return which, places[which] // self._group.size
+        """Of places (int64 [N], -1 for none) those that this worker keeps: their positions, and their indices."""
+        rank, size = self._group.rank, self._group.size
+        if size == 1:
+            which = np.flatnonzero(places >= 0)
+            return which, places[which]
+        which = np.flatnonzero((places >= 0) & (places % size == rank))
+        return which, places[which] // size
 
     def _hash(self, features: np.ndarray, fingerprints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first position of each pair, and its hash's part of an entry, both int64."""

@@ -34,6 +34,22 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, Va
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
+def find_slots(
+    id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]], group: Group
+) -> list[np.ndarray]:
+    """Finds the slots of ids in several maps that the same workers have, in one exchange.
+
+    Args:
+        ids: for each map features, int16 [U], and fingerprints, int64 [U].
+
+    Returns:
+        For each map int64 [U], -1 for an id without a slot.
+    """
+    held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
+    found = group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    return np.split(found, np.cumsum([len(own) for own in held])[:-1])
+
+
 def arrays_of_maps(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, np.ndarray]:
     """The arrays of maps, given by the numbers of their tables; of those that are divided this worker's part."""
     return {

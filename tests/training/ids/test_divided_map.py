@@ -111,12 +111,12 @@ def churning(random, batch):
     return (prints % 2).astype(np.int16), prints, random.integers(1, 3, len(prints)), batch * SECOND
 
 
-@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
-    ("admission", "policy"), [("always", "score"), ("always", "least_recent"), ("count", "least_frequent")]
+    ("size", "admission", "policy"),
+    [(2, "always", "score"), (2, "count", "least_recent"), (3, "count", "least_frequent")],
 )
 def test_admission_and_eviction_where_ids_come_and_go(size, admission, policy):
-    features, first_slot = make_features([700, 600])
+    features, first_slot = make_features([200, 150])
     arguments = (
         features,
         first_slot,
@@ -124,17 +124,16 @@ def test_admission_and_eviction_where_ids_come_and_go(size, admission, policy):
         EvictionConfig(policy=policy, half_life=5, max_idle=30, every=7),
     )
     alone, divided = IdMap(*arguments), DividedMap(size, *arguments)
-    for batch in range(25):
+    for batch in range(15):
         ids = churning(np.random.default_rng(batch), batch)
         assert_equal(divided.learn(*ids), alone.learn(*ids))
     assert_equal(divided.to_arrays(), alone.to_arrays())
     divided.threads.close()
-    assert all(found.evicted > 100 for found in alone.counters().values()) or admission == "count"
-    assert any(found.evicted > 100 for found in alone.counters().values())
+    assert all(found.evicted > 100 for found in alone.counters().values())
+    assert all(found.shared > 0 for found in alone.counters().values()) == (admission == "count")
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("rule", ["always", "count"])
+@pytest.mark.parametrize(("size", "rule"), [(2, "count"), (4, "always")])
 def test_each_worker_has_its_share_of_the_memory(size, rule):
     arguments = (
         [GrowingFeature("f", 0, 8, 40_000)],
@@ -144,7 +143,7 @@ def test_each_worker_has_its_share_of_the_memory(size, rule):
     )
     alone, divided = IdMap(*arguments), DividedMap(size, *arguments)
     random = np.random.default_rng(0)
-    for batch in range(12):
+    for batch in range(8):
         prints = np.unique(random.integers(1, 2**40, 10_000))
         ids = np.zeros(len(prints), np.int16), prints, 1 + prints % 2, batch * SECOND
         assert_equal(divided.learn(*ids).fresh, alone.learn(*ids).fresh)
