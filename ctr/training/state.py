@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import tensorflow as tf
@@ -261,9 +262,11 @@ class TrainState:
         lengths = {name: self._table_rows[number] for name, number in self._row_arrays().items()}
         if self.workers.size > 1:
             lengths |= divided_lengths(self.layouts, self.id_maps)
-        for name, length in lengths.items():
-            parts[name] = rows_of(self.workers.rank, self.workers.size, length)
-        return parts
+        # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
+        of_length = {
+            length: rows_of(self.workers.rank, self.workers.size, length) for length in set(lengths.values())
+        }
+        return parts | {name: of_length[length] for name, length in lengths.items()}
 
     def part_of(self) -> Callable[[str, int], Part | None]:
         """Returns which part this worker is to have of an array, of so many rows or entries; None: all of it."""
@@ -271,10 +274,10 @@ class TrainState:
         if self.workers.size > 1:
             of_rows |= divided_names(self.layouts, self.id_maps)
 
+        of_length = cache(partial(rows_of, self.workers.rank, self.workers.size))
+
         def part(name: str, rows: int) -> Part | None:
-            return (
-                rows_of(self.workers.rank, self.workers.size, rows) if name in of_rows else of_dense.get(name)
-            )
+            return of_length(rows) if name in of_rows else of_dense.get(name)
 
         return part
 

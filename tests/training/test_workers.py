@@ -329,6 +329,12 @@ def test_a_run_goes_on_with_any_number_of_workers(runs):
         assert 0 not in train_group(size, [{**job, "kill": kill}], world.outputs()).wait()
         assert checkpoint.newest_sound(world.folder / "growing-moved" / "checkpoints")
     run_group(train_group(1, [job], world.outputs()))
+    saved = [
+        checkpoint.read(world.folder / f"growing-{which}" / "checkpoints")[0] for which in ("1", "moved")
+    ]
+    for key in (one for one in saved[0] if one.startswith("weights|ids/")):
+        # The same ids were admitted and evicted, and have the same rows.
+        np.testing.assert_array_equal(saved[1][key], saved[0][key], err_msg=key)
     expected, found = (predictions(world.folder / f"growing-{which}") for which in ("1", "moved"))
     # Each example once, in order.
     assert found["example_id"].tolist() == expected["example_id"].tolist()

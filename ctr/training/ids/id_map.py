@@ -330,7 +330,7 @@ class IdMap:
         may_go[seen] = False
         indices = np.flatnonzero(may_go)
         of_ids = self._last_seen[indices], self._frequency[indices]
-        # Of workers with equal ids those with the lowest slots go, too.
+        # Of ids with equal values those with the lowest slots go, whoever keeps them.
         slots = indices * self.group.size + self.group.rank
         self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
 
