@@ -1,7 +1,7 @@
 """What tables cost each worker in memory: the peak of each process, with large tables and with hardly any.
 
     python benchmarks/bench_workers_memory.py [--rows 4000000] [--workers 1 2 4] [--json]
-    python benchmarks/bench_workers_memory.py --map [--examples 200000] [--workers 1 2 4] [--json]
+    python benchmarks/bench_workers_memory.py --map [--examples 100000] [--workers 1 2 4] [--json]
 
 All arms are `ctr train` over the same rows. What tables cost is the peak with them less that with tables of a few rows.
 It has two parts: the table with its accumulators, and the copy of both that a checkpoint writes.
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--json", action="store_true", help="print all numbers")
     parser.add_argument("--map", action="store_true", help="measure the map of growing ids")
-    parser.add_argument("--examples", type=int, default=200_000, help="rows of the log, with --map")
+    parser.add_argument("--examples", type=int, default=100_000, help="rows of the log, with --map")
     arguments = parser.parse_args(argv)
     if arguments.map:
         with tempfile.TemporaryDirectory() as folder:
