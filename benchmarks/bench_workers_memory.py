@@ -1,9 +1,13 @@
 """What tables cost each worker in memory: the peak of each process, with large tables and with hardly any.
 
     python benchmarks/bench_workers_memory.py [--rows 4000000] [--workers 1 2 4] [--json]
+    python benchmarks/bench_workers_memory.py --map [--examples 100000] [--workers 1 2 4] [--json]
 
 All arms are `ctr train` over the same rows. What tables cost is the peak with them less that with tables of a few rows.
 It has two parts: the table with its accumulators, and the copy of both that a checkpoint writes.
+
+With --map, instead: what the map of growing ids takes in each worker at the end of a pass, with admission at the second
+occurrence and capacities so small that ids are evicted. These are bytes of arrays, not peaks.
 """
 
 import argparse
@@ -35,6 +39,35 @@ def peaks(folder: Path, rows: int, workers: int) -> list[int]:
     run = folder / f"run-{rows}-{workers}"
     command = ["-m", "ctr", "train", str(log), "--config", str(config), "--out", str(run), "-q"]
     return [ended.peak_bytes for ended in run_workers(command, workers)]
+
+
+def maps(folder: Path, examples: int, workers: Sequence[int]) -> dict[str, list[dict[str, int]]]:
+    """What ``parts/map_worker.py`` prints, by the number of workers, of each worker."""
+    size = Size(features=FEATURES, buckets=2**31 - 1, width=4, batch=BATCH, growing=True)
+    log = make_log(folder / "log", examples, size)
+    ids = {"capacity": examples // 64, "admission": {"rule": "count", "count": 2}}
+    changes = {**ADAGRAD, "model": MODEL, "workers": {"divided_from_mb": 0.0}, "record_predictions": False}
+    config = folder / "config.yaml"
+    content = reference_config({**changes, "ids": ids}, BATCH)
+    config.write_text(dump_yaml(parse_model(TrainConfig, content, "benchmark")))
+    script = Path(__file__).parent / "parts" / "map_worker.py"
+    found = {}
+    for number in workers:
+        ended = run_workers([str(script), str(log), str(config), str(folder / f"run-{number}")], number)
+        found[str(number)] = [json.loads(one.output.partition("RESULT ")[2]) for one in ended]
+    return found
+
+
+def report_maps(found: Mapping[str, Sequence[Mapping[str, int]]]) -> str:
+    """The table."""
+    rows = []
+    for size, own in found.items():
+        most = {name: max(one[name] for one in own) for name in own[0]}
+        shares = [f"{most[name] / found['1'][0][name]:.1%}" if "1" in found else "" for name in most]
+        rows.append([size, *(f"{most[name]:,} ({share})" for name, share in zip(most, shares, strict=True))])
+    return table(
+        ["workers", "ids with a slot that a worker keeps", "entries of its arrays", "their bytes"], rows
+    )
 
 
 def measure(rows: int, workers: Sequence[int]) -> dict[str, Any]:
@@ -70,7 +103,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=4_000_000, help=f"of each of {FEATURES} tables")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--json", action="store_true", help="print all numbers")
+    parser.add_argument("--map", action="store_true", help="measure the map of growing ids")
+    parser.add_argument("--examples", type=int, default=100_000, help="rows of the log, with --map")
     arguments = parser.parse_args(argv)
+    if arguments.map:
+        with tempfile.TemporaryDirectory() as folder:
+            of_maps = maps(Path(folder), arguments.examples, arguments.workers)
+        print(json.dumps(of_maps, indent=1) if arguments.json else report_maps(of_maps))
+        return
     found = measure(arguments.rows, arguments.workers)
     print(json.dumps(found, indent=1) if arguments.json else report(found))
 

@@ -410,9 +410,11 @@ class Session:
 
     def _write_results(self, failure: str | None) -> dict[str, Any]:
         run, summary = self.run, None
+        # Each worker keeps some of the ids.
+        grown = run.metrics.ids.slots.most_used()
         with run.workers.together():
             if run.workers.is_chief:
-                summary = write_results(self.inputs, run, failure, self.trainer.timing())
+                summary = write_results(self.inputs, run, failure, self.trainer.timing(), grown)
         return run.workers.from_first(summary)
 
     def finish(self) -> dict[str, Any]:

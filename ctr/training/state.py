@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import tensorflow as tf
@@ -21,8 +22,15 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, make_deterministic, resolve_compute_dtype
 from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
-from ctr.training.ids.config import IdsConfig
-from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
+from ctr.training.ids.id_map import Occupants
+from ctr.training.ids.of_tables import (
+    arrays_of_maps,
+    divided_lengths,
+    divided_names,
+    find_slots,
+    id_arrays,
+    make_id_map,
+)
 from ctr.training.optimizers import (
     dense_optimizer,
     make_averaging,
@@ -172,7 +180,9 @@ class TrainState:
         self._seed = config.seed if model.embedding_seed is None else model.embedding_seed
         self.tables = [self._create_table(number, config) for number in range(len(layouts))]
         self.id_maps = {
-            number: make_id_map(layout, config.ids) for number, layout in enumerate(layouts) if layout.growing
+            number: make_id_map(layout, config.ids, workers)
+            for number, layout in enumerate(layouts)
+            if layout.growing
         }
         self.table_optimizer = table_optimizer(optimizer.embeddings, layouts, owners)
         self.table_optimizer.build(
@@ -250,20 +260,27 @@ class TrainState:
         return self._table_rows[number] if self.divided[number] else row_count(self.tables[number])
 
     def parts(self) -> dict[str, Part]:
-        """Which parts of arrays this worker has, by the names of ``variables``; without those that it has whole."""
+        """Which parts of arrays this worker has, by the names of ``arrays``; without those that it has whole."""
         parts = dict(self.dense_optimizer.parts())
-        for name, number in self._row_arrays().items():
-            parts[name] = rows_of(self.workers.rank, self.workers.size, self._table_rows[number])
-        return parts
+        lengths = {name: self._table_rows[number] for name, number in self._row_arrays().items()}
+        if self.workers.size > 1:
+            lengths |= divided_lengths(self.layouts, self.id_maps)
+        # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
+        of_length = {
+            length: rows_of(self.workers.rank, self.workers.size, length) for length in set(lengths.values())
+        }
+        return parts | {name: of_length[length] for name, length in lengths.items()}
 
     def part_of(self) -> Callable[[str, int], Part | None]:
-        """Returns which part this worker is to have of an array, of a table of so many rows; None: all of it."""
-        of_dense, of_rows = self.dense_optimizer.parts(), self._row_arrays()
+        """Returns which part this worker is to have of an array, of so many rows or entries; None: all of it."""
+        of_dense, of_rows = self.dense_optimizer.parts(), set(self._row_arrays())
+        if self.workers.size > 1:
+            of_rows |= divided_names(self.layouts, self.id_maps)
+
+        of_length = cache(partial(rows_of, self.workers.rank, self.workers.size))
 
         def part(name: str, rows: int) -> Part | None:
-            return (
-                rows_of(self.workers.rank, self.workers.size, rows) if name in of_rows else of_dense.get(name)
-            )
+            return of_length(rows) if name in of_rows else of_dense.get(name)
 
         return part
 
@@ -286,18 +303,21 @@ class TrainState:
         """
         if not self.id_maps:
             return feed
-        plans = list(feed.plans)
-        for number, id_map in self.id_maps.items():
-            unplaced = plans[number].unplaced
-            if unplaced is None:
-                continue
-            ids = unplaced.features, unplaced.fingerprints
+        plans, time_us = list(feed.plans), feed.batch.times[1]
+        waiting = {number: new for number in self.id_maps if (new := plans[number].unplaced) is not None}
+        ids = {number: (new.features, new.fingerprints) for number, new in waiting.items()}
+        known: list[dict[str, np.ndarray]] = [{}] * len(ids)
+        if ids and self.workers.size > 1:
+            found = find_slots([self.id_maps[number] for number in ids], list(ids.values()), self.workers)
+            known = [{"slots": slots} for slots in found]
+        for (number, new), more in zip(waiting.items(), known, strict=True):
+            id_map, own = self.id_maps[number], ids[number]
             if learning:
-                learned = id_map.learn(*ids, unplaced.counts, feed.batch.times[1], unplaced.drawn)
+                learned = id_map.learn(*own, new.counts, time_us, new.drawn, **more)
                 rows = learned.rows
-                self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in ids))
+                self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in own))
             else:
-                rows = id_map.look_up(*ids)
+                rows = id_map.look_up(*own, **more)
             plans[number] = place_rows(plans[number], rows, self.rows(number))
         return feed.with_plans(plans)
 
@@ -358,11 +378,7 @@ class TrainState:
         return values | self._id_arrays()
 
     def _id_arrays(self) -> dict[str, np.ndarray]:
-        return {
-            f"ids/{self.layouts[number].name}/{name}": array
-            for number, id_map in self.id_maps.items()
-            for name, array in id_map.to_arrays().items()
-        }
+        return arrays_of_maps(self.layouts, self.id_maps)
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each array of which ``pieces`` are."""
@@ -370,16 +386,25 @@ class TrainState:
             name: (_shape(variable), np.dtype(variable.dtype.as_numpy_dtype))
             for name, variable in self._written().items()
         }
-        if not self.workers.is_chief:
-            return shapes
-        return shapes | {name: (array.shape, array.dtype) for name, array in self._id_arrays().items()}
+        return shapes | {
+            name: (array.shape, array.dtype) for name, array in self._written_id_arrays().items()
+        }
 
     def _written(self) -> dict[str, Rows]:
         """What this worker writes of ``variables``: its parts, and the first one also what all have."""
         variables = self.variables()
         if self.workers.is_chief:
             return variables
-        return {name: variables[name] for name in self.parts()}
+        parts = self.parts()
+        return {name: variable for name, variable in variables.items() if name in parts}
+
+    def _written_id_arrays(self) -> dict[str, np.ndarray]:
+        """The same of the maps."""
+        arrays = self._id_arrays()
+        if self.workers.is_chief:
+            return arrays
+        parts = self.parts()
+        return {name: array for name, array in arrays.items() if name in parts}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """The values of all variables, those of many rows in pieces: name, first row and values.
@@ -389,7 +414,7 @@ class TrainState:
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
-        for name, array in self._id_arrays().items() if self.workers.is_chief else ():
+        for name, array in self._written_id_arrays().items():
             yield name, 0, array
         for name, variable in self._written().items():
             rows = _shape(variable)[0] if variable.shape.rank == 2 else 0
@@ -400,11 +425,14 @@ class TrainState:
                 yield name, begin, read_rows(variable, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
-        """A hash of the variables that all workers have."""
+        """A hash of the variables and of the maps' arrays that all workers have."""
         parts, found = self.parts(), hashlib.sha256()
         for name, variable in self.variables().items():
             if name not in parts:
                 found.update(np.ascontiguousarray(variable.read_value()).tobytes())
+        for name, array in self._id_arrays().items():
+            if name not in parts:
+                found.update(array.tobytes())
         return found.hexdigest()
 
     def whole_tables(self) -> list[tf.Variable]:
@@ -462,7 +490,11 @@ class TrainState:
             part = (parts or {}).get(f"rows/{layout.name}")
             self._table_rows[number] = layout.rows if part is None else part.total
         for number, id_map in self.id_maps.items():
-            id_map.restore(id_arrays(self.layouts[number], arrays))
+            own, entries = (
+                id_arrays(self.layouts[number], arrays),
+                id_arrays(self.layouts[number], parts or {}),
+            )
+            id_map.restore(own, {name: part.total for name, part in entries.items()})
 
     def optimizer_report(self) -> dict[str, float | int]:
         """What there is to watch of both optimizers."""
@@ -481,27 +513,6 @@ class TrainState:
                 for number, layout in enumerate(self.layouts)
             ),
         }
-
-
-def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
-    """The map, empty yet, of a table in which ids grow."""
-    offsets = layout.offsets()
-    features = [
-        GrowingFeature(
-            feature.name,
-            offsets[feature.name] + 1,
-            ids.shared_rows,
-            ids.capacity_of(feature.name),
-        )
-        for feature in layout.growing
-    ]
-    return IdMap(features, layout.rows, ids.admission, ids.eviction)
-
-
-def id_arrays(layout: TableLayout, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a table's map restores itself from, of all arrays of a state."""
-    prefix = f"ids/{layout.name}/"
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _shape(variable: Rows) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ class Trainer:
             return self._no_scores()
         begun = time.perf_counter()
         # Here, and not by the step alone: what is compiled depends on how many rows there are.
-        feed = self.state.place(feed, learning=True)
+        feed = self._placed("learn", feed)
         with self._calling("learn", feed):
             result = self._step.learn(feed, ramps, rates, self.learners)
         logit = feed.in_order(result.logit.numpy())
@@ -116,7 +116,7 @@ class Trainer:
         """Scores a batch, and changes nothing. For the arguments see ``learn``."""
         if not feed.rows:
             return self._no_scores()
-        feed = self.state.place(feed)
+        feed = self._placed("score", feed)
         with self._calling("score", feed):
             logit, slices = self._step.score(feed, ramps, self.masks)
         return Scores(feed.in_order(logit.numpy()), [feed.in_order(index.numpy()) for index in slices])
@@ -217,6 +217,12 @@ class Trainer:
     def _root_seconds(self) -> dict[str, float]:
         timing = self.state.optimizer_timing()
         return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
+
+    def _placed(self, name: str, feed: Feed) -> Feed:
+        """Gives the ids of a feed their rows; other workers must come in time for it, as for the call that follows."""
+        is_first = all(key[0] != name for key in self._compiled)
+        with self.state.workers.in_time(is_patient=is_first):
+            return self.state.place(feed, learning=name == "learn")
 
     @contextmanager
     def _calling(self, name: str, feed: Feed) -> Iterator[None]:

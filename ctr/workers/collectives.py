@@ -169,11 +169,19 @@ class Workers:
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]; between two steps."""
-        if self.size == 1:
-            return numbers[np.newaxis]
+        if self.size == 1 or not len(numbers):
+            return np.repeat(numbers[np.newaxis], self.size, axis=0)
         with self.in_time(is_patient=True):
-            gathered = self._gather_integers(tf.constant(numbers, tf.int64))
-        return np.asarray(gathered).reshape(self.size, len(numbers))
+            gathered = self._gather_integers(tf.constant(_padded(numbers), tf.int64))
+        return np.asarray(gathered).reshape(self.size, -1)[:, : len(numbers)]
+
+    def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """The sums over the workers, element by element, of int32 [N], which must fit: int32 [N]; between two steps."""
+        if self.size == 1 or not len(numbers):
+            return numbers
+        with self.in_time(is_patient=True):
+            found = self._sum_integers(tf.constant(_padded(numbers), tf.int32))
+        return np.asarray(found)[: len(numbers)]
 
     def gather_texts(self, text: str) -> list[str]:
         """The texts of all workers; between two steps."""
@@ -230,7 +238,7 @@ class Workers:
         """Within the block an exchange fails that others do not take part in after ``timeout`` seconds.
 
         Args:
-            is_patient: whether others may take longer (``patience``).
+            is_patient: whether others may take longer (``patience``), unless a block around this one says otherwise.
         """
         if self.size == 1:
             yield
@@ -287,6 +295,16 @@ class Workers:
     def _gather_floats(self) -> Callable[[tf.Tensor], tf.Tensor]:
         return self._eager_gather(tf.float32)
 
+    @cached_property
+    def _sum_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        def add(flat: tf.Tensor) -> tf.Tensor:
+            return self._sum(flat, self._key(flat))
+
+        found: Callable[[tf.Tensor], tf.Tensor] = tf.function(
+            add, input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False
+        )
+        return found
+
     def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
         gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
             self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
@@ -325,6 +343,13 @@ def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     step = tf.maximum(256, tf.bitwise.left_shift(1, tf.maximum(bits - 5, 0)))
     count = (size + step - 1) // step
     return count * step - size, 64 * bits + count
+
+
+def _padded(numbers: np.ndarray) -> np.ndarray:
+    """Numbers [N] with zeros behind them, so that N is one of few (see ``_up_to_few``)."""
+    count = len(numbers)
+    step = max(256, 1 << max(count.bit_length() - 5, 0))
+    return np.pad(numbers, (0, -count % step))
 
 
 ALONE = Workers()

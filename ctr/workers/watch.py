@@ -54,11 +54,15 @@ class TimeLimit:
 
     @contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Exchanges within the block that are not done after so many seconds fail, and all later ones; 0: no limit."""
+        """Exchanges within the block that are not done after so many seconds fail, and all later ones; 0: no limit.
+
+        The limit of a block around this one still holds.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="exchange_limit", daemon=True)
             self._thread.start()
-        before, self._until = self._until, time.monotonic() + seconds if seconds else math.inf
+        before = self._until
+        self._until = min(before, time.monotonic() + seconds if seconds else math.inf)
         try:
             yield
         finally:

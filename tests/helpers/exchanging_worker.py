@@ -9,6 +9,7 @@ import tensorflow as tf
 from ctr.io.errors import InputError
 from ctr.workers.cluster import read_cluster
 from ctr.workers.collectives import Workers, join
+from ctr.workers.group import gather_divided, gather_uneven
 
 
 def drawn(rank: int, *shape: int) -> np.ndarray:
@@ -63,6 +64,14 @@ def main(workers: Workers) -> dict[str, object]:
         "steps": found,
         "new_threads": new_threads,
         "numbers": workers.gather_numbers(np.array([rank, 10 * rank])).tolist(),
+        "sums": [
+            workers.sum_numbers(np.full(count, 2**20 * rank + 1, np.int32)).tolist()
+            for count in (3, 0, 700, 3)
+        ],
+        "uneven": gather_uneven(workers, np.arange(3 * rank) - 2**62).tolist(),
+        "divided": gather_divided(
+            workers, np.arange(rank, 500, size).astype(np.int16), 500, piece=7
+        ).tolist(),
         "texts": workers.gather_texts("ä" * rank),
         "array": workers.gather_array(np.full((2, 1), rank, np.float32)).tolist(),
         "refused": refused,

@@ -1,16 +1,18 @@
 """One of several processes that exchange numbers, of which the last one takes no part any more; prints who is lost."""
 
 import os
+import sys
 import time
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.workers.cluster import WorkerLostError, read_cluster
 from ctr.workers.collectives import Workers, join
 
 
-def main(workers: Workers) -> None:
-    """Exchanges twice; the second time the last one does not come."""
+def main(workers: Workers, kind: str) -> None:
+    """Exchanges twice; the second time the last one does not come. ``kind``: ``tensors`` or ``numbers``."""
 
     @tf.function(autograph=False)
     def exchange(one: tf.Tensor) -> tf.Tensor:
@@ -23,7 +25,11 @@ def main(workers: Workers) -> None:
             if workers.rank == workers.size - 1:
                 # The others end it.
                 time.sleep(600)
-            exchange(tf.ones([3]))
+            if kind == "tensors":
+                exchange(tf.ones([3]))
+            else:
+                # Between two steps it would wait for longer.
+                workers.sum_numbers(np.ones(3, np.int32))
     except WorkerLostError as error:
         print("LOST", error, flush=True)
 
@@ -31,5 +37,5 @@ def main(workers: Workers) -> None:
 if __name__ == "__main__":
     cluster = read_cluster()
     assert cluster is not None
-    main(join(cluster, 2.0))
+    main(join(cluster, 2.0), sys.argv[1])
     os._exit(0)

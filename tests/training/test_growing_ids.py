@@ -94,6 +94,10 @@ def growing_log(tmp_path_factory) -> Path:
 class DictionaryMap(SlowIdMap):
     """The slow map as the trainer calls it."""
 
+    def __init__(self, *arguments):
+        # Not the group, which is of one.
+        super().__init__(*arguments[:4])
+
     def look_up(self, *ids):
         # Also called by ``learn`` of the slow map itself, with its own arguments.
         if len(ids) == 1:
@@ -156,7 +160,7 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
         return found
 
     own = logits()
-    monkeypatch.setattr("ctr.training.state.IdMap", DictionaryMap)
+    monkeypatch.setattr("ctr.training.ids.of_tables.IdMap", DictionaryMap)
     monkeypatch.setattr("ctr.training.state._FIRST_SLOTS", 10_000)
     for logit, slow in zip(own, logits(), strict=True):
         np.testing.assert_array_equal(logit, slow)

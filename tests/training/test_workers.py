@@ -20,6 +20,7 @@ from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
+from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
 from small_runs import SCHEMA, SMALL, draw_examples, merged, publish
 from worker_group import run_group, train_group
@@ -219,13 +220,34 @@ def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
         of_ranks = [np.load(first.with_name(f"{number}-{rank}.npz")) for rank in range(size)]
         same = 0
         for key in of_ranks[0].files:
-            is_part = key.startswith(("shampoo|", "kfac|layer")) or (
-                key.startswith("rows") and name != "mirrored"
+            is_part = (
+                key.startswith(("shampoo|", "kfac|layer"))
+                or (key.startswith("rows") and name != "mirrored")
+                or (key.startswith("ids|") and key.split("|", 2)[2].replace("|", "/") in DIVIDED_ARRAYS)
             )
             if not is_part:
                 same += 1
                 assert all(one[key].tobytes() == of_ranks[0][key].tobytes() for one in of_ranks), key
         assert same > 10
+
+
+@pytest.mark.parametrize(("name", "size"), [("growing", 2), ("growing", 3), ("mirrored", 2)])
+def test_a_worker_holds_a_part_of_the_map(runs, name, size):
+    """Whether tables are divided or not; the whole is that of one process, after admissions and evictions."""
+    whole, _ = checkpoint.read(runs.folder / f"{name}-1" / "checkpoints")
+    of_map = {key: array for key, array in whole.items() if key.startswith("weights|ids/")}
+    divided = {key: array for key, array in of_map.items() if key.split("/", 2)[2] in DIVIDED_ARRAYS}
+    assert sum(map(len, divided.values())) > 100 and len(divided) < len(of_map)
+    # By feature those that were admitted and those that were evicted.
+    admitted, evicted = np.concatenate(
+        [array[:2] for key, array in of_map.items() if key.endswith("/totals")], axis=1
+    )
+    assert admitted.min() > 5 and np.sum(evicted > 50) >= 2
+    for rank in range(size):
+        state = np.load(max((runs.folder / f"states-{name}-{size}").glob(f"*-{rank}.npz")))
+        for key, array in of_map.items():
+            own = state[key.removeprefix("weights|").replace("/", "|")]
+            np.testing.assert_array_equal(own, array[rank::size] if key in divided else array, err_msg=key)
 
 
 def test_a_worker_holds_a_part_of_the_rows(runs):
@@ -309,6 +331,12 @@ def test_a_run_goes_on_with_any_number_of_workers(runs):
         assert 0 not in train_group(size, [{**job, "kill": kill}], world.outputs()).wait()
         assert checkpoint.newest_sound(world.folder / "growing-moved" / "checkpoints")
     run_group(train_group(1, [job], world.outputs()))
+    saved = [
+        checkpoint.read(world.folder / f"growing-{which}" / "checkpoints")[0] for which in ("1", "moved")
+    ]
+    for key in (one for one in saved[0] if one.startswith("weights|ids/")):
+        # The same ids were admitted and evicted, and have the same rows.
+        np.testing.assert_array_equal(saved[1][key], saved[0][key], err_msg=key)
     expected, found = (predictions(world.folder / f"growing-{which}") for which in ("1", "moved"))
     # Each example once, in order.
     assert found["example_id"].tolist() == expected["example_id"].tolist()

@@ -37,6 +37,10 @@ def test_every_exchange(size, tmp_path):
         # Of 500 exchanges no thread is left.
         assert result["new_threads"] < 20
         assert result["numbers"] == [[one, 10 * one] for one in range(size)]
+        sums = 2**20 * sum(range(size)) + size
+        assert result["sums"] == [[sums] * count for count in (3, 0, 700, 3)]
+        assert result["uneven"] == [one - 2**62 for other in range(size) for one in range(3 * other)]
+        assert result["divided"] == (list(range(500)) if rank == 0 else [])
         assert result["texts"] == ["ä" * one for one in range(size)]
         assert result["array"] == [[[one], [one]] for one in range(size)]
         own, others = "no such log", ": no such log"
@@ -54,5 +58,6 @@ def test_a_process_alone_exchanges_nothing():
     )
     assert ALONE.gather_texts("a") == ["a"]
     assert ALONE.gather_numbers(np.arange(2)).tolist() == [[0, 1]]
+    assert ALONE.sum_numbers(np.arange(2, dtype=np.int32)).tolist() == [0, 1]
     with ALONE.together(), ALONE.noticing_losses():
         pass

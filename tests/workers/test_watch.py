@@ -48,8 +48,9 @@ def test_the_worker_that_an_error_is_about(message, rank, lost):
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_within_a_step_is_named(tmp_path):
-    group = Group(3, [], tmp_path, "hanging_worker.py")
+@pytest.mark.parametrize("kind", ["tensors", "numbers"])
+def test_a_worker_that_hangs_within_a_step_is_named(kind, tmp_path):
+    group = Group(3, [kind], tmp_path, "hanging_worker.py")
     try:
         assert [process.wait(120) for process in group.processes[:2]] == [0, 0], group.output(0)
     finally:

@@ -12,10 +12,10 @@ from ctr.data.times import format_time
 from ctr.eval import display
 from ctr.io.errors import InputError, printable
 from ctr.models.rows import TableLayout
+from ctr.training.ids.of_tables import make_id_map
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.id_slots import LiveIds, live_ids
-from ctr.training.state import make_id_map
 
 Order = Literal["uses", "age", "last_seen", "norm"]
 

@@ -6,6 +6,11 @@ a slot of its own until it is evicted. All features of a table share its slots, 
 
 Everything follows from the batches that were learned from, in their order, and their event time.
 
+Several workers, which all see all batches, have one map together. Worker r of W keeps the ids of the slots s with
+s % W = r, and counts their uses; how many slots each feature has, and what happened, all of them know. In a batch they
+tell each other the slots of its ids, which of their slots are free, and, when ids go, how many have which value of the
+policy. So the map is that of one process, whatever W is, and each worker has 1/W of it.
+
 Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
 finding it.
 """
@@ -21,6 +26,7 @@ from ctr.training.ids.admission import WaitingIds
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig
 from ctr.training.ids.eviction import DecayClock, evicted_first, microseconds
 from ctr.training.ids.id_table import FREE, MAX_PLACES, IdTable, extended
+from ctr.workers.group import ONE, Group, gather_divided
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Occupants:
-    """The ids that have a slot, in the order of slots.
+    """The ids that have a slot, in the order of slots; of several workers those that this one keeps.
 
     Attributes:
         rows: int32 [N], table rows, rising.
@@ -104,6 +110,12 @@ class FeatureCounters:
 
 _TOTALS = ("admitted", "evicted", "refused", "shared", "occurrences")
 _NEVER = np.iinfo(np.int64).min
+_OF_SLOTS = tuple(
+    f"slots/{name}" for name in ("feature", "fingerprint", "first_seen", "last_seen", "uses", "frequency")
+)
+_OF_WAITING = tuple(f"waiting/{name}" for name in ("feature", "fingerprint", "count"))
+DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
+"""The arrays of ``IdMap.to_arrays`` of which each worker has every W-th entry; of the others all have all."""
 
 
 class IdMap:
@@ -114,6 +126,7 @@ class IdMap:
         first_slot: the table row of the first slot.
         admission: when an id gets a slot.
         eviction: when it loses it.
+        group: the workers that have the map together, all of which make the same calls.
     """
 
     def __init__(
@@ -122,6 +135,7 @@ class IdMap:
         first_slot: int,
         admission: AdmissionConfig,
         eviction: EvictionConfig,
+        group: Group = ONE,
     ) -> None:
         self.features = tuple(features)
         self._first_slot = first_slot
@@ -130,7 +144,8 @@ class IdMap:
         self._shared_row = np.array([feature.shared_row for feature in features], np.int64)
         self._shared_rows = np.array([feature.shared_rows for feature in features], np.uint64)
         self._max_slots = min(int(self._capacity.sum()), MAX_PLACES - first_slot)
-        self._slots = IdTable(self._max_slots)
+        self.group = group
+        self._slots = IdTable(self._max_slots, group)
         self._first_seen = np.zeros(0, np.int64)
         self._last_seen = np.zeros(0, np.int64)
         self._uses = np.zeros(0, np.int64)
@@ -140,7 +155,7 @@ class IdMap:
         self._time: int | None = None
         self._searched: int | None = None
         self._clock = DecayClock(eviction.half_life)
-        self._waiting = WaitingIds(admission) if admission.rule == "count" else None
+        self._waiting = WaitingIds(admission, group) if admission.rule == "count" else None
 
     @property
     def rows(self) -> int:
@@ -149,23 +164,38 @@ class IdMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Bytes of all arrays of this worker."""
         own = (self._first_seen, self._last_seen, self._uses, self._frequency)
         waiting = self._waiting.nbytes if self._waiting else 0
         return self._slots.nbytes + waiting + sum(array.nbytes for array in own)
 
-    def look_up(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+    def look_up(
+        self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
+    ) -> np.ndarray:
         """Finds the rows of ids, without learning anything of them.
 
         Args:
             features: int16 [U].
             fingerprints: int64 [U]; no pair occurs twice.
+            slots: what ``find_slots`` returned for them; None: they are still to be found.
 
         Returns:
             int32 [U]: the slot of an id that has one, else the one of its feature's shared rows that its fingerprint
             gives.
         """
-        return self._rows_at(self._slots.find(features, fingerprints), features, fingerprints)
+        if slots is None:
+            slots = self._find(features, fingerprints)
+        return self._rows_at(slots, features, fingerprints)
+
+    def _find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """The slots of ids, int64 [U], -1 for none."""
+        if self.group.size == 1:
+            return self._slots.find(features, fingerprints)
+        return self.group.sum_numbers(self.held_slots(features, fingerprints)).astype(np.int64) - 1
+
+    def held_slots(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """Of ids that this worker keeps their slots, one higher, and 0 for others: int32 [U], to be added up."""
+        return self._slots.held_places(features, fingerprints)
 
     def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         """The rows of slots, -1 for none: int32 [U]."""
@@ -184,6 +214,7 @@ class IdMap:
         counts: np.ndarray,
         time_us: int,
         admit: np.ndarray | None = None,
+        slots: np.ndarray | None = None,
     ) -> Learned:
         """Counts the ids of a batch that is about to be learned from, evicts and admits.
 
@@ -195,18 +226,18 @@ class IdMap:
             counts: int64 [U], occurrences in the batch.
             time_us: the query time of the batch's last row; if an earlier batch had a later one, that one counts.
             admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
+            slots: int64 [U], what ``find_slots`` returned for them; None: they are still to be found.
 
         Raises:
             InputError: the table would have more rows than int32 can number.
         """
         now = self._advance(time_us)
-        slots = self._slots.find(features, fingerprints)
-        known = slots >= 0
-        seen = slots[known]
-        self._use(seen, counts[known], now)
+        slots = self._find(features, fingerprints) if slots is None else slots
+        held, seen = self._slots.indices_of(slots)
+        self._use(seen, counts[held], now)
         # Only now: ids of this batch are not idle.
         self._evict_idle(now)
-        eligible = self._eligible(features, fingerprints, counts, ~known, admit)
+        eligible = self._eligible(features, fingerprints, counts, slots < 0, admit)
         room = self._make_room(features[eligible], seen, now)
         chosen = eligible[_first_of_each(features[eligible], room)]
         slots[chosen] = self._occupy(features[chosen], fingerprints[chosen], counts[chosen], now)
@@ -225,11 +256,11 @@ class IdMap:
         self._clock.move(self._time, self._frequency)
         return self._time
 
-    def _use(self, slots: np.ndarray, counts: np.ndarray, now: int) -> None:
-        self._last_seen[slots] = now
+    def _use(self, indices: np.ndarray, counts: np.ndarray, now: int) -> None:
+        self._last_seen[indices] = now
         # Half the time of indexing, which reads and writes in two passes.
-        np.add.at(self._uses, slots, counts)
-        np.add.at(self._frequency, slots, counts * self._clock.weight(now))
+        np.add.at(self._uses, indices, counts)
+        np.add.at(self._frequency, indices, counts * self._clock.weight(now))
 
     def _by_feature(self, features: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
         """Sums by feature: int64 [features]. Sums of float64 are exact up to 2^53."""
@@ -243,15 +274,21 @@ class IdMap:
         if interval == self._searched:
             return
         self._searched = interval
-        last_seen = self._last_seen[: self._slots.places]
+        last_seen = self._last_seen[: self._slots.held]
         idle = last_seen < now - microseconds(self._eviction.max_idle)
-        self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.places] != FREE)))
+        self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.held] != FREE)))
 
-    def _evict(self, slots: np.ndarray) -> None:
-        gone = self._by_feature(self._slots.features[slots])
+    def _evict(self, indices: np.ndarray) -> None:
+        """Evicts ids of this worker, at the same time as the other workers theirs."""
+        gone = self._sum_by_feature(self._slots.features[indices])
         self._occupancy -= gone
         self._totals["evicted"] += gone
-        self._slots.remove(slots)
+        self._slots.remove(indices, int(gone.sum()))
+
+    def _sum_by_feature(self, features: np.ndarray) -> np.ndarray:
+        """How many ids of all workers each feature has, where each worker gives its own: int64 [features]."""
+        counts = np.bincount(features, minlength=len(self.features)).astype(np.int32)
+        return self.group.sum_numbers(counts).astype(np.int64)
 
     def _eligible(
         self,
@@ -277,7 +314,7 @@ class IdMap:
 
         Args:
             new: int16, the features of ids that are to get a slot.
-            seen: int64, the slots of the batch, which stay.
+            seen: int64, the indices of the batch's ids that this worker keeps, which stay.
         """
         needed = self._by_feature(new)
         room = self._capacity - self._occupancy
@@ -289,18 +326,18 @@ class IdMap:
         return room
 
     def _evict_some(self, feature: int, count: int, seen: np.ndarray, now: int) -> None:
-        used = self._slots.places
-        may_go = self._slots.features[:used] == feature
+        may_go = self._slots.features[: self._slots.held] == feature
         may_go[seen] = False
-        slots = np.flatnonzero(may_go)
-        last_seen, frequency = self._last_seen[slots], self._frequency[slots]
-        first = evicted_first(self._eviction, now, last_seen, frequency, min(count, len(slots)))
-        self._evict(slots[first])
+        indices = np.flatnonzero(may_go)
+        of_ids = self._last_seen[indices], self._frequency[indices]
+        # Of ids with equal values those with the lowest slots go, whoever keeps them.
+        slots = indices * self.group.size + self.group.rank
+        self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
 
     def _occupy(
         self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray, now: int
     ) -> np.ndarray:
-        """Gives slots to ids, int64 [N]."""
+        """Gives slots to ids, int64 [N], which are the same in all workers."""
         slots = self._slots.add(features, fingerprints)
         if self._slots.places > self._max_slots:
             raise InputError(
@@ -312,9 +349,10 @@ class IdMap:
             self._last_seen = extended(self._last_seen, size)
             self._uses = extended(self._uses, size)
             self._frequency = extended(self._frequency, size)
-        self._first_seen[slots] = self._last_seen[slots] = now
-        self._uses[slots] = counts
-        self._frequency[slots] = counts * self._clock.weight(now)
+        which, indices = self._slots.indices_of(slots)
+        self._first_seen[indices] = self._last_seen[indices] = now
+        self._uses[indices] = counts[which]
+        self._frequency[indices] = counts[which] * self._clock.weight(now)
         self._occupancy += self._by_feature(features)
         return slots
 
@@ -330,19 +368,33 @@ class IdMap:
         }
 
     def occupants(self) -> Occupants:
-        """Returns the ids that have a slot."""
-        slots = self._slots.taken()
+        """Returns the ids that have a slot and that this worker keeps."""
+        indices = self._slots.taken()
         now = 0 if self._time is None else self._time
+        slots = indices * self.group.size + self.group.rank
         return Occupants(
             rows=(slots + self._first_slot).astype(np.int32),
-            features=self._slots.features[slots],
-            fingerprints=self._slots.fingerprints[slots],
-            first_seen=self._first_seen[slots],
-            last_seen=self._last_seen[slots],
-            uses=self._uses[slots],
-            frequency=self._frequency[slots] / self._clock.weight(now),
+            features=self._slots.features[indices],
+            fingerprints=self._slots.fingerprints[indices],
+            first_seen=self._first_seen[indices],
+            last_seen=self._last_seen[indices],
+            uses=self._uses[indices],
+            frequency=self._frequency[indices] / self._clock.weight(now),
             time_us=now,
         )
+
+    def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ids that have a slot, those of all workers, which all have to ask for them; the first one has them.
+
+        Returns:
+            int32 [N], table rows, rising; int16 [N], the ids' features; int64 [N], their fingerprints. In other
+            workers N is 0.
+        """
+        table = self._slots
+        features = gather_divided(self.group, table.features[: table.held], table.places)
+        fingerprints = gather_divided(self.group, table.fingerprints[: table.held], table.places)
+        taken = np.flatnonzero(features != FREE)
+        return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
     def adopt(
         self,
@@ -376,22 +428,27 @@ class IdMap:
             )
         chosen = np.flatnonzero(kept)
         slots = self._occupy(features[chosen], fingerprints[chosen], uses[chosen], now)
-        self._first_seen[slots], self._last_seen[slots] = first_seen[chosen], last_seen[chosen]
-        self._frequency[slots] = frequency[chosen] * self._clock.weight(time_us)
+        which, indices = self._slots.indices_of(slots)
+        own = chosen[which]
+        self._first_seen[indices], self._last_seen[indices] = first_seen[own], last_seen[own]
+        self._frequency[indices] = frequency[own] * self._clock.weight(time_us)
         rows = np.full(len(features), -1, np.int32)
         rows[chosen] = slots + self._first_slot
         return rows
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns copies of everything that ``restore`` needs, by names that do not depend on the process."""
-        used = self._slots.places
+        """Returns copies of everything that ``restore`` needs, by names that do not depend on the process.
+
+        Of ``DIVIDED_ARRAYS`` they have this worker's entries.
+        """
+        held = self._slots.held
         times = (self._time, self._searched, self._clock.landmark)
         arrays = {
             **{f"slots/{name}": array for name, array in self._slots.to_arrays().items()},
-            "slots/first_seen": self._first_seen[:used].copy(),
-            "slots/last_seen": self._last_seen[:used].copy(),
-            "slots/uses": self._uses[:used].copy(),
-            "slots/frequency": self._frequency[:used].copy(),
+            "slots/first_seen": self._first_seen[:held].copy(),
+            "slots/last_seen": self._last_seen[:held].copy(),
+            "slots/uses": self._uses[:held].copy(),
+            "slots/frequency": self._frequency[:held].copy(),
             "totals": np.stack([self._totals[name] for name in _TOTALS]),
             "times": np.array([_NEVER if time is None else time for time in times], np.int64),
         }
@@ -399,8 +456,19 @@ class IdMap:
             arrays |= {f"waiting/{name}": array for name, array in self._waiting.to_arrays().items()}
         return arrays
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def entries(self) -> dict[str, int]:
+        """The length of each of ``DIVIDED_ARRAYS`` that the map has, with the entries of all workers."""
+        waiting = {} if self._waiting is None else dict.fromkeys(_OF_WAITING, self._waiting.places)
+        return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
+
+    def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
         """Brings a map with the same arguments to where another one was at ``to_arrays``.
+
+        That one may be of another number of workers. All workers of the group restore their maps at once.
+
+        Args:
+            arrays: what that one returned; of ``DIVIDED_ARRAYS`` this worker's entries.
+            entries: what ``entries`` of that one returned; None: this worker's entries are all.
 
         Raises:
             ValueError: the arrays are those of a map with other features or another rule of admission.
@@ -408,16 +476,17 @@ class IdMap:
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
             raise ValueError(f"the arrays are not those of a map with {len(self.features)} features")
-        self._slots.restore(_below(arrays, "slots/"))
+        entries = entries or {}
+        self._slots.restore(_below(arrays, "slots/"), entries.get("slots/feature"))
         self._first_seen, self._last_seen, self._uses, self._frequency = (
             arrays[f"slots/{name}"].copy() for name in ("first_seen", "last_seen", "uses", "frequency")
         )
-        self._occupancy = self._by_feature(self._slots.features[self._slots.taken()])
+        self._occupancy = self._sum_by_feature(self._slots.features[self._slots.taken()])
         self._totals = {name: row.copy() for name, row in zip(_TOTALS, arrays["totals"], strict=True)}
         times = [None if time == _NEVER else int(time) for time in arrays["times"]]
         self._time, self._searched, self._clock.landmark = times
         if self._waiting is not None:
-            self._waiting.restore(_below(arrays, "waiting/"))
+            self._waiting.restore(_below(arrays, "waiting/"), entries.get("waiting/feature"))
 
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -6,10 +6,13 @@ Int64HashTable is private and cannot remove; TensorFlow's DenseHashTable gets sl
 are single numbers, some of which must not occur, and an entry has 16 bytes instead of 8.
 
 It is open addressing with linear probing: a table of int64 entries, each 32 bits of a pair's hash and, in the low 31
-bits, its place. Other bits of the hash give its first position. All pairs of a call are probed together, one step of
+bits, its index. Other bits of the hash give its first position. All pairs of a call are probed together, one step of
 all that are not yet done at a time. An entry whose pair has left its place stays behind and is passed over. At most
 half of the table is filled, such entries included, so that few pairs need a second step; then it is rebuilt, with 3/16
 to 3/8 filled.
+
+Several workers have one table together: worker r of W keeps the pairs at the places p with p % W = r, and nothing of
+all others. A pair gets the place that it would have in the table of one process.
 """
 
 import math
@@ -18,6 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctr.io.hashing import splitmix64
+from ctr.workers.group import ONE, Group, total
 
 FREE = np.int16(-1)
 """The feature of a place that no pair has."""
@@ -25,8 +29,8 @@ FREE = np.int16(-1)
 MAX_PLACES = 2**31 - 1
 
 _EMPTY = np.int64(-1)
-_PLACE_BITS = 31
-_PLACE_MASK = np.int64(2**_PLACE_BITS - 1)
+_INDEX_BITS = 31
+_INDEX_MASK = np.int64(2**_INDEX_BITS - 1)
 _TAG_MASK = np.uint64(2**32 - 1)
 _SMALLEST_BITS = 10
 _MAX_LOAD, _MAX_REBUILT_LOAD = 0.5, 0.375
@@ -40,25 +44,31 @@ def mix(features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
 class IdTable:
     """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place.
 
+    Of the places that this worker keeps, place p has the index p // W in its arrays; of a process alone an index is the
+    place.
+
     Args:
         max_places: places for which arrays are ever allocated.
+        group: the workers that have the table together. All of them make the same calls, in the same order; only of
+            what is looked for or removed each may have its own.
 
     Attributes:
-        features: int16 [>= places], of the pair at each place, ``FREE`` for none.
-        fingerprints: int64 [>= places].
-        places: the number of places that were ever used; those from here on were not.
-        count: the number of pairs.
+        features: int16 [>= held], by index, of the pair at each place, ``FREE`` for none.
+        fingerprints: int64 [>= held].
+        places: the number of places, of all workers, that were ever used; those from here on were not.
+        count: the number of pairs, of all workers.
     """
 
-    def __init__(self, max_places: int = MAX_PLACES) -> None:
-        self._max_places = max_places
+    def __init__(self, max_places: int = MAX_PLACES, group: Group = ONE) -> None:
+        self._group = group
+        self._max_held = len(range(group.rank, max_places, group.size))
         self.clear()
 
     def clear(self) -> None:
         """Removes all pairs; places begin at 0 again."""
         self.features = np.zeros(0, np.int16)
         self.fingerprints = np.zeros(0, np.int64)
-        self.places = self.count = 0
+        self.places = self.count = self._pairs = 0
         self._free = np.zeros(0, np.int64)
         self._allocate(_SMALLEST_BITS)
 
@@ -69,26 +79,31 @@ class IdTable:
         self._filled = 0
 
     @property
+    def held(self) -> int:
+        """The number of places that were ever used and that this worker keeps."""
+        return len(range(self._group.rank, self.places, self._group.size))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return self._table.nbytes + self.features.nbytes + self.fingerprints.nbytes + self._free.nbytes
 
     def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Finds the place of each pair.
+        """Finds the index of each pair, without asking other workers.
 
         Args:
             features: int16 [N].
             fingerprints: int64 [N].
 
         Returns:
-            int64 [N], -1 for a pair that is not in the table.
+            int64 [N], -1 for a pair that is not in the table, or that another worker keeps.
         """
         positions, tags = self._hash(features, fingerprints)
         found = np.full(len(positions), -1, np.int64)
         entries = self._table.take(positions)
         pending = entries != _EMPTY
-        hits, places = self._compare(entries, tags, features, fingerprints)
-        found[hits] = places
+        hits, indices = self._compare(entries, tags, features, fingerprints)
+        found[hits] = indices
         pending[hits] = False
         rest = np.flatnonzero(pending)
         positions, tags, features, fingerprints = (
@@ -98,13 +113,31 @@ class IdTable:
             positions = (positions + 1) & self._wrap
             entries = self._table.take(positions)
             pending = entries != _EMPTY
-            hits, places = self._compare(entries, tags, features, fingerprints)
-            found[rest[hits]] = places
+            hits, indices = self._compare(entries, tags, features, fingerprints)
+            found[rest[hits]] = indices
             pending[hits] = False
             kept = np.flatnonzero(pending)
             rest, positions, tags = rest[kept], positions[kept], tags[kept]
             features, fingerprints = features[kept], fingerprints[kept]
         return found
+
+    def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """The places of pairs that this worker keeps, one higher, and 0 for others: int32 [N].
+
+        One worker at most keeps a pair: so the sums over all workers, less 1, are the places, -1 for none.
+        """
+        indices = self.find(features, fingerprints)
+        places = np.where(indices < 0, 0, indices * self._group.size + self._group.rank + 1)
+        return places.astype(np.int32)
+
+    def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of places (int64 [N], -1 for none) those that this worker keeps: their positions, and their indices."""
+        rank, size = self._group.rank, self._group.size
+        if size == 1:
+            which = np.flatnonzero(places >= 0)
+            return which, places[which]
+        which = np.flatnonzero((places >= 0) & (places % size == rank))
+        return which, places[which] // size
 
     def _hash(self, features: np.ndarray, fingerprints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first position of each pair, and its hash's part of an entry, both int64."""
@@ -115,39 +148,59 @@ class IdTable:
     def _compare(
         self, entries: np.ndarray, tags: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Which entries are those of their pairs, and the places in them. Different pairs may have one tag."""
-        hits = np.flatnonzero((entries >> _PLACE_BITS) == tags)
-        places = entries[hits] & _PLACE_MASK
-        same = (self.fingerprints.take(places) == fingerprints[hits]) & (
-            self.features.take(places) == features[hits]
+        """Which entries are those of their pairs, and the indices in them. Different pairs may have one tag."""
+        hits = np.flatnonzero((entries >> _INDEX_BITS) == tags)
+        indices = entries[hits] & _INDEX_MASK
+        same = (self.fingerprints.take(indices) == fingerprints[hits]) & (
+            self.features.take(indices) == features[hits]
         )
-        return (hits, places) if same.all() else (hits[same], places[same])
+        return (hits, indices) if same.all() else (hits[same], indices[same])
 
     def add(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Gives places, int64 [N], to different pairs that are not in the table: the lowest free ones, in order."""
-        count = len(features)
-        reused, self._free = self._free[:count], self._free[count:]
-        places = np.concatenate([reused, np.arange(self.places, self.places + count - len(reused))])
-        self.places += count - len(reused)
+        """Gives places, int64 [N], to different pairs that are not in the table: the lowest free ones, in order.
+
+        All workers give the same pairs, and get the same places.
+        """
+        places = self._lowest_free(len(features))
+        self.count += len(places)
         self._grow()
-        if self._filled + count > _MAX_LOAD * len(self._table):
-            self._rebuild(count)
-        self.features[places], self.fingerprints[places] = features, fingerprints
-        self.count += count
-        self._filled += count
-        self._insert(features, fingerprints, places)
+        which, indices = self.indices_of(places)
+        if self._filled + len(which) > _MAX_LOAD * len(self._table):
+            self._rebuild(len(which))
+        own = features[which], fingerprints[which]
+        self.features[indices], self.fingerprints[indices] = own
+        self._pairs += len(which)
+        self._filled += len(which)
+        self._insert(*own, indices)
         return places
+
+    def _lowest_free(self, count: int) -> np.ndarray:
+        """Takes the lowest free places of all workers: int64 [count], rising."""
+        group, reused = self._group, min(count, self.places - self.count)
+        new = np.arange(self.places, self.places + count - reused)
+        self.places += len(new)
+        if not reused:
+            return new
+        own = self._free[:reused]
+        if group.size == 1:
+            lowest = own
+        else:
+            offered = np.full(reused, MAX_PLACES, np.int64)
+            offered[: len(own)] = own * group.size + group.rank
+            lowest = np.sort(group.gather_numbers(offered), axis=None)[:reused]
+        self._free = self._free[len(self.indices_of(lowest)[0]) :]
+        return np.concatenate([lowest, new])
 
     def _grow(self) -> None:
         size = len(self.features)
-        if self.places > size:
-            size = max(self.places, min(max(size + size // 4, 1024), self._max_places))
+        if self.held > size:
+            size = max(self.held, min(max(size + size // 4, 1024), self._max_held))
             self.features = extended(self.features, size, FREE)
             self.fingerprints = extended(self.fingerprints, size)
 
-    def _insert(self, features: np.ndarray, fingerprints: np.ndarray, places: np.ndarray) -> None:
+    def _insert(self, features: np.ndarray, fingerprints: np.ndarray, indices: np.ndarray) -> None:
         positions, tags = self._hash(features, fingerprints)
-        entries = (tags << _PLACE_BITS) | places
+        entries = (tags << _INDEX_BITS) | indices
         while len(entries):
             open_ = np.flatnonzero(self._table.take(positions) == _EMPTY)
             # Of several entries for one position, one stays there.
@@ -157,37 +210,48 @@ class IdTable:
 
     def _rebuild(self, more: int) -> None:
         """Makes the table anew, without the entries of pairs that left, and with room for ``more`` pairs."""
-        needed = math.ceil((self.count + more) / _MAX_REBUILT_LOAD)
+        needed = math.ceil((self._pairs + more) / _MAX_REBUILT_LOAD)
         self._allocate(max(_SMALLEST_BITS, (needed - 1).bit_length()))
-        places = self.taken()
-        self._filled = self.count
-        self._insert(self.features[places], self.fingerprints[places], places)
+        indices = self.taken()
+        self._filled = self._pairs
+        self._insert(self.features[indices], self.fingerprints[indices], indices)
 
     def taken(self) -> np.ndarray:
-        """Returns the places that pairs have, int64, in order."""
-        return np.flatnonzero(self.features[: self.places] != FREE)
+        """Returns the indices that pairs have, int64, in order."""
+        return np.flatnonzero(self.features[: self.held] != FREE)
 
-    def remove(self, places: np.ndarray) -> None:
-        """Removes the pairs at some places, int64 [N], each once."""
-        self.features[places] = FREE
-        self.fingerprints[places] = 0
-        self.count -= len(places)
-        self._free = np.sort(np.concatenate([self._free, places]))
+    def remove(self, indices: np.ndarray, count: int | None = None) -> None:
+        """Removes the pairs at some indices, int64 [N], each once.
+
+        Args:
+            count: how many all workers remove; None: the process is alone.
+        """
+        self.features[indices] = FREE
+        self.fingerprints[indices] = 0
+        self.count -= len(indices) if count is None else count
+        self._pairs -= len(indices)
+        self._free = np.sort(np.concatenate([self._free, indices]))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of what ``restore`` needs: ``feature`` int16 and ``fingerprint`` int64, by place."""
+        """Copies of what ``restore`` needs: ``feature`` int16 and ``fingerprint`` int64, by index."""
         return {
-            "feature": self.features[: self.places].copy(),
-            "fingerprint": self.fingerprints[: self.places].copy(),
+            "feature": self.features[: self.held].copy(),
+            "fingerprint": self.fingerprints[: self.held].copy(),
         }
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Brings the table to where it was at ``to_arrays``."""
+    def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
+        """Brings the table to where it was at ``to_arrays``, also to where one of other workers was.
+
+        Args:
+            arrays: of the places that this worker keeps.
+            places: the attribute; None: they are all.
+        """
         self.clear()
         self.features, self.fingerprints = arrays["feature"].copy(), arrays["fingerprint"].copy()
-        self.places = len(self.features)
+        self.places = len(self.features) if places is None else places
         taken = self.features != FREE
-        self.count = int(np.count_nonzero(taken))
+        self._pairs = int(np.count_nonzero(taken))
+        self.count = total(self._group, self._pairs)
         self._free = np.flatnonzero(~taken)
         self._rebuild(0)
 

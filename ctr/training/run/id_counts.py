@@ -20,9 +20,7 @@ from ctr.models.rows import TableLayout, TablePlan
 from ctr.training.feed import Feed
 from ctr.training.ids.id_map import IdMap
 from ctr.training.run.directory import write_json
-from ctr.training.run.id_slots import IdSlots, LiveIds
-
-TOP_IDS = 10
+from ctr.training.run.id_slots import TOP_IDS, IdSlots, UsedIds
 
 _ROWS, _MISSING, _VALUES, _NEW = range(4)
 _COUNTED_EVERY = 8
@@ -167,6 +165,7 @@ def write_data_health(
     slices: Mapping[str, Mapping[str, Any]],
     families: Mapping[str, Sequence[str]],
     log: Path,
+    grown: Mapping[str, UsedIds],
 ) -> None:
     """Writes data_health.json: what a report says of the features' ids.
 
@@ -174,11 +173,11 @@ def write_data_health(
         slices: ``calibration_slices`` of summary.json, whose ids are named.
         families: for slices of bias constraints, by the name of the family there, what each one holds.
         log: where the values of ids are, if they were kept.
+        grown: by feature whose ids grow the most used of them.
     """
-    live = counts.slots.live()
     features = [
-        _grown(feature.name, live[feature.name], timeline)
-        if feature.name in live
+        _grown(feature.name, grown[feature.name], timeline)
+        if feature.name in grown
         else _counted(counts, feature.name, schema, timeline)
         for feature in schema.features
         if feature.name in counts.features
@@ -229,15 +228,15 @@ def _counted(counts: IdCounts, name: str, schema: Schema, timeline: Timeline) ->
     }
 
 
-def _grown(name: str, ids: LiveIds, timeline: Timeline) -> dict[str, Any]:
+def _grown(name: str, ids: UsedIds, timeline: Timeline) -> dict[str, Any]:
     """What the map of a feature whose ids grow says of it."""
     slots = timeline.slot_total(name)
-    top = np.lexsort((ids.fingerprints, -ids.uses))[:TOP_IDS]
+    top = zip(ids.fingerprints.tolist(), ids.uses.tolist(), strict=True)
     return {
         "name": name,
-        "distinct_ids": len(ids.fingerprints),
+        "distinct_ids": ids.count,
         **timeline.total(name),
         "counted": slots["occurrences"],
         "slots": slots,
-        "top": [{"id": int(ids.fingerprints[one]), "count": int(ids.uses[one])} for one in top],
+        "top": [{"id": one, "count": count} for one, count in top],
     }

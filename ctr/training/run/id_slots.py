@@ -9,6 +9,9 @@ import numpy as np
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.models.rows import TableLayout
 from ctr.training.ids.id_map import IdMap
+from ctr.workers.group import gather_uneven
+
+TOP_IDS = 10
 
 _NAMED = 3
 _LEVELS = 2
@@ -33,7 +36,7 @@ class LiveIds:
 
 
 def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, LiveIds]:
-    """The ids that have a slot, by feature."""
+    """The ids that have a slot, by feature; of several workers those that this one keeps."""
     found = {}
     for number, id_map in id_maps.items():
         all_ids = id_map.occupants()
@@ -48,6 +51,21 @@ def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> di
             )
             found[feature.name] = LiveIds(*(column[own] for column in columns))
     return found
+
+
+@dataclass(frozen=True)
+class UsedIds:
+    """How many ids of a feature have a slot, and the most used of them.
+
+    Attributes:
+        count: how many there are.
+        fingerprints: int64 [at most ``TOP_IDS``], the most used one first.
+        uses: int64, their occurrences since they got their slot.
+    """
+
+    count: int
+    fingerprints: np.ndarray
+    uses: np.ndarray
 
 
 class IdSlots:
@@ -82,9 +100,24 @@ class IdSlots:
         self.before = now
         return dict(zip(self.features, window.tolist(), strict=True))
 
-    def live(self) -> dict[str, LiveIds]:
-        """The ids that have a slot, by feature."""
-        return live_ids(self._layouts, self._maps)
+    def most_used(self) -> dict[str, UsedIds]:
+        """Of each feature how many ids have a slot, and its most used ones; all workers have to ask for them."""
+        found = {}
+        for number, id_map in self._maps.items():
+            counters = id_map.counters()
+            for name, ids in live_ids(self._layouts, {number: id_map}).items():
+                own = _most_used(ids.fingerprints, ids.uses)
+                prints, uses = (
+                    gather_uneven(id_map.group, part[own]) for part in (ids.fingerprints, ids.uses)
+                )
+                order = _most_used(prints, uses)
+                found[name] = UsedIds(counters[name].occupancy, prints[order], uses[order])
+        return found
+
+
+def _most_used(fingerprints: np.ndarray, uses: np.ndarray) -> np.ndarray:
+    """The positions of the most used ids; of equal ones those with the lowest fingerprints."""
+    return np.lexsort((fingerprints, -uses))[:TOP_IDS]
 
 
 def by_count(slots: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ from ctr.training.inputs import Inputs
 from ctr.training.run.calibration import calibration_warning, last_window
 from ctr.training.run.directory import write_json, write_metric_states, write_timeline
 from ctr.training.run.id_counts import write_data_health
-from ctr.training.run.id_slots import refusal_text, slots_of_pass
+from ctr.training.run.id_slots import UsedIds, refusal_text, slots_of_pass
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
 from ctr.training.run.run import Run
@@ -69,13 +69,18 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 
 
 def write_results(
-    inputs: Inputs, run: Run, failure: str | None, timing: Mapping[str, float]
+    inputs: Inputs,
+    run: Run,
+    failure: str | None,
+    timing: Mapping[str, float],
+    grown: Mapping[str, UsedIds],
 ) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
     Args:
         failure: why the run ends with an error, if it does.
         timing: ``Trainer.timing``; empty where nothing was left to pass: then the earlier timing stands.
+        grown: the most used of the ids that grow (``IdSlots.most_used``), by feature.
     """
     run_dir, metrics = run.run_dir, run.metrics
     summary_path = run_dir / "summary.json"
@@ -93,7 +98,7 @@ def write_results(
     write_weight_spectra(run_dir, run.state)
     write_timeline(run_dir, metrics.timeline.to_arrays())
     slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
-    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log)
+    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)
     write_json(summary_path, summary)
     if refused := refusal_text(metrics.timeline):
         logger.warning("%s: %s", run_dir, refused)

@@ -22,10 +22,11 @@ from ctr.optim.averaging import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap
+from ctr.training.ids.of_tables import id_arrays, make_id_map
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
-from ctr.training.state import create_network, dense_weights, id_arrays, make_id_map
+from ctr.training.state import create_network, dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
 """The last of all keys, which no id has: a search among keys always finds a place."""
@@ -87,7 +88,8 @@ def take_snapshot(run: Run) -> Snapshot:
     weights = {name: variable.numpy() for name, variable in kept.items()}
     network = _network(state.layouts, run.config, compute_dtype, weights)
     whole = state.whole_tables()
-    tables = _served_tables(state.layouts, whole, state.id_maps if state.workers.is_chief else {})
+    known = {number: id_map.ids_by_row() for number, id_map in state.id_maps.items()}
+    tables = _served_tables(state.layouts, whole, known if state.workers.is_chief else {})
     parts = (state.layouts, *tables, network, run.progress())
     return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)
 
@@ -108,7 +110,8 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     weights = {name.removeprefix("weights|"): array for name, array in arrays.items()}
     try:
         tables, id_maps = _trained_tables(layouts, config, weights)
-        served = _served_tables(layouts, tables, id_maps)
+        known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
+        served = _served_tables(layouts, tables, known)
         network = _network(layouts, config, compute_dtype, weights)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
@@ -135,17 +138,19 @@ def _trained_tables(
 
 
 def _served_tables(
-    layouts: Sequence[TableLayout], tables: Sequence[tf.Variable], id_maps: Mapping[int, IdMap]
+    layouts: Sequence[TableLayout],
+    tables: Sequence[tf.Variable],
+    known: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> tuple[list[tf.Variable], dict[int, tf.Variable], dict[str, int]]:
-    """What ``Snapshot`` has of tables: ``tables``, ``keys`` and ``ids``."""
+    """What ``Snapshot`` has of tables: ``tables``, ``keys`` and ``ids``. ``known``: what maps return of their ids."""
     served, keys, ids = list(tables), dict[int, tf.Variable](), dict[str, int]()
-    for number, id_map in id_maps.items():
-        layout, occupants = layouts[number], id_map.occupants()
+    for number, (places, features, fingerprints) in known.items():
+        layout = layouts[number]
         salts = np.array([feature.salt for feature in layout.growing], np.int64)
         # Two features' ids with the same key (one pair in 2^64) cannot be distinguished: only one of them has its row.
-        found, first = np.unique(occupants.fingerprints ^ salts[occupants.features], return_index=True)
+        found, first = np.unique(fingerprints ^ salts[features], return_index=True)
         first = first[found != LAST_KEY]
-        rows = np.concatenate([np.arange(layout.rows, dtype=np.int32), occupants.rows[first]])
+        rows = np.concatenate([np.arange(layout.rows, dtype=np.int32), places[first]])
         served[number] = tf.Variable(
             tf.gather(tables[number], rows), name=f"rows/{layout.name}", shape=[None, layout.columns]
         )
@@ -155,7 +160,7 @@ def _served_tables(
             shape=[None],
             trainable=False,
         )
-        counts = np.bincount(occupants.features[first], minlength=len(layout.growing))
+        counts = np.bincount(features[first], minlength=len(layout.growing))
         ids |= {feature.name: int(count) for feature, count in zip(layout.growing, counts, strict=True)}
     return served, keys, ids
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from ctr.data.schema import feature_meanings
 from ctr.training.ids.id_map import IdMap
-from ctr.training.state import TrainState, make_id_map
+from ctr.training.ids.of_tables import make_id_map
+from ctr.training.state import TrainState
 from ctr.training.warm_start.weights import Arrays, Side
 
 Slots = Mapping[str, tuple[np.ndarray, np.ndarray]]

@@ -1,0 +1,40 @@
+"""One worker of a run in which ids grow: what its part of the map takes at the end. Prints JSON.
+
+TF_CONFIG=... python benchmarks/parts/map_worker.py LOG CONFIG RUN
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import yaml
+
+from ctr.config import parse_model
+from ctr.training.config import TrainConfig
+from ctr.training.ids.id_map import DIVIDED_ARRAYS
+from ctr.training.loop import open_session
+from ctr.workers.cluster import read_cluster
+from ctr.workers.collectives import ALONE, join
+
+
+def main(log: Path, config: Path, run: Path) -> dict[str, int]:
+    """Trains; returns the ids that this worker keeps, the entries of its arrays, and their bytes."""
+    cluster = read_cluster()
+    workers = join(cluster, 600.0) if cluster is not None else ALONE
+    content = parse_model(TrainConfig, yaml.safe_load(config.read_text()), str(config))
+    with open_session(log, content, run, workers=workers) as session:
+        session.advance(partial=True)
+        maps = session.trainer.state.id_maps.values()
+        arrays = [array for one in maps for name, array in one.to_arrays().items() if name in DIVIDED_ARRAYS]
+        return {
+            "ids": sum(len(one.occupants().rows) for one in maps),
+            "entries": sum(map(len, arrays)),
+            "bytes": sum(one.nbytes for one in maps),
+        }
+
+
+if __name__ == "__main__":
+    print("RESULT", json.dumps(main(*(Path(argument) for argument in sys.argv[1:]))), flush=True)
+    sys.stdout.flush()
+    os._exit(0)

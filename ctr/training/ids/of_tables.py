@@ -1,0 +1,77 @@
+"""The maps of tables in which ids grow, and their arrays by the names that states and checkpoints have for them."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ctr.models.rows import TableLayout
+from ctr.training.ids.config import IdsConfig
+from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap
+from ctr.workers.group import ONE, Group
+
+ValueT = TypeVar("ValueT")
+
+
+def make_id_map(layout: TableLayout, ids: IdsConfig, group: Group = ONE) -> IdMap:
+    """The map, empty yet, of a table in which ids grow; of several workers each keeps a part of it."""
+    offsets = layout.offsets()
+    features = [
+        GrowingFeature(
+            feature.name,
+            offsets[feature.name] + 1,
+            ids.shared_rows,
+            ids.capacity_of(feature.name),
+        )
+        for feature in layout.growing
+    ]
+    return IdMap(features, layout.rows, ids.admission, ids.eviction, group)
+
+
+def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
+    """What a table's map restores itself from, of all arrays of a state, or of something for each of them."""
+    prefix = _prefix(layout)
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def find_slots(
+    id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]], group: Group
+) -> list[np.ndarray]:
+    """Finds the slots of ids in several maps that the same workers have, in one exchange.
+
+    Args:
+        ids: for each map features, int16 [U], and fingerprints, int64 [U].
+
+    Returns:
+        For each map int64 [U], -1 for an id without a slot.
+    """
+    held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
+    found = group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    return np.split(found, np.cumsum([len(own) for own in held])[:-1])
+
+
+def arrays_of_maps(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, np.ndarray]:
+    """The arrays of maps, given by the numbers of their tables; of those that are divided this worker's part."""
+    return {
+        f"{_prefix(layouts[number])}{name}": array
+        for number, id_map in id_maps.items()
+        for name, array in id_map.to_arrays().items()
+    }
+
+
+def divided_lengths(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, int]:
+    """The arrays of maps that are divided over workers, with the length that they have as a whole."""
+    return {
+        f"{_prefix(layouts[number])}{name}": length
+        for number, id_map in id_maps.items()
+        for name, length in id_map.entries().items()
+    }
+
+
+def divided_names(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> set[str]:
+    """The names of arrays that would be divided."""
+    return {f"{_prefix(layouts[number])}{name}" for number in id_maps for name in DIVIDED_ARRAYS}
+
+
+def _prefix(layout: TableLayout) -> str:
+    return f"ids/{layout.name}/"

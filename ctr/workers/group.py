@@ -1,0 +1,79 @@
+"""What a part of the state that lies outside the steps needs of its workers: numbers of all of them. NumPy alone."""
+
+from typing import Final, Protocol
+
+import numpy as np
+
+
+class Group(Protocol):
+    """Workers that make the same calls in the same order.
+
+    Attributes:
+        rank: the number of this one.
+        size: W, how many there are.
+    """
+
+    rank: int
+    size: int
+
+    def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """The sums over the workers, int32 [N], of int32 [N], element by element; they must fit."""
+        ...
+
+    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]."""
+        ...
+
+
+class _One:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+
+    def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers
+
+    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers[np.newaxis]
+
+
+ONE: Final[Group] = _One()
+"""A process alone, without TensorFlow."""
+
+
+def total(group: Group, number: int) -> int:
+    """The sum of the numbers of all workers, below 2^31."""
+    return int(group.sum_numbers(np.array([number], np.int32))[0])
+
+
+def gather_uneven(group: Group, numbers: np.ndarray) -> np.ndarray:
+    """The numbers of all workers behind each other, int64 [sum of N], where each gives as many as it has, int64 [N]."""
+    counts = group.gather_numbers(np.array([len(numbers)], np.int64))[:, 0]
+    padded = np.zeros(int(counts.max()), np.int64)
+    padded[: len(numbers)] = numbers
+    found = group.gather_numbers(padded)
+    return np.concatenate([row[:count] for row, count in zip(found, counts, strict=True)])
+
+
+def gather_divided(group: Group, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:
+    """An array of which each worker has every W-th entry, as a whole in the first one; in others it is empty.
+
+    Args:
+        own: int16 or int64 [N], the entries r, r + W, ... of this worker r.
+        length: of the array.
+        piece: how many entries of each worker are sent at once.
+    """
+    if group.size == 1:
+        return own
+    whole = np.zeros(length if group.rank == 0 else 0, own.dtype)
+    for begin in range(0, -(-length // group.size), piece):
+        # The last entry is not there in all workers.
+        part = np.zeros(min(piece, -(-length // group.size) - begin), np.int64)
+        found = own[begin : begin + len(part)]
+        part[: len(found)] = found
+        together = group.gather_numbers(part)
+        if group.rank == 0:
+            at = whole[begin * group.size : (begin + len(part)) * group.size]
+            at[:] = together.T.reshape(-1)[: len(at)]
+    return whole
