@@ -196,7 +196,7 @@ def test_a_layer_without_gradients_waits_and_what_is_in_no_product_takes_adagrad
     weights = [tf.Variable(tf.ones([3, 2])), tf.Variable([1.0, 2.0])]
     core = KfacCore(KfacOptions(initial_accumulator=0.0), weights, [Layer(0, None)])
     nothing = [kfac.Factors(tf.eye(3), tf.zeros([2, 2]))]
-    core.update([tf.zeros([3, 2]), tf.constant([4.0, -9.0])], tf.constant(0.5), nothing, core.collects())
+    core.update([tf.zeros([3, 2]), tf.constant([4.0, -9.0])], tf.constant(0.5), lambda: nothing)
     np.testing.assert_array_equal(weights[0].numpy(), np.ones((3, 2)))
     np.testing.assert_allclose(weights[1].numpy(), [0.5, 2.5])
     assert core.report() == {"layers": 1, "layers_ready": 0, "refreshed": 0, "failed": 0}
@@ -210,7 +210,7 @@ def test_factors_that_are_not_finite_leave_the_previous_ones_and_are_counted(for
     )
     bad = [kfac.Factors(np.nan * tf.eye(3), tf.eye(2))]
     for found, failed in ((bad, 1), ([kfac.Factors(tf.eye(3), tf.eye(2))], 1), (bad, 2)):
-        core.update([tf.ones([3, 2])], tf.constant(0.1), found, core.collects())
+        core.update([tf.ones([3, 2])], tf.constant(0.1), lambda found=found: found)
         assert core.report()["failed"] == failed
         assert np.isfinite(weights[0].numpy()).all()
     assert core.report()["layers_ready"] == 1
@@ -218,7 +218,7 @@ def test_factors_that_are_not_finite_leave_the_previous_ones_and_are_counted(for
     # Sums that were damaged elsewhere are not decomposed, either.
     core.variables["layer0/inputs"].assign(np.nan * np.eye(3))
     before = core.variables["layer0/left"].numpy()
-    core.update([tf.ones([3, 2])], tf.constant(0.1), bad, core.collects())
+    core.update([tf.ones([3, 2])], tf.constant(0.1), lambda: bad)
     assert core.report()["failed"] == 4
     np.testing.assert_array_equal(core.variables["layer0/left"].numpy(), before)
 
@@ -263,7 +263,7 @@ def test_what_a_warm_start_takes():
 
     assert isinstance(made(), ProductOptimizer)
     old = made()
-    old.observe([kfac.Factors(tf.eye(3), tf.eye(2))], old.collects())
+    old.observe(lambda: [kfac.Factors(tf.eye(3), tf.eye(2))])
     old.update([tf.ones([3, 2])], tf.constant(0.1), False)
 
     new, before = (
