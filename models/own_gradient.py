@@ -38,7 +38,7 @@ def _tie_to_graph(result: tf.Tensor) -> None:
         graph.own_gradients = {}
     graph.own_gradients[name] = gradient_registry.lookup(name)
     del registered[name]
-    reference = weakref.ref(graph)
+    reference: Callable[[], Any] = weakref.ref(graph)
 
     @tf.RegisterGradient(name)
     def gradient(operation: Any, *upstream: tf.Tensor) -> Any:

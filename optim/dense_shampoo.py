@@ -229,10 +229,7 @@ def _put_averages(
     """The opposite of ``_averages``, for roots that are there already; those by tensor are in place."""
     if not options.averages_in_bases:
         return
-    whole = [
-        tf.constant(found.get(index, np.zeros(tensor.shape, np.float32)))
-        for index, tensor in enumerate(layout.tensors)
-    ]
+    whole = [tf.constant(found[index]) for index in range(len(layout.tensors))]
     for number, stack in enumerate(layout.stacks):
         blocks = stack_blocks(stack, layout.tensors, whole)
         turned = to_bases(blocks, stack.axes, _bases(layout, number, arrays))

@@ -138,13 +138,22 @@ def replace_roots(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, roots: Sequence[tf.Tensor]
 ) -> None:
     """Brings new roots or bases into use, in place; second moments go into new bases as ``basis_change`` says."""
+    if options.eigenvalue_correction:
+        _turn(options, layout, state, roots)
+    for variable, root in zip(state.roots, roots, strict=True):
+        variable.assign(root)
+
+
+def _turn(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, bases: Sequence[tf.Tensor]
+) -> None:
+    """Brings what is kept in the bases into new ones, in place."""
+    before = [root.read_value() for root in state.roots]
     for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
-        old, new = [state.roots[factor] for factor in factors], [roots[factor] for factor in factors]
+        old, new = [before[factor] for factor in factors], [bases[factor] for factor in factors]
         if options.averages_in_bases:
             average = state.averages[number]
             average.assign(eigenbasis.change_bases(average, stack.axes, old, new))
-        if options.eigenvalue_correction and options.basis_change == "project":
+        if options.basis_change == "project":
             moments = state.moments[number]
             moments.assign(eigenbasis.project(moments, stack.axes, old, new))
-    for variable, root in zip(state.roots, roots, strict=True):
-        variable.assign(root)

@@ -143,16 +143,17 @@ def project(
         old, new: for each of them the bases [N, d_axis, d_axis].
     """
     for axis, before, after in zip(axes, old, new, strict=True):
-        overlap = tf.square(tf.matmul(after, before, transpose_a=True))
-        moments = multiply(moments, axis, overlap)
+        moments = multiply(moments, axis, tf.square(tf.matmul(after, before, transpose_a=True)))
     return moments
 
 
 def change_bases(
     blocks: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """What is ``blocks`` in the old bases, in the new ones; arguments as of ``project``."""
-    return to_bases(from_bases(blocks, axes, old), axes, new)
+    """What is U^T M V in other bases: (U'^T U) (U^T M V) (V'^T V)^T; arguments as of ``project``."""
+    for axis, before, after in zip(axes, old, new, strict=True):
+        blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
+    return blocks
 
 
 def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool = False) -> tf.Tensor:

@@ -56,6 +56,17 @@ def test_the_inverse_form_is_the_product_of_two_damped_inverses():
     assert float(relative) == pytest.approx(0.1 * np.trace(found.inputs) * np.trace(found.outputs) / 24)
 
 
+@pytest.mark.parametrize("units", [3, 800])
+def test_factors_are_sums_over_rows(units):
+    """Of narrow layers and of wide ones, which are computed by halves; rows of padding have no weight."""
+    rng = np.random.default_rng(2)
+    a, g, weight = rng.normal(size=(9, 5)), rng.normal(size=(9, units)), np.array([1.0] * 7 + [0.0] * 2)
+    found = kfac.factors(tf.constant(a), tf.constant(g), tf.constant(weight), True)
+    extended = np.hstack([a, np.ones((9, 1))])[:7]
+    np.testing.assert_allclose(found.inputs, extended.T @ extended, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.outputs, g[:7].T @ g[:7], rtol=1e-12, atol=1e-12)
+
+
 def make():
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
