@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 from convergence_curves import BINS, expected_excess, sum_by_cell
 from convergence_settings import run_key
-from tensorflow.python.framework.ops import gradient_registry
 
 from ctr.data.log import log_sha256, read_manifests
 from ctr.data.sidecar import read_sidecar_partition
@@ -216,12 +215,6 @@ class Stopwatch:
         return round(1000 * (self._last - self._begun[1]) / (self._steps - self._begun[0]), 3)
 
 
-def _forget_gradients() -> None:
-    registered = gradient_registry._registry  # There is no public way to take one out.
-    for name in [name for name in registered if name.startswith("CustomGradient-")]:
-        del registered[name]
-
-
 def train_fresh(
     log: Path, config: TrainConfig, folder: Path, rows: int, progress: Callable[[int], None] | None = None
 ) -> tuple[Record, float]:
@@ -247,9 +240,7 @@ def train_fresh(
         summary = train(log, config, folder, note)
         seconds = time.perf_counter() - begun
     finally:
-        # Keras and its graphs live in cycles, and TensorFlow keeps every custom gradient that was ever traced, and
-        # with it its graph; without this the memory of hundreds of runs adds up.
-        _forget_gradients()
+        # Keras and its graphs live in cycles; without this the memory of hundreds of runs adds up.
         tf.keras.backend.clear_session()
         gc.collect()
     numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from ctr.models.linear import Linear, Weights, multiply, small_normal
+from ctr.models.own_gradient import own_gradient
 from ctr.models.passes import one_pass, sum_of_rows
 
 
@@ -54,7 +55,7 @@ def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -
     that of e_0 is float32, since sums over a batch come next.
     """
 
-    @tf.custom_gradient
+    @own_gradient
     def with_gradient(
         e0: tf.Tensor, *weights: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:

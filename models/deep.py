@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ctr.models.activations import Activation
 from ctr.models.linear import Linear, Weights, he_normal, lecun_normal, multiply
+from ctr.models.own_gradient import own_gradient
 from ctr.models.passes import one_pass, sum_of_rows
 
 BiasedActivation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -70,7 +71,7 @@ def biased_activation(activation: Activation, compiled: bool) -> BiasedActivatio
     if not compiled:
         return lambda z, bias: forward(z, bias)[0]
 
-    @tf.custom_gradient
+    @own_gradient
     def biased(z: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             with tf.name_scope("gradient_tape/deep"):

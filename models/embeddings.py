@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ctr.models.click_model import TowerInput
 from ctr.models.linear import stack
+from ctr.models.own_gradient import own_gradient
 from ctr.models.row_values import initial_rows
 from ctr.models.rows import TableLayout
 from ctr.models.supernet import Masks, masked
@@ -189,7 +190,7 @@ def _expand_with_gradient(
     """Computes ``_expand`` with a gradient that is a product with a sparse matrix, made of the plan's ``entries``."""
     columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
 
-    @tf.custom_gradient
+    @own_gradient
     def expand(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             with tf.name_scope("gradient_tape/look_up"):

@@ -39,6 +39,7 @@ from ctr.models.linear import (
     stack_matrices,
     stack_weights,
 )
+from ctr.models.own_gradient import own_gradient
 from ctr.models.rows import TableLayout
 
 Masks = Mapping[str, tf.Tensor]
@@ -196,7 +197,7 @@ def masks_of(
     return masks
 
 
-@tf.custom_gradient
+@own_gradient
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
     """``values`` times a mask that broadcasts to them; a gradient may be of another dtype than they are."""
 

@@ -1,11 +1,11 @@
 """K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
 
-What it needs beside gradients, it is given before each update: the factors of the linear products (``observe``), of the
-whole batch. Several workers divide the layers among themselves (``KfacCore``).
+What it needs beside gradients, it is given before each update: what computes the factors of the linear products
+(``observe``), of the whole batch. Several workers divide the layers among themselves (``KfacCore``).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -39,7 +39,7 @@ class DenseKfac(WithoutHost):
 
     def __init__(self, options: KfacOptions, layers: Sequence[Layer] = (), workers: Workers = ALONE) -> None:
         self.options, self.layers, self.workers = options, list(layers), workers
-        self._given: tuple[Sequence[Factors], tf.Tensor] | None = None
+        self._given: Callable[[], Sequence[Factors]] | None = None
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         """Takes the weights and creates the variables."""
@@ -59,20 +59,16 @@ class DenseKfac(WithoutHost):
         """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
         return (self.options.seed, self.core.step) if self.options.fisher == "sampled" else None
 
-    def collects(self) -> tf.Tensor:
-        """Whether the next step takes factors, bool scalar."""
-        return self.core.collects()
-
-    def observe(self, factors: Sequence[Factors], collected: tf.Tensor) -> None:
-        """The means over a batch's rows of each layer's factors, if ``collected``; before the step's ``update``."""
-        self._given = factors, collected
+    def observe(self, factors: Callable[[], Sequence[Factors]]) -> None:
+        """What computes the means over a batch's rows of each layer's factors; before the step's ``update``."""
+        self._given = factors
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         """One step."""
         del compiled
         assert self._given is not None
-        (factors, collected), self._given = self._given, None
-        self.core.update(gradients, rate, factors, collected)
+        factors, self._given = self._given, None
+        self.core.update(gradients, rate, factors)
 
     def report(self) -> dict[str, float | int]:
         """How the inverses are doing (``KfacCore.report``)."""

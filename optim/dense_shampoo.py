@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ctr.optim.blocking import stack_blocks, unstack_blocks
 from ctr.optim.device_exchange import between_steps, create_on_host
+from ctr.optim.eigenbasis import from_bases, to_bases
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore
-from ctr.optim.state import DIAGONAL, MOMENT, ShampooLayout, in_present_form, lay_out
+from ctr.optim.state import AVERAGE, DIAGONAL, MOMENT, STATUS, ShampooLayout, in_present_form, lay_out
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -119,12 +121,11 @@ class DenseShampoo:
         )
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
         # Into the bases and back; and KL-Shampoo multiplies gradients by roots before their products.
-        passes = (3 if options.beta1 else 2) if options.eigenvalue_correction else 1
         collected = 2 if options.is_kl else 1
         return Cost(
             update=_elementwise_cost(options, whole, layout),
             statistics=collected * products / options.statistics_frequency,
-            preconditioning=passes * products,
+            preconditioning=options.passes * products,
             roots=roots / options.precondition_frequency,
         )
 
@@ -152,11 +153,14 @@ class DenseShampoo:
         if not statistics and bool(layouts[0].factors) != bool(layouts[1].factors):
             statistics = self._differing(before, ("start_preconditioning_step",))
         preconditioned = set(layouts[0].owners.tolist())
+        taken, known = (
+            _averages(one.options, layout, saved.arrays)
+            for one, layout, saved in zip((self, before), layouts, (new, old), strict=True)
+        )
         statuses: dict[int, Status] = {}
         for index, (old_index, move) in moves.items():
             for kind in (
                 "accumulator",
-                "gradient_average",
                 *(() if averages else ("momentum", "graft_momentum")),
             ):
                 target = new.arrays.get(f"shampoo/tensor{index}/{kind}")
@@ -167,7 +171,10 @@ class DenseShampoo:
             lost = index in preconditioned and (bool(statistics) or not move.exact)
             if index in preconditioned and not lost:
                 _take_statistics(new.arrays, old.arrays, layouts, index, old_index)
+            if index in taken:
+                move.move(taken[index], known[old_index])
             statuses[index] = "partly" if lost or averages or not move.fills(new.shapes[index]) else "taken"
+        _put_averages(options, layouts[0], new.arrays, taken)
         for name in ("step", *(() if statistics else ("exchanged_at", "collections", "window_collections"))):
             new.arrays[f"shampoo/{name}"][...] = old.arrays[f"shampoo/{name}"]
         return TakenOver(statuses, averages + statistics)
@@ -195,6 +202,49 @@ def _elementwise_cost(
     return count + scaled * sum(
         math.prod(tensor.shape) for tensor in layout.tensors if tensor.is_preconditioned
     )
+
+
+def _averages(
+    options: ShampooOptions, layout: ShampooLayout, arrays: Mapping[str, np.ndarray]
+) -> dict[int, np.ndarray]:
+    """The averages of gradients by tensor, in their own coordinates; empty without beta1."""
+    names = {index: f"shampoo/tensor{index}/gradient_average" for index in range(len(layout.tensors))}
+    found = {index: arrays[name] for index, name in names.items() if name in arrays}
+    if options.averages_in_bases:
+        blocks = [
+            from_bases(arrays[f"shampoo/stack{number}/{AVERAGE}"], stack.axes, _bases(layout, number, arrays))
+            for number, stack in enumerate(layout.stacks)
+        ]
+        turned = unstack_blocks(layout.stacks, layout.tensors, blocks)
+        found |= {index: np.array(tensor) for index, tensor in turned.items()}
+    return found
+
+
+def _put_averages(
+    options: ShampooOptions,
+    layout: ShampooLayout,
+    arrays: Mapping[str, np.ndarray],
+    found: Mapping[int, np.ndarray],
+) -> None:
+    """The opposite of ``_averages``, for roots that are there already; those by tensor are in place."""
+    if not options.averages_in_bases:
+        return
+    whole = [tf.constant(found[index]) for index in range(len(layout.tensors))]
+    for number, stack in enumerate(layout.stacks):
+        blocks = stack_blocks(stack, layout.tensors, whole)
+        turned = to_bases(blocks, stack.axes, _bases(layout, number, arrays))
+        arrays[f"shampoo/stack{number}/{AVERAGE}"][...] = turned.numpy()
+
+
+def _bases(layout: ShampooLayout, stack: int, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The bases of a stack along each of its axes, the identity where there is none yet."""
+    certified = arrays["shampoo/status"][STATUS.index("certified")]
+    found = []
+    for factor in (layout.factors[index] for index in layout.stack_factors[stack]):
+        is_there = certified[factor.matrices, np.newaxis, np.newaxis] > 0
+        root = arrays[f"shampoo/{factor.name}/root"]
+        found.append(np.where(is_there, root, np.eye(factor.size, dtype=root.dtype)))
+    return found
 
 
 def _take_statistics(

@@ -37,6 +37,44 @@ def collect_moments(options: ShampooOptions, state: ShampooState, rotated: Seque
         moments.assign(eigenbasis.update_moments(options, moments, blocks))
 
 
+def moving_gradient(
+    options: ShampooOptions, average: tf.Variable, gradient: tf.Tensor, step: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor | float]:
+    """Adds a gradient to an average, in place (PT 3.1.1).
+
+    Args:
+        options: with ``beta1``.
+        average: of gradients, of their shape.
+        gradient: of any shape.
+        step: int64 scalar, the present step.
+
+    Returns:
+        What is preconditioned, and the scalar that it is to be divided by.
+    """
+    beta1, beta3 = options.beta1, options.beta3
+    new = beta1 * average + (1.0 - beta1) * gradient
+    base = tf.constant(beta1, new.dtype)
+    if beta3 is None:
+        moving, left = new, tf.pow(base, tf.cast(step, new.dtype))
+    else:
+        moving = beta3 * average + (1.0 - beta3) * gradient
+        left = beta3 * tf.pow(base, tf.cast(step - 1, new.dtype))
+    average.assign(new)
+    return moving, 1.0 - left if options.bias_correction else 1.0
+
+
+def moving_gradients(
+    options: ShampooOptions, state: ShampooState, rotated: Sequence[tf.Tensor], step: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor | float]:
+    """``moving_gradient`` of each stack in its bases."""
+    found: list[tf.Tensor] = []
+    weights: tf.Tensor | float = 1.0
+    for average, blocks in zip(state.averages, rotated, strict=True):
+        moving, weights = moving_gradient(options, average, blocks, step)
+        found.append(moving)
+    return found, weights
+
+
 def _left(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """beta2^n, scalar, in the working precision: this is part of the step, which a TPU may take."""
     return tf.pow(tf.constant(options.beta2, dtype), tf.cast(count, dtype))
@@ -50,20 +88,25 @@ def _correction(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> t
 
 
 def correct(
-    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, rotated: Sequence[tf.Tensor]
+    options: ShampooOptions,
+    state: ShampooState,
+    rotated: Sequence[tf.Tensor],
+    weights: tf.Tensor | float,
 ) -> list[tf.Tensor]:
-    """The directions from gradients, or their averages, in their bases."""
+    """The directions from gradients, or their averages, which are to be divided by ``weights``; all in their bases."""
     # Second moments are collected at every step.
     correction = _correction(options, state.step.read_value(), state.dtype)
     return [
-        eigenbasis.from_bases(
-            eigenbasis.correct(options, moments, blocks, correction),
-            stack.axes,
-            [state.roots[factor] for factor in factors],
-        )
-        for stack, factors, moments, blocks in zip(
-            layout.stacks, layout.stack_factors, state.moments, rotated, strict=True
-        )
+        eigenbasis.correct(options, moments, blocks, correction, weights)
+        for moments, blocks in zip(state.moments, rotated, strict=True)
+    ]
+
+
+def turn_back(layout: ShampooLayout, state: ShampooState, rotated: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """What is in the bases, in its own coordinates; the opposite of ``rotate``."""
+    return [
+        eigenbasis.from_bases(blocks, stack.axes, [state.roots[factor] for factor in factors])
+        for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, rotated, strict=True)
     ]
 
 
@@ -95,9 +138,22 @@ def replace_roots(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, roots: Sequence[tf.Tensor]
 ) -> None:
     """Brings new roots or bases into use, in place; second moments go into new bases as ``basis_change`` says."""
-    if options.eigenvalue_correction and options.basis_change == "project":
-        for stack, factors, moments in zip(layout.stacks, layout.stack_factors, state.moments, strict=True):
-            old, new = [state.roots[factor] for factor in factors], [roots[factor] for factor in factors]
-            moments.assign(eigenbasis.project(moments, stack.axes, old, new))
+    if options.eigenvalue_correction:
+        _turn(options, layout, state, roots)
     for variable, root in zip(state.roots, roots, strict=True):
         variable.assign(root)
+
+
+def _turn(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, bases: Sequence[tf.Tensor]
+) -> None:
+    """Brings what is kept in the bases into new ones, in place."""
+    before = [root.read_value() for root in state.roots]
+    for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
+        old, new = [before[factor] for factor in factors], [bases[factor] for factor in factors]
+        if options.averages_in_bases:
+            average = state.averages[number]
+            average.assign(eigenbasis.change_bases(average, stack.axes, old, new))
+        if options.basis_change == "project":
+            moments = state.moments[number]
+            moments.assign(eigenbasis.project(moments, stack.axes, old, new))

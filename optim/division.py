@@ -25,7 +25,7 @@ import tensorflow as tf
 from ctr.optim.assignment import balanced, blocks_of, step_cost
 from ctr.optim.blocking import Region, Shape, stack_blocks, unstack_blocks
 from ctr.optim.options import ShampooOptions
-from ctr.optim.state import DIAGONAL, ELEMENTS, MATRICES, MOMENT, Factor, ShampooLayout
+from ctr.optim.state import AVERAGE, DIAGONAL, ELEMENTS, MATRICES, MOMENT, Factor, ShampooLayout
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -212,7 +212,7 @@ class Division:
             parts |= {f"{factor.name}/{kind}": part for kind in MATRICES}
         for number, stack in enumerate(self.whole.stacks):
             places = np.array([piece.place for piece in self._in_stack(number)], np.int64)
-            names = [MOMENT, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
+            names = [MOMENT, AVERAGE, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
             parts |= {f"stack{number}/{name}": Part(places, stack.blocks) for name in names}
         for index in self._divided():
             tensor = self.whole.tensors[index]

@@ -10,6 +10,10 @@ which is AdaGrad or Adam in rotated coordinates. The bases are those of the stat
 every tau1 steps, like roots and by the same pipeline, each with a certificate. Until a matrix has one, its basis is the
 identity. So second moments are collected from the first step on, whatever their basis.
 
+An average of gradients (beta1) is kept as U^T M V: as long as the bases stay, it is an average of U^T G V, and when
+they change, it is turned with them. Where each step needs M itself, too, for a grafted step, M is kept, and goes into
+the bases at each step as the gradient does (``ShampooOptions.averages_in_bases``).
+
 **When a basis changes** from U to U', second moments are those of other coordinates. What is known of the matrix of
 second moments of vec(G) is its diagonal in the old bases. Were it diagonal there, its diagonal in the new ones would be
 
@@ -96,7 +100,11 @@ def update_moments(options: ShampooOptions, moments: tf.Tensor, rotated: tf.Tens
 
 
 def correct(
-    options: ShampooOptions, moments: tf.Tensor, rotated: tf.Tensor, correction: tf.Tensor
+    options: ShampooOptions,
+    moments: tf.Tensor,
+    rotated: tf.Tensor,
+    correction: tf.Tensor | float,
+    weights: tf.Tensor | float,
 ) -> tf.Tensor:
     """The direction in the bases, G / (V^e + epsilon).
 
@@ -107,14 +115,20 @@ def correct(
         moments: V [N, *block].
         rotated: the gradient, or its average, in the bases; [N, *block].
         correction: scalar, what V is to be divided by.
+        weights: scalar, what ``rotated`` is to be divided by.
     """
-    exponent, corrected = options.correction_exponent, moments / correction
-    powers = (
-        tf.sqrt(corrected) if exponent == 0.5 else tf.pow(corrected, tf.constant(exponent, corrected.dtype))
-    )
-    damping = tf.constant(options.epsilon, powers.dtype)
+    exponent, dtype = options.correction_exponent, rotated.dtype
+    correction, weights = tf.cast(correction, dtype), tf.cast(weights, dtype)
+    # Both numbers in one pass over the block.
+    if exponent == 0.5:
+        powers = tf.sqrt(moments * (tf.square(weights) / correction))
+    else:
+        powers = weights * tf.pow(moments / correction, tf.constant(exponent, dtype))
+    damping = options.epsilon * weights
     if options.damping == "relative":
-        damping *= tf.reduce_max(powers, axis=list(range(1, len(powers.shape))), keepdims=True)
+        damping = options.epsilon * tf.reduce_max(
+            powers, axis=list(range(1, len(powers.shape))), keepdims=True
+        )
     return tf.math.divide_no_nan(rotated, powers + damping)
 
 
@@ -129,9 +143,17 @@ def project(
         old, new: for each of them the bases [N, d_axis, d_axis].
     """
     for axis, before, after in zip(axes, old, new, strict=True):
-        overlap = tf.square(tf.matmul(after, before, transpose_a=True))
-        moments = multiply(moments, axis, overlap)
+        moments = multiply(moments, axis, tf.square(tf.matmul(after, before, transpose_a=True)))
     return moments
+
+
+def change_bases(
+    blocks: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """What is U^T M V in other bases: (U'^T U) (U^T M V) (V'^T V)^T; arguments as of ``project``."""
+    for axis, before, after in zip(axes, old, new, strict=True):
+        blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
+    return blocks
 
 
 def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool = False) -> tf.Tensor:

@@ -67,16 +67,17 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
         first: list[tf.Tensor],
         status: tf.Tensor,
         counters: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        read = [state.step, state.exchanged_at, *state.totals, *state.roots]
-        step, exchanged_at, *matrices = [variable.read_value() for variable in read]
-        arrays = [*first, step, exchanged_at, status, counters, *matrices]
-        new_status, new_counters, *roots = tf.numpy_function(function, arrays, written)
-        shaped = [
-            tf.reshape(value, variable.shape) for variable, value in zip(state.roots, roots, strict=True)
-        ]
-        replace_roots(options, layout, state, shaped)
-        return tf.reshape(new_status, status.shape), tf.reshape(new_counters, counters.shape)
+        roots: Sequence[tf.Tensor],
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        read = [state.step, state.exchanged_at, *state.totals]
+        step, exchanged_at, *totals = [variable.read_value() for variable in read]
+        arrays = [*first, step, exchanged_at, status, counters, *totals, *roots]
+        found = tf.numpy_function(function, arrays, written)
+        return (
+            tf.reshape(found[0], status.shape),
+            tf.reshape(found[1], counters.shape),
+            [tf.reshape(new, root.shape) for new, root in zip(found[2:], roots, strict=True)],
+        )
 
     def act() -> None:
         before = state.counters.read_value()
@@ -84,11 +85,13 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
         until = state.collections - state.window_collections
         sent = [statistics.corrected_by(options, until), statistics.initial(options, until)]
         status = division.take_status(state.status.read_value())
-        status, counters = call(collect, sent, status, before)
+        roots = [root.read_value() for root in state.roots]
+        status, counters, roots = call(collect, sent, status, before, roots)
         correction, status = _fold(options, layout, state, status)
         early = is_early(options, state.step.read_value())
         identity = statistics.initial(options, state.collections.read_value())
-        status, counters = call(send, [early, correction, identity], status, counters)
+        status, counters, roots = call(send, [early, correction, identity], status, counters, roots)
+        replace_roots(options, layout, state, roots)
         _publish(division, state, status, before, counters)
 
     when(due(options, division.whole, state), act)

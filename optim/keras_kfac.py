@@ -83,22 +83,24 @@ class KfacTrainer:
         products = [product for product in products if product.names[0] in self._learning]
         gradients = tape.gradient(mean, core.weights)
         tensors = [product.outputs for product in products]
-        if core.options.fisher == "sampled":
-            seed = tf.stack([tf.constant(core.options.seed, tf.int64), core.step])
-            sent = tape.gradient(outputs, tensors, self.loss.draw(outputs, seed))
-        else:
-            sent = tape.gradient(total, tensors)
-        count = tf.cast(tf.shape(outputs)[0], outputs.dtype)
-        ones = tf.ones_like(outputs[:, 0])
-        found = [
-            kfac.Factors(
-                *(sums / count for sums in kfac.factors(product.inputs, one, ones, product.has_bias))
-            )
-            for product, one in zip(products, sent, strict=True)
-        ]
+
+        def factors() -> list[kfac.Factors]:
+            if core.options.fisher == "sampled":
+                seed = tf.stack([tf.constant(core.options.seed, tf.int64), core.step])
+                sent = tape.gradient(outputs, tensors, self.loss.draw(outputs, seed))
+            else:
+                sent = tape.gradient(total, tensors)
+            count = tf.cast(tf.shape(outputs)[0], outputs.dtype)
+            ones = tf.ones_like(outputs[:, 0])
+            return [
+                kfac.Factors(
+                    *(sums / count for sums in kfac.factors(product.inputs, one, ones, product.has_bias))
+                )
+                for product, one in zip(products, sent, strict=True)
+            ]
 
         def update() -> tf.Tensor:
-            core.update(gradients, tf.constant(self.learning_rate, core.dtype), found, core.collects())
+            core.update(gradients, tf.constant(self.learning_rate, core.dtype), factors)
             return tf.constant(0, tf.int64)
 
         skipped = tf.cond(all_finite(gradients), update, lambda: tf.constant(1, tf.int64))

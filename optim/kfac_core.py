@@ -1,9 +1,10 @@
 """K-FAC over a list of variables, of which some are the matrices and biases of linear products (``kfac.py``).
 
-A step takes the gradients and, every few steps, the sums of ``kfac.factors`` over the batch. Weights in no product take
-AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles as well, in float64; one that is
-not finite, or whose sums are not, leaves the previous one, and is counted. A batch with factors that are not finite is
-left out of all sums; these factors are counted, too. A layer uses AdaGrad's step until it has its first inverses.
+A step takes the gradients and, every few steps, the sums of ``kfac.factors`` over the batch, which are computed only
+then. Weights in no product take AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles
+as well, in float64; one that is not finite, or whose sums are not, leaves the previous one, and is counted. A batch
+with factors that are not finite is left out of all sums; these factors are counted, too. A layer uses AdaGrad's step
+until it has its first inverses.
 
 Where several workers train the weights, each layer has one owner, by ``ctr.optim.assignment.balanced``. It alone keeps
 the sums and the inverses of the layer, and computes its direction; directions are gathered at each step. Element-wise
@@ -11,7 +12,7 @@ state is on every worker.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -132,7 +133,7 @@ class KfacCore:
                 parts[f"layer{number}/{side}"] = Part(np.arange(self._here(number, size)), size)
         return parts
 
-    def collects(self) -> tf.Tensor:
+    def _collects(self) -> tf.Tensor:
         """Whether the next step takes factors, bool scalar."""
         step, options = self.step + 1, self.options
         return tf.equal(step % options.statistics_frequency, 0) | (step <= options.inverse_frequency)
@@ -141,8 +142,7 @@ class KfacCore:
         self,
         gradients: Sequence[tf.Tensor],
         rate: tf.Tensor,
-        factors: Sequence[Factors],
-        collected: tf.Tensor,
+        factors: Callable[[], Sequence[Factors]],
         decayed: Sequence[bool] | None = None,
     ) -> None:
         """One step on all weights, in place.
@@ -150,12 +150,12 @@ class KfacCore:
         Args:
             gradients: of each weight.
             rate: scalar.
-            factors: of each layer the means over the batch's rows.
-            collected: bool scalar, what ``collects`` was: whether ``factors`` are there.
+            factors: computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
+                still that of the step before, and the weights are those that the gradients are of.
             decayed: which weights decay; by default matrices.
         """
+        when(self._collects(), lambda: self._collect(factors()))
         step = self.step.assign_add(1, read_value=True)
-        when(collected, lambda: self._collect(factors))
         due = tf.equal(step, 1) | tf.equal(step % self.options.inverse_frequency, 0)
         # The first inverses are those of few rows: they are soon computed anew.
         due |= tf.equal(step, 5) | tf.equal(step, 20)
@@ -181,14 +181,16 @@ class KfacCore:
         finite = tf.stack([_all_finite(one) for one in found])
         # Nothing would ever take a number that is not finite out of the sums again; and all have one number of
         # collections.
-        whole = tf.reduce_all(finite)
         self.failed.assign_add(tf.math.count_nonzero(~finite))
-        for number, one in enumerate(found):
-            for side, value in zip(Factors._fields, one, strict=True) if self._owns(number) else ():
-                kept = self.variables[f"layer{number}/{side}"]
-                new = decay * kept + (1.0 - decay) * tf.cast(value, tf.float64)
-                kept.assign(tf.where(whole, new, kept))
-        self.collections.assign_add(tf.cast(whole, tf.int64))
+
+        def add() -> None:
+            for number, one in enumerate(found):
+                for side, value in zip(Factors._fields, one, strict=True) if self._owns(number) else ():
+                    kept = self.variables[f"layer{number}/{side}"]
+                    kept.assign(decay * kept + (1.0 - decay) * tf.cast(value, tf.float64))
+            self.collections.assign_add(1)
+
+        when(tf.reduce_all(finite), add)
 
     def _invert(self) -> None:
         options = self.options
@@ -250,12 +252,12 @@ class KfacCore:
         """The direction of a layer, [in', units]."""
         parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
         columns = int(self.weights[layer.weight].shape[1])
-        whole, graft = (
-            tf.concat(
-                [tf.reshape(tf.cast(given[index], self.dtype), [-1, columns]) for index in parts], axis=0
-            )
-            for given in (gradients, grafts)
-        )
+
+        def joined(given: Sequence[tf.Tensor]) -> tf.Tensor:
+            rows = [tf.reshape(tf.cast(given[index], self.dtype), [-1, columns]) for index in parts]
+            return rows[0] if len(rows) == 1 else tf.concat(rows, axis=0)
+
+        whole = joined(gradients)
         kept = {name: self.variables[f"layer{number}/{name}"] for name in self._kept()}
         sides = Factors(kept["left"], kept["right"])
         if self.options.form == "inverse":
@@ -263,11 +265,12 @@ class KfacCore:
         else:
             values = kept["left_values"], kept["right_values"]
             found = kfac.precondition_by_eigenvectors(sides, values, self._damping[number], whole)
-        norm, wanted = tf.norm(found), tf.norm(graft)
+        norm = tf.norm(found)
         usable = (self._ready[number] > 0) & (norm > 0) & tf.math.is_finite(norm)
+        scale = tf.ones_like(norm)
         if self.options.grafting == "adagrad":
-            found = tf.math.multiply_no_nan(found, wanted / tf.where(usable, norm, tf.ones_like(norm)))
-        return tf.where(usable, found, graft)
+            scale = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(grafts[index]) for index in parts])) / norm
+        return tf.cond(usable, lambda: scale * found, lambda: joined(grafts))
 
     def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
         """The directions of all layers by number, of those that each worker owns."""

@@ -310,6 +310,22 @@ class ShampooOptions:
         return self.exponent_multiplier / (self.exponent_override or 2)
 
     @property
+    def averages_in_bases(self) -> bool:
+        """Whether averages of gradients that are preconditioned are kept in the eigenbases.
+
+        That is so wherever no step needs them, or the grafted step that is made of them, in their own coordinates.
+        """
+        needs_grafts = self.grafted_norm or self.separate_momenta
+        return self.eigenvalue_correction and self.beta1 > 0 and not needs_grafts
+
+    @property
+    def passes(self) -> int:
+        """How often a step multiplies a block by its roots, or by its bases: into them and back."""
+        if not self.eigenvalue_correction:
+            return 1
+        return 3 if self.beta1 and not self.averages_in_bases else 2
+
+    @property
     def decay(self) -> float:
         """``weight_decay`` where it is decoupled."""
         return self.weight_decay if self.weight_decay_kind == "decoupled" else 0.0

@@ -13,7 +13,7 @@ Dense weights have gradients of their own shape (``DenseOptimizer``). Of tables 
 but these may move (``TableOptimizer``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -197,11 +197,11 @@ class ProductOptimizer(Protocol):
     def seed(self) -> tuple[int, tf.Tensor] | None:
         """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
 
-    def collects(self) -> tf.Tensor:
-        """Whether the next step takes factors, bool scalar."""
+    def observe(self, factors: Callable[[], Sequence[Any]]) -> None:
+        """Takes what computes ``ctr.optim.kfac.Factors`` of each linear product; before the step's ``update``.
 
-    def observe(self, factors: Sequence[Any], collected: tf.Tensor) -> None:
-        """Takes ``ctr.optim.kfac.Factors`` of each linear product, if ``collected``; before the step's ``update``."""
+        The update calls it inside a condition, before it changes a weight: most steps take no factors.
+        """
 
 
 class TableOptimizer(Optimizer[RowGradient], Protocol):

@@ -58,14 +58,13 @@ def describe(
         elements = float(np.prod(stack.block))
         for owner in stack.owners:
             for axis in stack.axes:
-                passes = (3 if options.beta1 else 2) if options.eigenvalue_correction else 1
                 collected = (2 if options.is_kl else 1) / options.statistics_frequency
-                flops[owner] += 2 * elements * stack.block[axis] * (passes + collected)
+                flops[owner] += 2 * elements * stack.block[axis] * (options.passes + collected)
             for axis in stack.diagonal:
                 statistics[owner] += item * stack.block[axis]
     first = np.zeros(len(layout.tensors))
-    if options.eigenvalue_correction:
-        for stack in layout.stacks:
+    for kept in (state.moments, state.averages):
+        for stack, _ in zip(layout.stacks, kept, strict=False):
             for owner in stack.owners:
                 first[owner] += item * float(np.prod(stack.block))
     for index, accumulator in enumerate(state.accumulators):

@@ -148,18 +148,20 @@ class ShampooCore:
         share = self._shampoo_share(step)
         for index, slices in rows.items():
             self._update_table(index, slices, rate, share)
-        moving = dense
-        if options.beta1:
-            moving = {
-                index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()
-            }
-        grafts = self._grafted_directions(dense, moving, step)
-        found = self._directions(dense, moving, stacked, grafts, share, step)
+        self._collect_grafts_moments(dense)
+        moving = self._moving_gradients(dense, step)
+        at_once = moving
+        if not (options.grafted_norm or options.separate_momenta) and share is not None:
+            at_once = {index: one for index, one in moving.items() if not self._is_preconditioned(index)}
+        grafts = self._grafted_directions(at_once, step)
+        found = self._directions(moving, stacked, grafts, share, step)
         if options.separate_momenta:
             # They have a momentum of their own.
             grafts = self._clipped(grafts)
         averaged = {
-            index: self._averaged(index, direction, grafts[index], decayed is None or decayed[index], step)
+            index: self._averaged(
+                index, direction, grafts.get(index), decayed is None or decayed[index], step
+            )
             for index, direction in self._clipped(found).items()
         }
         for index, direction in self.division.gather(averaged).items():
@@ -190,19 +192,17 @@ class ShampooCore:
 
         return tf.cond(applied, update, count)
 
-    def _moving_gradient(self, index: int, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The bias-corrected moving average (PT 3.1.1)."""
-        beta1, beta3 = self.options.beta1, self.options.beta3
-        variable = self.state.gradient_averages[index]
-        average = beta1 * variable + (1.0 - beta1) * gradient
-        base = tf.constant(beta1, average.dtype)
-        if beta3 is None:
-            moving, left = average, tf.pow(base, tf.cast(step, average.dtype))
-        else:
-            moving = beta3 * variable + (1.0 - beta3) * gradient
-            left = beta3 * tf.pow(base, tf.cast(step - 1, average.dtype))
-        variable.assign(average)
-        return moving / (1.0 - left) if self.options.bias_correction else moving
+    def _is_preconditioned(self, index: int) -> bool:
+        return self.layout.tensors[index].is_preconditioned
+
+    def _moving_gradients(self, dense: dict[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
+        """The gradients, or their averages; those that are kept in the bases are gradients here."""
+        averages, moving = self.state.gradient_averages, dict(dense)
+        for index, gradient in dense.items():
+            if index in averages:
+                found, weights = directions.moving_gradient(self.options, averages[index], gradient, step)
+                moving[index] = found / weights if self.options.bias_correction else found
+        return moving
 
     def _regularized(
         self, dense: dict[int, tf.Tensor], decayed: Sequence[bool] | None
@@ -266,73 +266,105 @@ class ShampooCore:
 
     def _directions(
         self,
-        dense: dict[int, tf.Tensor],
         moving: dict[int, tf.Tensor],
         stacked: Sequence[tf.Tensor],
         grafts: dict[int, tf.Tensor],
         share: tf.Tensor | None,
         step: tf.Tensor,
     ) -> dict[int, tf.Tensor]:
-        """The direction of each dense weight."""
+        """The direction of each dense weight; of ``grafts`` those are missing that are seldom needed."""
         options, layout, state = self.options, self.division.own, self.state
-        averaged = self.division.stack(moving, state.dtype) if options.beta1 else stacked
         if share is None or not layout.stacks:
             return grafts
+        averaged = stacked
+        if options.beta1 and not options.averages_in_bases:
+            averaged = self.division.stack(moving, state.dtype)
+        weights: tf.Tensor | float = 1.0
         with tf.name_scope("precondition"):
             if options.eigenvalue_correction:
                 rotated = directions.rotate(layout, state, stacked)
                 directions.collect_moments(options, state, rotated)
-                if options.beta1:
+                if options.averages_in_bases:
+                    rotated, weights = directions.moving_gradients(options, state, rotated, step)
+                elif options.beta1:
                     rotated = directions.rotate(layout, state, averaged)
-                blocks = directions.correct(options, layout, state, rotated)
+                corrected = directions.correct(options, state, rotated, weights)
+                blocks = directions.turn_back(layout, state, corrected)
             else:
                 blocks = directions.by_roots(options, layout, state, averaged)
         if options.grafting_scope == "block":
             own = self.division.stack(grafts, state.dtype)
             blocks = [grafting.scale_blocks(block, graft) for block, graft in zip(blocks, own, strict=True)]
         shampoos = {
-            index: shampoo for index, shampoo in self.division.unstack(blocks).items() if index in grafts
+            index: shampoo for index, shampoo in self.division.unstack(blocks).items() if index in moving
         }
-        return self._graft(shampoos, grafts, share)
+
+        def missing() -> dict[int, tf.Tensor]:
+            found = moving
+            if options.averages_in_bases:
+                turned = self.division.unstack(directions.turn_back(layout, state, rotated))
+                found = {index: one / weights for index, one in turned.items()}
+            needed = {index: found[index] for index in shampoos if index not in grafts}
+            return self._grafted_directions(needed, step)
+
+        return self._graft(shampoos, grafts, share, missing)
 
     def _graft(
-        self, shampoos: dict[int, tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor
+        self,
+        shampoos: dict[int, tf.Tensor],
+        grafts: dict[int, tf.Tensor],
+        share: tf.Tensor,
+        missing: Callable[[], dict[int, tf.Tensor]],
     ) -> dict[int, tf.Tensor]:
-        """Shampoo's direction with the graft's norm, layer by layer; the graft where there is no Shampoo."""
-        sizes = self._norms([*shampoos.values()], [grafts[index] for index in shampoos])
-        norms, graft_norms = (dict(zip(shampoos, found, strict=True)) for found in sizes)
+        """Shampoo's direction with the graft's norm, layer by layer; the graft where there is no Shampoo.
+
+        ``missing`` computes the grafts that are not given, which only a step that takes them does.
+        """
+        takes_norm = self.options.grafted_norm and self.options.grafting_scope == "tensor"
+        scaled_to = [grafts[index] for index in shampoos] if takes_norm else []
+        found, graft_norms = self._norms([*shampoos.values()], scaled_to)
+        norms = dict(zip(shampoos, found, strict=True))
         # A direction of zero has no norm to give it, and one beyond the working precision no direction.
         usable = {index: (norm > 0) & tf.math.is_finite(norm) for index, norm in norms.items()}
         norms = {index: tf.where(usable[index], norm, tf.ones_like(norm)) for index, norm in norms.items()}
         shares = {
             index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
         }
-        takes_norm = self.options.grafted_norm and self.options.grafting_scope == "tensor"
-        scaled = {
-            index: tf.math.multiply_no_nan(
-                shampoo, shares[index] * graft_norms[index] / norms[index] if takes_norm else shares[index]
-            )
-            for index, shampoo in shampoos.items()
-        }
+        factors = shares
+        if takes_norm:
+            factors = {
+                index: shares[index] * wanted / norms[index]
+                for index, wanted in zip(shampoos, graft_norms, strict=True)
+            }
+
+        def scaled() -> list[tf.Tensor]:
+            return [tf.math.multiply_no_nan(shampoo, factors[index]) for index, shampoo in shampoos.items()]
 
         def blend() -> list[tf.Tensor]:
-            return [direction + (1.0 - shares[index]) * grafts[index] for index, direction in scaled.items()]
+            all_grafts = {**missing(), **grafts}
+            return [
+                direction + (1.0 - shares[index]) * all_grafts[index]
+                for index, direction in zip(shampoos, scaled(), strict=True)
+            ]
 
         # Mostly nothing is left to blend.
         whole = tf.reduce_all(tf.stack(list(shares.values())) == 1.0)
-        blended = tf.cond(whole, lambda: list(scaled.values()), blend)
-        return {**grafts, **dict(zip(scaled, blended, strict=True))}
+        blended = tf.cond(whole, scaled if takes_norm else lambda: list(shampoos.values()), blend)
+        return {**grafts, **dict(zip(shampoos, blended, strict=True))}
 
-    def _grafted_directions(
-        self, dense: dict[int, tf.Tensor], moving: dict[int, tf.Tensor], step: tf.Tensor
-    ) -> dict[int, tf.Tensor]:
-        """The directions of the grafted optimizer, whose second moments take the gradient itself."""
-        grafts = {}
+    def _collect_grafts_moments(self, dense: dict[int, tf.Tensor]) -> None:
+        """The second moments of the grafted optimizer, which take the gradient itself."""
         for index, gradient in dense.items():
             accumulator = self.state.accumulators[index]
             if accumulator is not None:
                 accumulator.assign(grafting.update_accumulator(self.options, accumulator, gradient))
-            grafts[index] = grafting.direction(self.options, accumulator, moving[index], step)
+
+    def _grafted_directions(self, moving: dict[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
+        """The directions of the grafted optimizer along gradients, or their averages."""
+        grafts = {
+            index: grafting.direction(self.options, self.state.accumulators[index], gradient, step)
+            for index, gradient in moving.items()
+        }
         if not grafting.is_layer_wise(self.options):
             return grafts
         norms = self._whole_norms(grafts)
@@ -363,12 +395,12 @@ class ShampooCore:
         }
 
     def _averaged(
-        self, index: int, direction: tf.Tensor, graft: tf.Tensor, decayed: bool, step: tf.Tensor
+        self, index: int, direction: tf.Tensor, graft: tf.Tensor | None, decayed: bool, step: tf.Tensor
     ) -> tf.Tensor:
         """The direction after decay and momentum."""
         options = self.options
         both = [direction]
-        if index in self.state.graft_momenta:
+        if graft is not None and index in self.state.graft_momenta:
             both.append(graft)
         if options.decay and decayed:
             weight = tf.cast(self.weights[index], self.state.dtype)

@@ -35,8 +35,9 @@ COUNTERS = (
 # The state of each factor, and of each dense tensor, by the last part of the variables' names.
 MATRICES = ("window", "total", "root")
 ELEMENTS = ("accumulator", "gradient_average", "momentum", "graft_momentum")
-# The state of each stack of blocks: second moments in the eigenbases, and, by axis, diagonal statistics.
-MOMENT, DIAGONAL = "moment", "diagonal"
+# The state of each stack of blocks: in the eigenbases second moments and averages of gradients, and, by axis, diagonal
+# statistics.
+MOMENT, AVERAGE, DIAGONAL = "moment", "average", "diagonal"
 
 Create = Callable[[str, Sequence[int], tf.DType, float], tf.Variable]
 
@@ -191,10 +192,11 @@ class ShampooState:
         status: [len(STATUS), M].
         counters: int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
-        gradient_averages: for each tensor that is no table, with beta1.
+        gradient_averages: for each tensor that is no table, with beta1; not of those in ``averages``.
         momenta: for each tensor that is no table, with momentum.
         graft_momenta: with separate momenta, those of the grafted steps of tensors with a preconditioner.
         moments: with eigenvalue correction, for each stack [N, *block].
+        averages: with ``options.averages_in_bases``, for each stack those of gradients in the bases, [N, *block].
         diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
         variables: all of them by name.
     """
@@ -231,10 +233,14 @@ class ShampooState:
             self.totals.append(make(f"{factor.name}/total", packed, tf.float64))
             self.roots.append(make(f"{factor.name}/root", cube, self.dtype))
         self.moments: list[tf.Variable] = []
+        self.averages: list[tf.Variable] = []
         self.diagonals: list[dict[int, tf.Variable]] = []
         for number, stack in enumerate(layout.stacks):
+            whole = [stack.blocks, *stack.block]
             if options.eigenvalue_correction:
-                self.moments.append(make(f"stack{number}/{MOMENT}", [stack.blocks, *stack.block], self.dtype))
+                self.moments.append(make(f"stack{number}/{MOMENT}", whole, self.dtype))
+            if options.averages_in_bases:
+                self.averages.append(make(f"stack{number}/{AVERAGE}", whole, self.dtype))
             self.diagonals.append(
                 {
                     axis: make(
@@ -265,7 +271,7 @@ class ShampooState:
                 if grafting.has_accumulator(options)
                 else None
             )
-            if options.beta1:
+            if options.beta1 and not (options.averages_in_bases and tensor.is_preconditioned):
                 self.gradient_averages[index] = make(f"tensor{index}/gradient_average", shape, self.dtype)
             if options.momentum:
                 self.momenta[index] = make(f"tensor{index}/momentum", shape, self.dtype)

@@ -1,14 +1,13 @@
 """The factors of a model's linear products, from which K-FAC learns (THESIS eq. 3.5)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from ctr.models.click_model import Scores
-from ctr.models.linear import Products
+from ctr.models.linear import recording
 from ctr.optim.kfac import Factors, factors
 from ctr.optim.kfac_core import Layer
-from ctr.optim.protocol import ProductOptimizer
 from ctr.workers.collectives import Workers
 
 
@@ -38,52 +37,40 @@ def click_likelihood(
 
 
 def product_factors(
-    optimizer: ProductOptimizer,
-    tape: tf.GradientTape,
-    likelihood: tf.Tensor,
-    products: Products,
+    seed: tuple[int, tf.Tensor] | None,
+    forward: Callable[[], Scores],
+    watched: Sequence[tf.Tensor],
     layers: Sequence[Layer],
     targets: Mapping[str, tf.Tensor],
     workers: Workers,
-) -> tuple[list[Factors], tf.Tensor]:
-    """The means over the batch's rows of each layer's factors, and whether they were collected; zeros if not.
+) -> list[Factors]:
+    """Computes the means over the batch's rows of each layer's factors, in passes of its own over the network.
+
+    Those of training show no products: they are fused (``ctr.models.linear.is_recording``).
 
     Args:
-        optimizer: decides whether.
-        tape: persistent, of ``likelihood``.
-        likelihood: what ``click_likelihood`` returned.
-        products: in the order of the work; each is one of as many layers as there are components.
-        layers: in the same order.
+        seed: see ``click_likelihood``.
+        forward: scores the batch.
+        watched: what all products depend on.
+        layers: in the order of the work; each product is one of as many layers as there are components.
         targets: of the batch; rows of padding have no weight.
         workers: those who each have a part of the batch's rows; the means are of all.
     """
-    present = tf.cast(targets["own_weight"] > 0, tf.float32)
-    count = tf.reduce_sum(present)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(watched)
+        with recording() as products:
+            scores = forward()
+        likelihood = click_likelihood(seed, scores, targets)
     outputs = [output for _, output in products]
-
-    def collect() -> list[tf.Tensor]:
-        gradients = tape.gradient(likelihood, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        found: list[tf.Tensor] = []
-        remaining = iter(layers)
-        for (inputs, _), gradient in zip(products, gradients, strict=True):
-            for component in range(gradient.shape[0]):
-                own = tf.cast(inputs[min(component, inputs.shape[0] - 1)], tf.float32)
-                by_row = tf.cast(gradient[component], tf.float32)
-                has_bias = next(remaining).bias is not None
-                found += factors(own, by_row, present, has_bias)
-        *sums, total = workers.all_reduce([*found, count])
-        return [tf.math.divide_no_nan(one, total) for one in sums]
-
-    def nothing() -> list[tf.Tensor]:
-        found: list[tf.Tensor] = []
-        remaining = iter(layers)
-        for inputs, output in products:
-            for _ in range(output.shape[0]):
-                rows = int(inputs.shape[2]) + (next(remaining).bias is not None)
-                columns = int(output.shape[2])
-                found += [tf.zeros([rows, rows]), tf.zeros([columns, columns])]
-        return found
-
-    collected = optimizer.collects()
-    flat = tf.cond(collected, collect, nothing)
-    return [Factors(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)], collected
+    gradients = tape.gradient(likelihood, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    present = tf.cast(targets["own_weight"] > 0, tf.float32)
+    found: list[tf.Tensor] = []
+    remaining = iter(layers)
+    for (inputs, _), gradient in zip(products, gradients, strict=True):
+        for component in range(gradient.shape[0]):
+            own = tf.cast(inputs[min(component, inputs.shape[0] - 1)], tf.float32)
+            by_row = tf.cast(gradient[component], tf.float32)
+            found += factors(own, by_row, present, next(remaining).bias is not None)
+    *sums, count = workers.all_reduce([*found, tf.reduce_sum(present)])
+    means = [tf.math.divide_no_nan(one, count) for one in sums]
+    return [Factors(*pair) for pair in zip(means[::2], means[1::2], strict=True)]

@@ -17,6 +17,7 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
+from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.optim.row_variables import gather_rows
@@ -56,8 +57,7 @@ class _Differentiated(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
 
     ``alone`` is the logit that the linear weights learn by, float32 [B], ``left`` what the effects of queries leave of
-    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators, and
-    ``factors`` what ``ProductOptimizer.observe`` takes.
+    its curvature, float32 [B], or None where there are none in it, and ``calibration`` the steps of the calibrators.
     """
 
     logit: tf.Tensor
@@ -69,7 +69,6 @@ class _Differentiated(NamedTuple):
     alone: tf.Tensor
     left: tf.Tensor | None
     calibration: CalibrationSteps
-    factors: tuple[Any, tf.Tensor] | None = None
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -268,8 +267,9 @@ class TrainStep:
                 )
             ]
             state.table_optimizer.update(row_gradients, rates["embeddings"], self.exchanges)
-            if found.factors is not None and isinstance(state.dense_optimizer, ProductOptimizer):
-                state.dense_optimizer.observe(*found.factors)
+            if isinstance(state.dense_optimizer, ProductOptimizer):
+                seed = state.dense_optimizer.seed
+                state.dense_optimizer.observe(lambda: self._factors(seed, targets, views, needed, ramps))
             self._update_dense(found.dense_gradients, rates["dense"])
             for calibrator, step in zip(state.calibrators, found.calibration, strict=True):
                 calibrator.apply(step)
@@ -394,17 +394,10 @@ class TrainStep:
     ) -> _Differentiated:
         """Scores, loss, and the gradients to learn by."""
         state, objective = self.state, self.config.objective
-        dense = state.dense_optimizer
-        observer = dense if isinstance(dense, ProductOptimizer) else None
-        with tf.GradientTape(persistent=observer is not None, watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            if observer is None:
-                scores = self._forward(rows, plans, ramps["alpha2"], masks)
-            else:
-                with recording() as products:
-                    scores = self._forward(rows, plans, ramps["alpha2"])
-                likelihood = click_likelihood(observer.seed, scores, targets)
+            scores = self._forward(rows, plans, ramps["alpha2"], masks)
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
@@ -425,12 +418,6 @@ class TrainStep:
         row_gradients, dense_gradients = tape.gradient(
             learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        factors = None
-        if observer is not None:
-            factors = product_factors(
-                observer, tape, likelihood, products, state.layers, targets, self._workers
-            )
-            del tape
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.network.components
         if components > 1:
@@ -444,8 +431,27 @@ class TrainStep:
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
         return _Differentiated(
-            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration, factors
+            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration
         )
+
+    def _factors(
+        self,
+        seed: tuple[int, tf.Tensor] | None,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        rows: list[tf.Tensor],
+        ramps: _Tensors,
+    ) -> list[Factors]:
+        """What ``ProductOptimizer.observe`` takes, of the weights as they are."""
+        with tf.name_scope("factors"):
+            return product_factors(
+                seed,
+                lambda: self._forward(rows, plans, ramps["alpha2"]),
+                rows,
+                self.state.layers,
+                targets,
+                self._workers,
+            )
 
     def _loss_and_terms(
         self,

@@ -28,7 +28,7 @@ def run(workers: Workers = ALONE, form: str = "inverse") -> dict[str, np.ndarray
 
     @tf.function(autograph=False)
     def step(gradients: list[tf.Tensor], factors: list[Factors]) -> None:
-        optimizer.observe(factors, optimizer.collects())
+        optimizer.observe(lambda: factors)
         optimizer.update(gradients, tf.constant(0.05, tf.float64), False)
 
     found: dict[str, np.ndarray] = {}

@@ -38,3 +38,62 @@ def test_averages_that_are_corrected_by_the_step_go_with_all_weights_or_none(opt
     assert partly.statuses == {0: "fresh" if counted else "taken"}
     assert begun.arrays["shampoo/step"] == (0 if counted else 1)
     assert ("one number of steps" in (partly.why or "")) == counted
+
+
+SOAP = {
+    "eigenvalue_correction": True, "grafting": "adam", "grafted_norm": False, "beta1": 0.8, "beta2": 0.9,
+    "block_size": 4, "asynchronous": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", [{}, {"grafted_norm": True}, {"block_size": 3}])
+def test_averages_in_the_bases_are_taken_over_in_any_form(changed):
+    """Beside the average in NumPy; to bases that are there, to none, and to other blocks."""
+    rng = np.random.default_rng(0)
+    shapes = [(7, 5), (4,), (6, 3)]
+
+    def made(options):
+        optimizer = DenseShampoo(ShampooOptions(**options))
+        weights = {
+            f"w{index}": tf.Variable(tf.zeros(shape, tf.float64)) for index, shape in enumerate(shapes)
+        }
+        optimizer.build(weights)
+        return optimizer, list(weights.values())
+
+    def saved(optimizer):
+        return Saved({name: np.array(v.numpy()) for name, v in optimizer.variables.items()}, shapes)
+
+    old, old_weights = made(SOAP)
+    expected = [np.zeros(shape) for shape in shapes]
+    for _ in range(7):
+        gradients = [rng.normal(size=shape) for shape in shapes]
+        expected = [0.8 * one + 0.2 * gradient for one, gradient in zip(expected, gradients, strict=True)]
+        old.update([tf.constant(one) for one in gradients], tf.constant(0.1, tf.float64), False)
+    assert old.report()["layers_ready"] == 2
+    assert "shampoo/tensor0/gradient_average" not in old.variables
+
+    options = SOAP | changed
+    new, weights = made(options)
+    moves = {index: (index, Whole()) for index in range(3)}
+    state = saved(new)
+    new.take_over(state, old, saved(old), moves)
+    # And from there back into the form that all have without a basis.
+    plain = saved(made(SOAP | {"grafted_norm": True})[0])
+    made(SOAP | {"grafted_norm": True})[0].take_over(plain, new, state, moves)
+    for index, average in enumerate(expected):
+        np.testing.assert_allclose(
+            plain.arrays[f"shampoo/tensor{index}/gradient_average"], average, rtol=1e-10, atol=1e-12
+        )
+    if changed:
+        return
+    # It goes on as the old one does.
+    for name, variable in new.variables.items():
+        variable.assign(state.arrays[name])
+    for weight, other in zip(weights, old_weights, strict=True):
+        weight.assign(other)
+    for _ in range(5):
+        gradients = [tf.constant(rng.normal(size=shape)) for shape in shapes]
+        for optimizer in (old, new):
+            optimizer.update(gradients, tf.constant(0.1, tf.float64), False)
+    for weight, other in zip(weights, old_weights, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-9, atol=1e-10)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shampoo_reference as reference
-from ctr.optim.eigenbasis import eigenbasis, from_bases, multiply, project, to_bases
+from ctr.optim.eigenbasis import change_bases, eigenbasis, from_bases, multiply, project, to_bases
 from ctr.optim.roots import RootError
 
 
@@ -61,6 +61,16 @@ def test_moments_are_the_diagonal_of_their_matrix_in_the_new_bases(shape, seed):
     np.testing.assert_allclose(found.ravel(), expected, rtol=1e-10)
     assert found.min() >= 0
     assert found.sum() == pytest.approx(moments.sum())
+
+
+@settings(max_examples=15, deadline=None)
+@given(SHAPES, st.integers(0, 1000))
+def test_an_average_is_turned_into_the_new_bases(shape, seed):
+    average = np.random.default_rng(seed).normal(size=(2, *shape))
+    axes, old, new = range(len(shape)), bases(seed, shape), bases(seed + 1, shape)
+    kept = to_bases(tf.constant(average), axes, old)
+    found = from_bases(change_bases(kept, axes, old, new), axes, new)
+    np.testing.assert_allclose(found.numpy(), average, atol=1e-12)
 
 
 def test_eigenvectors_that_change_their_order_and_sign_take_their_moments_with_them():

@@ -56,6 +56,17 @@ def test_the_inverse_form_is_the_product_of_two_damped_inverses():
     assert float(relative) == pytest.approx(0.1 * np.trace(found.inputs) * np.trace(found.outputs) / 24)
 
 
+@pytest.mark.parametrize("units", [3, 800])
+def test_factors_are_sums_over_rows(units):
+    """Of narrow layers and of wide ones, which are computed by halves; rows of padding have no weight."""
+    rng = np.random.default_rng(2)
+    a, g, weight = rng.normal(size=(9, 5)), rng.normal(size=(9, units)), np.array([1.0] * 7 + [0.0] * 2)
+    found = kfac.factors(tf.constant(a), tf.constant(g), tf.constant(weight), True)
+    extended = np.hstack([a, np.ones((9, 1))])[:7]
+    np.testing.assert_allclose(found.inputs, extended.T @ extended, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.outputs, g[:7].T @ g[:7], rtol=1e-12, atol=1e-12)
+
+
 def make():
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
@@ -196,7 +207,7 @@ def test_a_layer_without_gradients_waits_and_what_is_in_no_product_takes_adagrad
     weights = [tf.Variable(tf.ones([3, 2])), tf.Variable([1.0, 2.0])]
     core = KfacCore(KfacOptions(initial_accumulator=0.0), weights, [Layer(0, None)])
     nothing = [kfac.Factors(tf.eye(3), tf.zeros([2, 2]))]
-    core.update([tf.zeros([3, 2]), tf.constant([4.0, -9.0])], tf.constant(0.5), nothing, core.collects())
+    core.update([tf.zeros([3, 2]), tf.constant([4.0, -9.0])], tf.constant(0.5), lambda: nothing)
     np.testing.assert_array_equal(weights[0].numpy(), np.ones((3, 2)))
     np.testing.assert_allclose(weights[1].numpy(), [0.5, 2.5])
     assert core.report() == {"layers": 1, "layers_ready": 0, "refreshed": 0, "failed": 0}
@@ -210,7 +221,7 @@ def test_factors_that_are_not_finite_leave_the_previous_ones_and_are_counted(for
     )
     bad = [kfac.Factors(np.nan * tf.eye(3), tf.eye(2))]
     for found, failed in ((bad, 1), ([kfac.Factors(tf.eye(3), tf.eye(2))], 1), (bad, 2)):
-        core.update([tf.ones([3, 2])], tf.constant(0.1), found, core.collects())
+        core.update([tf.ones([3, 2])], tf.constant(0.1), lambda found=found: found)
         assert core.report()["failed"] == failed
         assert np.isfinite(weights[0].numpy()).all()
     assert core.report()["layers_ready"] == 1
@@ -218,7 +229,7 @@ def test_factors_that_are_not_finite_leave_the_previous_ones_and_are_counted(for
     # Sums that were damaged elsewhere are not decomposed, either.
     core.variables["layer0/inputs"].assign(np.nan * np.eye(3))
     before = core.variables["layer0/left"].numpy()
-    core.update([tf.ones([3, 2])], tf.constant(0.1), bad, core.collects())
+    core.update([tf.ones([3, 2])], tf.constant(0.1), lambda: bad)
     assert core.report()["failed"] == 4
     np.testing.assert_array_equal(core.variables["layer0/left"].numpy(), before)
 
@@ -263,7 +274,7 @@ def test_what_a_warm_start_takes():
 
     assert isinstance(made(), ProductOptimizer)
     old = made()
-    old.observe([kfac.Factors(tf.eye(3), tf.eye(2))], old.collects())
+    old.observe(lambda: [kfac.Factors(tf.eye(3), tf.eye(2))])
     old.update([tf.ones([3, 2])], tf.constant(0.1), False)
 
     new, before = (

@@ -1,5 +1,6 @@
 """The pass over a log, beside a loop in plain Python that predicts, records and learns."""
 
+import gc
 import json
 import math
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from tensorflow.python.framework.ops import gradient_registry
 
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests
@@ -301,6 +303,22 @@ def test_a_log_of_only_weight_0(examples, make_log, make_config, tmp_path, read_
     if not network:
         logit = read_predictions(tmp_path / "run")["logit"]
         np.testing.assert_allclose(logit, math.log(PRIOR / (1 - PRIOR)), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_nothing_of_a_run_stays_in_the_process(examples, make_log, make_config, tmp_path):
+    """What TensorFlow keeps of each traced step for its gradients, some 40 MB for a wide network."""
+
+    def registered():
+        gc.collect()
+        return set(gradient_registry.list())
+
+    log = make_log(examples.table().slice(0, 60))
+    train(log, make_config(), tmp_path / "first")
+    before = registered()
+    for number in range(2):
+        train(log, make_config(), tmp_path / f"run{number}")
+    assert registered() <= before
 
 
 # Small and odd logs.
