@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -17,7 +18,6 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
-from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.optim.row_variables import gather_rows
@@ -268,8 +268,9 @@ class TrainStep:
             ]
             state.table_optimizer.update(row_gradients, rates["embeddings"], self.exchanges)
             if isinstance(state.dense_optimizer, ProductOptimizer):
-                seed = state.dense_optimizer.seed
-                state.dense_optimizer.observe(lambda: self._factors(seed, targets, views, needed, ramps))
+                forward = partial(self._forward, needed, views, ramps["alpha2"])
+                given = state.dense_optimizer.seed, forward, needed, state.layers, targets, self._workers
+                state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(found.dense_gradients, rates["dense"])
             for calibrator, step in zip(state.calibrators, found.calibration, strict=True):
                 calibrator.apply(step)
@@ -433,25 +434,6 @@ class TrainStep:
         return _Differentiated(
             logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration
         )
-
-    def _factors(
-        self,
-        seed: tuple[int, tf.Tensor] | None,
-        targets: _Tensors,
-        plans: list[_Tensors],
-        rows: list[tf.Tensor],
-        ramps: _Tensors,
-    ) -> list[Factors]:
-        """What ``ProductOptimizer.observe`` takes, of the weights as they are."""
-        with tf.name_scope("factors"):
-            return product_factors(
-                seed,
-                lambda: self._forward(rows, plans, ramps["alpha2"]),
-                rows,
-                self.state.layers,
-                targets,
-                self._workers,
-            )
 
     def _loss_and_terms(
         self,
