@@ -17,7 +17,6 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
-from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.optim.row_variables import gather_rows
@@ -441,7 +440,7 @@ class TrainStep:
         plans: list[_Tensors],
         rows: list[tf.Tensor],
         ramps: _Tensors,
-    ) -> list[Factors]:
+    ) -> Sequence[Any]:
         """What ``ProductOptimizer.observe`` takes, of the weights as they are."""
         with tf.name_scope("factors"):
             return product_factors(
