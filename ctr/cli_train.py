@@ -13,6 +13,7 @@ from typing import Any
 
 from ctr.cli_output import (
     Bar,
+    importing,
     load_tensorflow,
     log,
     note,
@@ -40,8 +41,9 @@ def train(arguments: argparse.Namespace) -> None:
         SystemExit: workers were ended by a signal.
         WorkerLostError: workers were lost, in another process or again and again.
     """
-    from ctr.config import load_model
-    from ctr.training.config import TrainConfig
+    with importing():
+        from ctr.config import load_model
+        from ctr.training.config import TrainConfig
 
     cluster = read_cluster()
     if cluster is not None and cluster.size == 1:
@@ -112,9 +114,10 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
         from ctr.workers.chips import open_chips
 
         chips = None if arguments.device is None else open_chips(arguments.device)
-        from ctr.serving.export import export_from_run
-        from ctr.training.loop import train as train_run
-        from ctr.training.run.summary_text import summary_text
+        with importing():
+            from ctr.serving.export import export_from_run
+            from ctr.training.loop import train as train_run
+            from ctr.training.run.summary_text import summary_text
 
         given = arguments.log, config, arguments.out
         with (
@@ -137,8 +140,9 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
 
 def _is_finished(arguments: argparse.Namespace, config: Any, is_first: bool) -> bool:
     """Whether the run has passed its log before; then prints its result. Raises InputError where it cannot go on."""
-    from ctr.training.preflight import check_run, train_result
-    from ctr.training.run.summary_text import summary_text
+    with importing():
+        from ctr.training.preflight import check_run, train_result
+        from ctr.training.run.summary_text import summary_text
 
     finished = check_run(arguments.log, config, arguments.out, arguments.record, arguments.init_from)
     if finished is not None and is_first:

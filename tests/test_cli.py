@@ -523,3 +523,22 @@ def test_a_renamed_option_is_refused_with_its_new_name(capsys):
         assert caught.value.code == 2
         last = capsys.readouterr().err.splitlines()[-1]
         assert last == "ctr simulate: error: --randomised was renamed: use --randomized"
+
+
+IMPORTS_ARE_FROZEN = """
+import gc, sys
+from ctr.cli_output import importing, load_tensorflow
+load_tensorflow()
+frozen = gc.get_freeze_count()
+assert gc.isenabled() and frozen > 100_000, frozen
+load_tensorflow()
+assert gc.isenabled() and gc.get_freeze_count() <= frozen
+gc.disable()
+with importing():
+    import this
+assert not gc.isenabled()
+"""
+
+
+def test_the_garbage_collector_leaves_out_what_is_imported_and_goes_on(fresh_python, root):
+    fresh_python("-c", IMPORTS_ARE_FROZEN, cwd=root)
