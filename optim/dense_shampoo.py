@@ -208,15 +208,18 @@ def _averages(
     options: ShampooOptions, layout: ShampooLayout, arrays: Mapping[str, np.ndarray]
 ) -> dict[int, np.ndarray]:
     """The averages of gradients by tensor, in their own coordinates; empty without beta1."""
-    names = {index: f"shampoo/tensor{index}/gradient_average" for index in range(len(layout.tensors))}
-    found = {index: arrays[name] for index, name in names.items() if name in arrays}
+    if not options.beta1:
+        return {}
+    found: dict[int, np.ndarray] = {}
     if options.averages_in_bases:
         blocks = [
             from_bases(arrays[f"shampoo/stack{number}/{AVERAGE}"], stack.axes, _bases(layout, number, arrays))
             for number, stack in enumerate(layout.stacks)
         ]
         turned = unstack_blocks(layout.stacks, layout.tensors, blocks)
-        found |= {index: np.array(tensor) for index, tensor in turned.items()}
+        found = {index: np.array(tensor) for index, tensor in turned.items()}
+    others = (index for index in range(len(layout.tensors)) if index not in found)
+    return found | {index: arrays[f"shampoo/tensor{index}/gradient_average"] for index in others}
     return found
 
 

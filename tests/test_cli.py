@@ -469,7 +469,7 @@ def test_a_sampled_log_is_a_log_to_train_on(place, capfd):
 def test_samplings_that_are_refused(place, capfd):
     line = error_line(capfd, (*SAMPLE[:-1], "non_click_rate=0.001"))
     assert line.startswith("settings: ") and "non_click_rate is 0.001, below min_rate 0.01" in line
-    assert "rate: unknown key; allowed: min_rate, non_click_rate" in error_line(
+    assert "rate: unknown key; allowed: gradient, min_rate, non_click_rate" in error_line(
         capfd, (*SAMPLE, "--set", "rate=1")
     )
     assert "config no.yaml: no such file" in error_line(capfd, (*SAMPLE, "--config", "no.yaml"))
