@@ -165,6 +165,10 @@ class _Component(tf.Module):
             else SigmoidTransfer(a.prior)
         )
 
+    def tower(self, name: str) -> Tower:
+        """A tower as masks need it."""
+        return Tower(self.towers[name], self.heads[name], self.detours.get(name))
+
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
         for tower, network in self.towers.items():
             for name, weight in network.weights():
@@ -276,10 +280,7 @@ class ClickModel(tf.Module):
     def supernet(self) -> dict[str, Tower]:
         """The towers of a model of one component, with the matrices that are there for candidates alone."""
         (one,) = self._components
-        return {
-            name: Tower(network, one.heads[name], one.detours.get(name))
-            for name, network in one.towers.items()
-        }
+        return {name: one.tower(name) for name in one.towers}
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -362,8 +363,7 @@ def _masked_head(
 ) -> tf.Tensor:
     """The outputs of the head of the one component's tower under masks, float32 [1, B, units]."""
     (one,) = components
-    parts = Tower(one.towers[tower], one.heads[tower], one.detours.get(tower))
-    return masked_output(parts, inputs.e0, alpha2, masks_of_tower(masks, tower))
+    return masked_output(one.tower(tower), inputs.e0, alpha2, masks_of_tower(masks, tower))
 
 
 def _gated_scores(

@@ -249,7 +249,8 @@ def _make_samplings(experiment: ExperimentConfig, teachers: Mapping[str, Trainin
         if teacher is None:
             samplings[name] = Sampling(name, config)
         else:
-            key, _ = config.by_teacher or ("", None)
+            assert config.by_teacher is not None
+            key, _ = config.by_teacher
             sidecar = {f"{key}.teacher": teachers[teacher].record}
             content = changed(config.model_dump(), sidecar)
             samplings[name] = Sampling(name, SamplingConfig.model_validate(content), (teachers[teacher],))
