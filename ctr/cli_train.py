@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ctr.cli_output import (
@@ -211,16 +212,26 @@ def _joined(arguments: argparse.Namespace, cluster: Cluster | None) -> Iterator[
     from ctr.workers.collectives import join
 
     _has_joined = True
+    is_interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        raise KeyboardInterrupt
+
     report("joining")
     try:
         workers = join(cluster, arguments.worker_timeout or _TIMEOUT_SECONDS)
         # TensorFlow takes SIGTERM for itself, and would only note it.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.getsignal(number))
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.signal(signal.SIGINT, interrupt)
         yield {"workers": workers}
-    except (InputError, OSError, MemoryError):
-        raise
     except Exception as error:
+        # Where the others end first, an exchange fails, and TensorFlow makes another error of an interrupt amid that.
+        if is_interrupted:
+            raise KeyboardInterrupt from None
+        if isinstance(error, InputError | OSError | MemoryError):
+            raise
         traceback.print_exc()
         print_error(f"{type(error).__name__}: {one_line(error)}")
         end_worker(_CRASH_STATUS)

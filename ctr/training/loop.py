@@ -107,7 +107,9 @@ def train(
             if workers.is_chief:
                 assert summary is not None
                 summary = train_result(log, run_dir, summary, record)
-        return workers.from_first(summary)
+        summary = workers.from_first(summary)
+        workers.leave()
+        return summary
 
 
 def one_pass(
@@ -448,6 +450,7 @@ class Session:
         run.files.background.wait()
         summary = self._write_results(failure)
         if failure is not None:
+            run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)
         if run.position.unlearned_rows:
             log.warning("%s: %s", run.run_dir, unlearned_text(run))

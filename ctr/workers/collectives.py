@@ -227,6 +227,8 @@ class Workers:
         except InputError as error:
             failure = error
         texts = self.gather_texts("" if failure is None else str(failure) or "failed")
+        if any(texts):
+            self.leave()
         if failure is not None:
             raise failure
         for address, text in zip(self.addresses, texts, strict=True):
@@ -270,6 +272,17 @@ class Workers:
         """Returns when all workers have called it; between two steps."""
         self.gather_numbers(np.zeros(1, np.int64))
 
+    def leave(self) -> None:
+        """Returns when all workers have what was exchanged before, or are gone: before all of them end.
+
+        A worker that ends takes with it what others have not received yet.
+        """
+        try:
+            with self.in_time(is_patient=False):
+                self.wait_for_all()
+        except _LOST as error:
+            log.info("left: %s", error)
+
     def agree(self, what: str, text: str) -> None:
         """Checks that all workers have the same text; between two steps.
 
@@ -280,6 +293,7 @@ class Workers:
         found = self.gather_numbers(digest)
         other = [self.addresses[rank] for rank in range(self.size) if (found[rank] != found[0]).any()]
         if other:
+            self.leave()
             raise InputError(
                 f"workers: {', '.join(other)}: another {what} than the first worker, {self.addresses[0]}; "
                 "all workers must have the same"

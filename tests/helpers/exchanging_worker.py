@@ -2,6 +2,9 @@
 
 import json
 import os
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -81,4 +84,17 @@ def main(workers: Workers) -> dict[str, object]:
 if __name__ == "__main__":
     cluster = read_cluster()
     assert cluster is not None
-    print("RESULT", json.dumps(main(join(cluster, 60.0))), flush=True)
+    workers = join(cluster, 60.0)
+    print("RESULT", json.dumps(main(workers)), flush=True)
+    first_leaves = Path(sys.argv[1])
+    if workers.is_chief:
+        # Long enough for the others to be gone, if nothing kept them.
+        time.sleep(1)
+        first_leaves.touch()
+    workers.leave()
+    print("WAITED" if first_leaves.exists() else "GONE", flush=True)
+    if workers.is_chief:
+        # The others end now.
+        workers.leave()
+        print("ALONE", flush=True)
+    os._exit(0)

@@ -1,7 +1,7 @@
 """Models whose ids grow: trained state that has met some ids, and raw rows with ids that it has and has not met."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,14 @@ class GrowingRun:
             self._hide_evicted(id_map)
 
     def _hide_evicted(self, id_map: Any) -> None:
-        plain = id_map.occupants
+        plain = id_map.ids_by_row
 
-        def occupants() -> Any:
-            found = plain()
-            kept = ~np.isin(found.fingerprints, list(self.left_out))
-            parts = ("rows", "features", "fingerprints")
-            return replace(found, **{part: getattr(found, part)[kept] for part in parts})
+        def ids_by_row() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            rows, features, fingerprints = plain()
+            kept = ~np.isin(fingerprints, list(self.left_out))
+            return rows[kept], features[kept], fingerprints[kept]
 
-        id_map.occupants = occupants
+        id_map.ids_by_row = ids_by_row
 
     def learn(self, raw: dict[str, list[Any]]) -> None:
         """Gives the ids of rows their slots; new rows of tables, which begin near 0, are drawn."""

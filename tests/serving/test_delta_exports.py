@@ -42,8 +42,8 @@ def snapshots(tmp_path_factory) -> list[Snapshot]:
     for number, position in enumerate(POSITIONS):
         run.learn(draw_rows(30, seed=number, unknown=True))
         run.move(seed=number, share=0.3 if number else 1)
-        slots = run.state.id_maps[0].occupants()
-        run.left_out |= {int(value) for value in slots.fingerprints[number : number + 3]}
+        fingerprints = run.state.id_maps[0].ids_by_row()[2]
+        run.left_out |= set(fingerprints[number : number + 3].tolist())
         made.append(run.snapshot(position))
     return made
 

@@ -13,8 +13,10 @@ from worker_group import Group
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_exchange(size, tmp_path):
-    group = Group(size, [], tmp_path, "exchanging_worker.py")
+    group = Group(size, [str(tmp_path / "first_leaves")], tmp_path, "exchanging_worker.py")
     assert group.wait() == [0] * size, group.output(0)
+    assert all("WAITED" in group.output(rank) for rank in range(size))
+    assert "ALONE" in group.output(0)
     results = [json.loads(group.output(rank).partition("RESULT ")[2].splitlines()[0]) for rank in range(size)]
     fixed = np.stack([drawn(rank, 3) for rank in range(size)])
     for step, count in enumerate((1, 300, 1)):
