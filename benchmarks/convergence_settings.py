@@ -68,6 +68,9 @@ OPTIMIZERS = {
     ),
     "kl_shampoo": Optimizer("KL-Shampoo", True, False, options={"factor_update": "kl", "beta2": 0.95}),
     "kfac": Optimizer("K-FAC", False, False, "kfac"),
+    "kfac_all_rows": Optimizer(
+        "K-FAC, factors of all rows", False, False, "kfac", options={"statistics_rows": 2**31 - 1}
+    ),
     "adafactor": Optimizer("Adafactor", False, False, "adafactor", accumulator=False, start=0),
 }
 BASELINES = ("adagrad", "adagrad_nesterov")

@@ -59,6 +59,11 @@ class DenseKfac(WithoutHost):
         """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
         return (self.options.seed, self.core.step) if self.options.fisher == "sampled" else None
 
+    @property
+    def statistics_rows(self) -> int:
+        """``KfacOptions.statistics_rows``."""
+        return self.options.statistics_rows
+
     def observe(self, factors: Callable[[], Sequence[Factors]]) -> None:
         """What computes the means over a batch's rows of each layer's factors; before the step's ``update``."""
         self._given = factors

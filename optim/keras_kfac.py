@@ -8,6 +8,7 @@ K-FAC needs the inputs of layers and the gradients by their outputs, which no Ke
 the step runs the model's layers itself (``ctr.optim.sequential``).
 """
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -76,33 +77,39 @@ class KfacTrainer:
 
     def _take_step(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         core = self.core
-        with tf.GradientTape(persistent=True) as tape:
-            outputs, products = record_sequential(self.model, inputs)
-            losses = self.loss.values(labels, outputs)
-            mean, total = tf.reduce_mean(losses), tf.reduce_sum(losses)
-        products = [product for product in products if product.names[0] in self._learning]
+        with tf.GradientTape() as tape:
+            outputs, _ = record_sequential(self.model, inputs)
+            mean = tf.reduce_mean(self.loss.values(labels, outputs))
         gradients = tape.gradient(mean, core.weights)
-        tensors = [product.outputs for product in products]
-
-        def factors() -> list[kfac.Factors]:
-            if core.options.fisher == "sampled":
-                seed = tf.stack([tf.constant(core.options.seed, tf.int64), core.step])
-                sent = tape.gradient(outputs, tensors, self.loss.draw(outputs, seed))
-            else:
-                sent = tape.gradient(total, tensors)
-            count = tf.cast(tf.shape(outputs)[0], outputs.dtype)
-            ones = tf.ones_like(outputs[:, 0])
-            return [
-                kfac.Factors(
-                    *(sums / count for sums in kfac.factors(product.inputs, one, ones, product.has_bias))
-                )
-                for product, one in zip(products, sent, strict=True)
-            ]
 
         def update() -> tf.Tensor:
-            core.update(gradients, tf.constant(self.learning_rate, core.dtype), factors)
+            rate = tf.constant(self.learning_rate, core.dtype)
+            core.update(gradients, rate, partial(self._factors, inputs, labels))
             return tf.constant(0, tf.int64)
 
         skipped = tf.cond(all_finite(gradients), update, lambda: tf.constant(1, tf.int64))
         self.nonfinite_steps.assign_add(skipped)
         return mean
+
+    def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors]:
+        """The means over rows of each layer's factors, in passes of their own."""
+        options = self.core.options
+        chosen = kfac.chosen_rows(inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows)
+        with tf.GradientTape() as tape:
+            outputs, products = record_sequential(self.model, tf.gather(inputs, chosen))
+            total = tf.reduce_sum(self.loss.values(tf.gather(labels, chosen), outputs))
+        products = [product for product in products if product.names[0] in self._learning]
+        tensors = [product.outputs for product in products]
+        if options.fisher == "sampled":
+            seed = tf.stack([tf.constant(options.seed, tf.int64), self.core.step])
+            sent = tape.gradient(outputs, tensors, self.loss.draw(outputs, seed))
+        else:
+            sent = tape.gradient(total, tensors)
+        count = tf.cast(tf.shape(outputs)[0], outputs.dtype)
+        ones = tf.ones_like(outputs[:, 0])
+        return [
+            kfac.Factors(
+                *(sums / count for sums in kfac.factors(product.inputs, one, ones, product.has_bias))
+            )
+            for product, one in zip(products, sent, strict=True)
+        ]

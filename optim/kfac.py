@@ -36,6 +36,16 @@ def with_ones(inputs: tf.Tensor) -> tf.Tensor:
     return tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1)
 
 
+def row_stride(rows: int | tf.Tensor, most: int) -> int | tf.Tensor:
+    """The n of every n-th row of a batch that factors are of: about ``most`` rows, at least so many if there are."""
+    return max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
+
+
+def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
+    """The numbers of the rows that factors are of (``row_stride``), int32, rising."""
+    return tf.range(0, rows, row_stride(rows, most))
+
+
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, weight: tf.Tensor, has_bias: bool) -> Factors:
     """The sums of a' a'^T and g g^T over rows (eq. 3.5, but for the number of rows).
 

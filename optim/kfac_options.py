@@ -23,6 +23,9 @@ class KfacOptions:
         decay: of the factors, per collection, bias-corrected.
         statistics_frequency: factors are collected every this many steps, and at every step of the first
             ``inverse_frequency``.
+        statistics_rows: factors are of about so many rows of a batch, every n-th one, which the passes that collect
+            them are made with; of a batch below twice that, of all. They change slowly, and their average is over many
+            batches.
         inverse_frequency: inverses, or eigenvectors, are computed every this many steps.
         grafting: the step size that each layer takes: ``adagrad``'s, or its ``own``. AdaGrad also trains what is in no
             linear product.
@@ -39,6 +42,7 @@ class KfacOptions:
     fisher: Literal["sampled", "empirical"] = "sampled"
     decay: Decay = 0.95
     statistics_frequency: Frequency = 10
+    statistics_rows: Annotated[int, Whole(1, 2**31 - 1)] = 512
     inverse_frequency: Frequency = 50
     grafting: Literal["adagrad", "own"] = "adagrad"
     initial_accumulator: NotNegative = 1e-6

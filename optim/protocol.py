@@ -197,6 +197,10 @@ class ProductOptimizer(Protocol):
     def seed(self) -> tuple[int, tf.Tensor] | None:
         """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
 
+    @property
+    def statistics_rows(self) -> int:
+        """About how many rows of a batch factors are of, evenly spread over it."""
+
     def observe(self, factors: Callable[[], Sequence[Any]]) -> None:
         """Takes what computes ``ctr.optim.kfac.Factors`` of each linear product; before the step's ``update``.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from ctr.models.click_model import Scores, ensemble_logit
+from ctr.models.click_model import Scores, TowerInput, ensemble_logit
 from ctr.models.embeddings import feature_mask, look_up, tower_inputs
 from ctr.models.linear import recording
 from ctr.models.query_effect import query_effect
@@ -268,8 +268,8 @@ class TrainStep:
             ]
             state.table_optimizer.update(row_gradients, rates["embeddings"], self.exchanges)
             if isinstance(state.dense_optimizer, ProductOptimizer):
-                forward = partial(self._forward, needed, views, ramps["alpha2"])
-                given = state.dense_optimizer.seed, forward, needed, state.layers, targets, self._workers
+                forward = partial(self._forward, needed, views, ramps["alpha2"], None)
+                given = state.dense_optimizer, forward, needed, state.layers, targets, self._workers
                 state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(found.dense_gradients, rates["dense"])
             for calibrator, step in zip(state.calibrators, found.calibration, strict=True):
@@ -367,7 +367,9 @@ class TrainStep:
         plans: Sequence[_Tensors],
         alpha2: tf.Tensor,
         masks: _Tensors | None = None,
+        chosen: tf.Tensor | None = None,
     ) -> Scores:
+        """Scores the batch, or the rows of these numbers alone."""
         network, layouts = self.state.network, self.state.layouts
         with tf.name_scope("look_up"):
             looked_up = [
@@ -382,6 +384,11 @@ class TrainStep:
                 for layout, part, plan in zip(layouts, rows, plans, strict=True)
             ]
             inputs = tower_inputs(looked_up, layouts, network.factorized)
+        if chosen is not None:
+            inputs = {
+                name: TowerInput(*(tf.gather(part, chosen, axis=1) for part in own))
+                for name, own in inputs.items()
+            }
         return network(inputs, alpha2, masks)
 
     def _differentiate(

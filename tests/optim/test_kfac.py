@@ -108,7 +108,9 @@ def replay(model, options, rate, history):
         if t % options.statistics_frequency == 0 or t <= options.inverse_frequency:
             collections += 1
             for i, (a, g) in enumerate(layers):
-                new = a.T @ a / 16, g.T @ g / 16
+                taken = slice(None, None, max(16 // options.statistics_rows, 1))
+                count = len(a[taken])
+                new = a[taken].T @ a[taken] / count, g[taken].T @ g[taken] / count
                 old = sums[i] or (0.0, 0.0)
                 sums[i] = tuple(
                     options.decay * o + (1 - options.decay) * n for o, n in zip(old, new, strict=True)
@@ -152,6 +154,7 @@ CASES = {
     "inverse": {},
     "eigen": {"form": "eigen"},
     "own steps, absolute": {"grafting": "own", "relative_damping": False, "damping": 0.3},
+    "of every third row": {"statistics_rows": 5},
     "averages, decay": {"momentum": 0.8, "weight_decay": 0.1, "form": "eigen"},
 }
 

@@ -61,12 +61,16 @@ FACTORIZED = {
     "label_delay": 0.01,
     "export": {"every_examples": 2000},
 }
-# Labels are sampled as one process samples them; two components, whose products are computed at once.
+# Labels and the rows of statistics are those of one process; two components, whose products are computed at once.
 KFAC = {
     "model": {"ensemble": {"components": 2}, "network_loss": "joint"},
     "optimizer": {
         "embeddings": {"learning_rate": 0.02},
-        "dense": {"rule": "kfac", "learning_rate": 0.005, "kfac": {"inverse_frequency": 10, "damping": 0.01}},
+        "dense": {
+            "rule": "kfac",
+            "learning_rate": 0.005,
+            "kfac": {"inverse_frequency": 10, "damping": 0.01, "statistics_rows": 16},
+        },
     },
     "batch": {"rows": 40},
 }
