@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctr.io.files import make_folder, write_atomic_bytes
+from ctr.io.signals import ending_by_sigterm
 from ctr.pipelines.processes import quiet_beam, safe_environment, safe_workers
 
 if TYPE_CHECKING:
@@ -79,17 +80,18 @@ def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: st
 
     Raises:
         InputError: a wrong option. Nothing was run.
-        KeyboardInterrupt: what was running has been ended, and is not reported.
+        KeyboardInterrupt, SystemExit: by SIGINT or SIGTERM; what was running has been ended, and is not reported.
     """
     elsewhere = None
     if beam_options:
         with quiet_beam(logging.WARNING):
             elsewhere = _options_elsewhere(beam_options)
-    if elsewhere is None:
-        _run_here(jobs, workers, report)
-    else:
-        with quiet_beam(logging.WARNING), safe_workers():
-            _run_elsewhere(jobs, elsewhere, report, outcomes)
+    with ending_by_sigterm():
+        if elsewhere is None:
+            _run_here(jobs, workers, report)
+        else:
+            with quiet_beam(logging.WARNING), safe_workers():
+                _run_elsewhere(jobs, elsewhere, report, outcomes)
 
 
 def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:

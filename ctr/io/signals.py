@@ -1,6 +1,7 @@
-"""SIGTERM and SIGINT as a wish to stop soon, noticed where it suits the work."""
+"""SIGTERM and SIGINT as a wish to stop soon, noticed where it suits the work; or at once, but with what was begun."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,3 +36,24 @@ def stop_signals() -> Iterator[Stop]:
     finally:
         for one, handler in before.items():
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def ending_by_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM raises SystemExit, so that processes that were started can be ended.
+
+    Other handlers stay, and in other threads nothing is changed.
+    """
+    is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -183,17 +183,20 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("options", ["", ELSEWHERE.replace("3", "2")])
-def test_an_interruption_ends_what_runs_and_begins_no_more(run, tmp_path, options):
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_ends_what_runs_and_begins_no_more(run, tmp_path, options, number, raised):
     jobs = [job(f"job-{n}", "wait", str(tmp_path / f"begun-{n}")) for n in range(4)]
 
     def interrupt() -> None:
         while len(list(tmp_path.glob("begun-*"))) < 2:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt, daemon=True).start()
     begun = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised):
         run(jobs, 2, options)
     time.sleep(0.5)
     ended = {path.read_text().strip() for path in tmp_path.glob("begun-*")}
