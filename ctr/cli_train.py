@@ -224,7 +224,8 @@ def _joined(arguments: argparse.Namespace, cluster: Cluster | None) -> Iterator[
         workers = join(cluster, arguments.worker_timeout or _TIMEOUT_SECONDS)
         # TensorFlow takes SIGTERM for itself, and would only note it.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-        signal.signal(signal.SIGINT, interrupt)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, interrupt)
         yield {"workers": workers}
     except Exception as error:
         # Where the others end first, an exchange fails, and TensorFlow makes another error of an interrupt amid that.
