@@ -22,6 +22,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
 from ctr.training.division import Place
 from ctr.training.feed import Feed, make_feed
+from ctr.training.ids.of_tables import make_id_map
 from ctr.training.state import TrainState, dense_weights
 from ctr.training.step import TrainStep
 from ctr.workers.collectives import ALONE, Workers
@@ -151,6 +152,8 @@ def build(
     constraints = config.objective.bias_constraints
     families = () if constraints is None else resolve_families(constraints, schema)
     state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers, in_lines=in_lines)
+    # Of several chips, too, the host has all ids.
+    state.id_maps = {number: make_id_map(state.layouts[number], config.ids) for number in state.id_maps}
     places = (
         [None] if workers.size == 1 else [Place(r, workers.size, state.divided) for r in range(workers.size)]
     )

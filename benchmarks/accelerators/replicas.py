@@ -7,6 +7,7 @@ logits of its own rows, and each finds by itself whether all is finite: what it 
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.workers.collectives import Workers
@@ -36,6 +37,10 @@ class Replicas(Workers):
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         return tensor
+
+    def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the numbers: between two steps there is one process, which has all."""
+        return numbers
 
     def _sum_of(self, tensor: tf.Tensor) -> tf.Tensor:
         self._number += 1

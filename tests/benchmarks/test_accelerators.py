@@ -25,6 +25,11 @@ def lowering() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
+def replicas() -> Iterator[ModuleType]:
+    yield from imported("accelerators.replicas")
+
+
+@pytest.fixture(scope="module")
 def reference() -> Iterator[ModuleType]:
     yield from imported("reference")
 
@@ -101,3 +106,17 @@ def test_the_parameters_of_a_lowered_step_are_named(kinds, reference, kind):
         * built.state.variables()[name].dtype.size
         for name in lowered.state
     )
+
+
+def test_a_step_of_several_chips_is_lowered_with_growing_ids(kinds, lowering, replicas, reference):
+    alone = kinds.build(kinds.KINDS["defaults"], reference.TINY, kinds.SMALL, in_lines=True)
+    built = kinds.build(
+        kinds.KINDS["defaults"], reference.TINY, kinds.SMALL, replicas.Replicas(4), in_lines=True
+    )
+    lowered = built.lowered()
+    assert " all-reduce(" in lowered.text and lowering.CHIP in lowered.state
+    # All chips' rows are those of one chip, whichever of them asks.
+    alone.step.learning(alone.feeds[0], alone.ramps, alone.rates)
+    for number, id_map in alone.state.id_maps.items():
+        ours, theirs = built.state.id_maps[number].to_arrays(), id_map.to_arrays()
+        np.testing.assert_array_equal(ours["slots/fingerprint"], theirs["slots/fingerprint"])
