@@ -26,6 +26,7 @@ import matplotlib as mpl
 import numpy as np
 from bench_workers import examples_per_second
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from parts.scaling import step_row
 from reference import ADAGRAD, REFERENCE, make_log, reference_config, table
 
@@ -75,6 +76,9 @@ def plot(found: Mapping[str, Speeds], path: Path) -> None:
             slope = exponent(speeds)
             own.plot(list(speeds), list(speeds.values()), "o-")
             own.set(xscale="log", yscale="log", xlabel=TITLES[axis])
+            own.set_xticks(list(speeds), minor=False)
+            own.set_xticks([], minor=True)
+            own.xaxis.set_major_formatter(EngFormatter(sep=""))
             own.set_title("" if slope is None else f"exponent {slope:+.2f}")
         axes[0].set_ylabel("examples/s")
         figure.savefig(path, format="svg", metadata={"Date": None})
