@@ -149,7 +149,7 @@ class _Runner:
         if not outcome.ok:
             self._fail(task, outcome.error, outcome.end)
         elif not task.is_made(self._place):
-            self._fail(task, "it succeeded, but its results are not in the directory of the experiment")
+            self._fail(task, f"it succeeded, but {task.what_lacks(self._place)}")
         else:
             seconds = f"{outcome.seconds:.0f} s"
             self._report(task, ", ".join(filter(None, (task.result_text(self._place), seconds))))

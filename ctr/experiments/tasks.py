@@ -85,6 +85,10 @@ class Task(ABC):
     def is_made(self, place: Place) -> bool:
         """Whether its results are there."""
 
+    def what_lacks(self, place: Place) -> str:
+        """Why it is not made though its command succeeded, for people."""
+        return "its results are not in the directory of the experiment"
+
     @abstractmethod
     def command(self, place: Place) -> list[str]:
         """The arguments of ``ctr``, after writing the configuration that they name."""
@@ -145,6 +149,19 @@ class Training(Task):
         if self.record is not None:
             # Another experiment may have made it.
             return place.has_sidecar(self.record)
+        return not self._other_keys(place)
+
+    def what_lacks(self, place: Place) -> str:
+        if self.record is not None or not (place.out / self.folder / "summary.json").is_file():
+            return super().what_lacks(place)
+        other = ", ".join(self._other_keys(place))
+        return (
+            f"its run {self.folder} was made by another version of ctr, or was changed (other {other}): "
+            "remove it, or use another --out"
+        )
+
+    def _other_keys(self, place: Place) -> list[str]:
+        """What the summary of its run has otherwise than it is to be."""
         summary = read_object(place.out / self.folder / "summary.json")
         constraints = self.config.objective.bias_constraints
         expected = {
@@ -156,7 +173,7 @@ class Training(Task):
                 for other in (constraints.logs if constraints is not None else ())
             },
         }
-        return {key: summary.get(key) for key in expected} == expected
+        return [key for key in expected if summary.get(key) != expected[key]]
 
     def command(self, place: Place) -> list[str]:
         config = place.write_config(self.name, self.config)

@@ -128,6 +128,19 @@ def test_a_run_that_learned_nothing_has_failed_and_is_tried_again(stand_in, plac
     assert run(content, timing=False) == {}
 
 
+def test_a_run_of_another_version_is_named(stand_in):
+    content = {"config": {**EXPERIMENT["config"], "model": {"prior": 0.777}}, "seeds": [1]}
+    assert run(content, timing=False) == {}
+    (summary,) = Path("out/runs").glob("*/summary.json")
+    made = json.loads(summary.read_text())
+    summary.write_text(json.dumps({**made, "config_sha256": "0" * 64}))
+    text = (
+        f"it succeeded, but its run {summary.parent.relative_to('out')} was made by another version of ctr, "
+        "or was changed (other config_sha256): remove it, or use another --out"
+    )
+    assert run(content, timing=False) == {"baseline seed 1": text}
+
+
 def test_workers_share_the_processors_and_a_run_goes_on_with_what_it_had(stand_in):
     cores = len(os.sched_getaffinity(0))
     content = {"config": EXPERIMENT["config"], "seeds": [1]}

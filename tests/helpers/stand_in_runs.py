@@ -58,6 +58,8 @@ with open({calls!r}, "a") as file:
     file.write(run.name.rsplit("-", 1)[0] + "\\n")
 if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
     sys.exit("Traceback ...\\nerror: it broke")
+if config["model"]["prior"] == 0.777 and (run / "summary.json").exists():
+    sys.exit()  # A finished run stays as it is.
 (run / "checkpoints/7").mkdir(parents=True, exist_ok=True)
 (run / "checkpoints/7/state.json").touch()
 (run / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
