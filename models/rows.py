@@ -290,7 +290,7 @@ def place_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
 
 
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
-    capacity = min(_row_capacity(len(distinct)) if capacity is None else capacity, table_rows)
+    capacity = min(row_capacity(len(distinct)) if capacity is None else capacity, table_rows)
     return np.concatenate([distinct, _unused_rows(np.sort(distinct), capacity - len(distinct))])
 
 
@@ -360,7 +360,7 @@ def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
     return ids[:, columns]
 
 
-def _row_capacity(count: int) -> int:
+def row_capacity(count: int) -> int:
     """Returns a capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
 
     These capacities are closer together than those of batches, since every row costs time, padding too; and further

@@ -96,26 +96,28 @@ class RowLines:
     # In a step.
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Some rows, int32 [U], as float32 [U, C]: on each chip all of them, also those that others hold."""
-        slots, is_held = self._slots(rows)
+        """Some rows, int32 [U], as float32 [U, C]: on each chip all of them, also those that others hold.
+
+        Of W chips each holds U / W of them, and they stand chip by chip.
+        """
+        slots = self._slots(rows)
         bits = tf.gather(self.variable, slots // self._each)[:, : self._each * self.columns]
         if self._each > 1:
             parts = tf.reshape(bits, [-1, self._each, self.columns])
             bits = tf.reduce_sum(tf.where(self._place(slots), parts, 0), axis=1)
-        if is_held is not None:
+        if self.is_divided:
+            own = tf.range(self._owners.size)[:, tf.newaxis, tf.newaxis] == self._owners.number
             # Of integers the sum of a number and zeros is the number, that of -0.0 and zeros too.
-            (bits,) = self._owners.all_reduce([tf.where(is_held[:, tf.newaxis], bits, 0)])
+            (bits,) = self._owners.all_reduce([tf.reshape(tf.where(own, bits, 0), [-1, self.columns])])
         return tf.bitcast(bits, tf.float32)
 
     def replace(self, rows: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> None:
-        """Replaces some rows, int32 [U], that are ``old`` by ``new``, float32 [U, C]; each chip those that it holds.
+        """Replaces some rows, int32 [U] as ``gather`` takes them, that are ``old`` by ``new``, float32 [U, C].
 
-        A row that is there several times is to change at one of them only.
+        Each chip replaces those that it holds. A row that is there several times is to change at one of them only.
         """
-        slots, is_held = self._slots(rows)
-        change = tf.bitcast(new, tf.int32) - tf.bitcast(old, tf.int32)
-        if is_held is not None:
-            change = tf.where(is_held[:, tf.newaxis], change, 0)
+        slots = self._slots(rows)
+        change = tf.bitcast(self._own(new), tf.int32) - tf.bitcast(self._own(old), tf.int32)
         if self._each > 1:
             change = tf.where(self._place(slots), change[:, tf.newaxis], 0)
             change = tf.reshape(change, [-1, self._each * self.columns])
@@ -124,10 +126,16 @@ class RowLines:
             resource=self.variable.handle, indices=slots // self._each, updates=change
         )
 
-    def _slots(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The slots of rows, and which of these this chip holds, bool [U]; None: all."""
+    def _slots(self, rows: tf.Tensor) -> tf.Tensor:
+        """The slots of those rows that this chip holds."""
+        return self._own(rows) // self._owners.size
+
+    def _own(self, whole: tf.Tensor) -> tf.Tensor:
+        """Of something for each row, [U, .], the part of this chip."""
         size = self._owners.size
-        return (rows, None) if size == 1 else (rows // size, rows % size == self._owners.number)
+        if size == 1:
+            return whole
+        return tf.reshape(whole, [size, -1, *whole.shape[1:]])[self._owners.number]
 
     def _place(self, slots: tf.Tensor) -> tf.Tensor:
         """Which of the places of its line each slot has, bool [U, k, 1]."""

@@ -63,7 +63,7 @@ def read_rows(variable: Rows, begin: int, end: int) -> np.ndarray:
 
 
 def gather_rows(variable: Rows, rows: tf.Tensor) -> tf.Tensor:
-    """Some rows, int32 [U], in a step: [U, C]."""
+    """Some rows, int32 [U], in a step: [U, C]. Those that chips divide stand chip by chip (``RowLines.gather``)."""
     return variable.gather(rows) if isinstance(variable, RowLines) else tf.gather(variable, rows)
 
 

@@ -155,7 +155,9 @@ def build(
     # Of several chips, too, the host has all ids.
     state.id_maps = {number: make_id_map(state.layouts[number], config.ids) for number in state.id_maps}
     places = (
-        [None] if workers.size == 1 else [Place(r, workers.size, state.divided) for r in range(workers.size)]
+        [None]
+        if workers.size == 1
+        else [Place(r, workers.size, state.divided, by_chip=True) for r in range(workers.size)]
     )
     feeds = [
         [

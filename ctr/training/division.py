@@ -4,6 +4,7 @@ All workers have the whole batch, and each takes whole queries of it: a stretch 
 other. So all workers know what each of them needs of a table, without asking each other.
 
 A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
+Workers that are chips of a process refer to all rows of a batch, those that each of them holds one after the other.
 """
 
 from dataclasses import dataclass, replace
@@ -21,10 +22,12 @@ class Place(NamedTuple):
     Attributes:
         rank: its number.
         size: W, the number of workers.
-        divided: for each table whether it is divided over the workers.
+        divided: for each table whether it is divided over the workers, which exchange what they need of it.
         has_all: whether the workers are the chips of this process, which has the parts of all of them.
         numbered: whether targets have each row's number in the whole batch, by which labels are sampled as one process
             samples them.
+        by_chip: whether the workers are chips: each refers to the rows of all, which stand chip by chip
+            (``arrange_by_chip``), those of a table that all chips have whole as well, so that sums have the same order.
     """
 
     rank: int
@@ -32,6 +35,7 @@ class Place(NamedTuple):
     divided: tuple[bool, ...]
     has_all: bool = False
     numbered: bool = False
+    by_chip: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -190,6 +194,33 @@ def _ask(distinct: np.ndarray, needed: np.ndarray, place: Place) -> tuple[np.nda
     # An operation on no row at all would need a case of its own.
     held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions
+
+
+def most_held(plan: TablePlan, place: Place) -> int:
+    """How many rows of a plan the chip holds that holds most of them; 0 where there are no chips."""
+    if not place.by_chip:
+        return 0
+    return int(np.bincount(plan.distinct[: plan.distinct_count] % place.size, minlength=1).max())
+
+
+def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
+    """Lets a plan refer to rows chip by chip, as ``ctr.optim.row_lines`` takes those of W chips.
+
+    Args:
+        plan: of the whole batch, all of whose ids have rows.
+        held: Q, the rows of each chip, at least ``most_held``; ``distinct`` has W * Q. There a chip that has fewer
+            repeats its first row, to which nothing refers.
+    """
+    rows = plan.distinct[: plan.distinct_count]
+    owners = rows % size
+    by_owner = np.argsort(owners, kind="stable")
+    counts = np.bincount(owners, minlength=size)
+    first = np.cumsum(counts) - counts
+    positions = np.zeros(max(1, len(plan.distinct)), np.int32)
+    positions[by_owner] = owners[by_owner] * held + np.arange(len(rows)) - first[owners[by_owner]]
+    distinct = np.repeat(np.arange(size, dtype=np.int32), held)
+    distinct[positions[: len(rows)]] = rows
+    return replace(plan, distinct=distinct, single=positions[plan.single], values=positions[plan.values])
 
 
 def held_rows(rows: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TypeVar
@@ -12,11 +12,28 @@ import tensorflow as tf
 
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows, join_rows
-from ctr.models.rows import TableLayout, TablePlan, pad_plan, padded_size, plan_table, value_count
+from ctr.models.rows import (
+    TableLayout,
+    TablePlan,
+    pad_plan,
+    padded_size,
+    place_rows,
+    plan_table,
+    row_capacity,
+    value_count,
+)
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
-from ctr.training.division import Division, Place, TableShare, divide_rows, share_of_table
+from ctr.training.division import (
+    Division,
+    Place,
+    TableShare,
+    arrange_by_chip,
+    divide_rows,
+    most_held,
+    share_of_table,
+)
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes
@@ -44,6 +61,7 @@ class Feed:
         layouts: of the tables.
         division: of the rows over the workers, and which of them this one is; None for a process alone.
         shape: the one of few that it is padded to; None: its sizes are some of many.
+        largest: makes the same feed with the largest shape; None: there are no few.
     """
 
     batch: Batch
@@ -53,6 +71,7 @@ class Feed:
     layouts: tuple[TableLayout, ...]
     division: tuple[Division, Place] | None = None
     shape: Shape | None = None
+    largest: "Callable[[], Feed] | None" = None
 
     @property
     def rows(self) -> int:
@@ -87,6 +106,10 @@ class Feed:
         """What the workers whose parts are made here need of a table."""
         assert self.division is not None
         (division, place), layout = self.division, self.layouts[number]
+        if place.by_chip:
+            most = most_held(plan, place)
+            held = row_capacity(most) if self.shape is None else self.shape.tables[number].held
+            plan = arrange_by_chip(plan, place.size, held)
         values = None
         if self.shape is not None:
             values = self.shape.tables[number].values
@@ -107,11 +130,26 @@ class Feed:
         if all(plan.unplaced is None for plan in self.plans):
             _ = self.plan_tensors
 
-    def with_plans(self, plans: Sequence[TablePlan]) -> "Feed":
-        """The same feed with other plans."""
+    def with_rows(self, rows: Mapping[int, np.ndarray], table_rows: Callable[[int], int]) -> "Feed":
+        """The same feed, whose ids that grow have their rows.
+
+        Args:
+            rows: of some tables, by number, int32 [G] as ``ctr.models.rows.place_rows`` takes them.
+            table_rows: gives the number of rows that a table has by now.
+        """
+        plans = list(self.plans)
+        for number, found in rows.items():
+            plans[number] = place_rows(plans[number], found, table_rows(number))
         feed = replace(self, plans=tuple(plans))
         feed.__dict__["target_tensors"] = self.target_tensors
         return feed
+
+    def fits(self) -> bool:
+        """Whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
+        if self.shape is None or self.division is None:
+            return True
+        (_, place), sizes = self.division, self.shape.tables
+        return all(most_held(plan, place) <= size.held for plan, size in zip(self.plans, sizes, strict=True))
 
 
 def make_feed(
@@ -171,7 +209,11 @@ def make_feed(
     else:
         targets = make(capacity if division is None else division.capacity)
     both = None if division is None or place is None else (division, place)
-    return Feed(batch, tuple(constraint_batches), targets, plans, layouts, both, shape)
+    largest = None
+    if shapes is not None:
+        options = objective, families, constraint_batches, ids, place, shapes.largest()
+        largest = partial(make_feed, batch, layouts, batch_rows, *options)
+    return Feed(batch, tuple(constraint_batches), targets, plans, layouts, both, shape, largest)
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
@@ -196,13 +238,15 @@ def _sizes(
     division: Division | None,
     place: Place | None,
 ) -> list[TableSizes]:
-    """What a batch has of each table; of multivalent ids the part that has most."""
+    """What a batch has of each table; of multivalent ids the part that has most, of ids without rows no chip's."""
+    if division is None or place is None:
+        counts = [value_count(layout, plan, rows) for layout, plan in zip(layouts, plans, strict=True)]
+        return [TableSizes(plan.distinct_count, count) for plan, count in zip(plans, counts, strict=True)]
     return [
         TableSizes(
             plan.distinct_count,
-            value_count(layout, plan, rows)
-            if division is None or place is None
-            else division.most_values(layout, plan, place.size),
+            division.most_values(layout, plan, place.size),
+            0 if plan.unplaced is not None else most_held(plan, place),
         )
         for layout, plan in zip(layouts, plans, strict=True)
     ]

@@ -8,6 +8,8 @@ At most four, for any log, known before it is read::
     full     the same rows, and as many ids, values and pairs as any of them can have
     large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have
 
+Where chips divide a table, each has its share of the ids, in ``full`` a quarter more, and in ``large`` all of them.
+
 Which one a batch takes is the first that holds it: a function of the batch alone, so that a run that is resumed takes
 the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
 rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
@@ -28,14 +30,15 @@ _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
 """Divisors of what there can be at most."""
 _LEAST = 64
 _IMBALANCE = 4
-"""Queries being whole, a part of a batch may be larger than its share by this fraction of it."""
+"""Queries being whole, a part of a batch may be larger than its share by this fraction of it; so may a chip's rows."""
 
 
 class TableSizes(NamedTuple):
-    """Of one table: distinct ids, and multivalent values in each part of a batch."""
+    """Of one table: distinct ids, multivalent values in each part of a batch, and the ids that each chip holds."""
 
     ids: int
     values: int
+    held: int = 0
 
 
 class Shape(NamedTuple):
@@ -64,6 +67,10 @@ class FewShapes:
 
     shapes: tuple[Shape, ...]
 
+    def largest(self) -> "FewShapes":
+        """The one that holds whatever another one does."""
+        return FewShapes(self.shapes[-1:])
+
     def holding(self, total: int, rows: int, tables: Sequence[TableSizes], position: int) -> Iterator[Shape]:
         """The shapes that hold a batch, the smallest one first; pairs are not looked at.
 
@@ -78,7 +85,7 @@ class FewShapes:
         """
         for shape in self.shapes:
             fits = all(
-                has.ids <= size.ids and has.values <= size.values
+                has.ids <= size.ids and has.values <= size.values and has.held <= size.held
                 for has, size in zip(tables, shape.tables, strict=True)
             )
             if total <= shape.total and rows <= shape.rows and fits:
@@ -139,7 +146,11 @@ def _shape(
         values = max(_LEAST, rows * each // values_divisor) if each else 0
         of_all = max(_LEAST, total * each // values_divisor) if each else 0
         ids = -(-total * len(layout.single) // ids_divisor) + of_all
-        tables.append(TableSizes(min(ids, most_rows(config, layout)), values))
+        ids = min(ids, most_rows(config, layout))
+        held = -(-ids // parts)
+        if parts > 1 and not is_usual:
+            held = min(ids, held + -(-held // _IMBALANCE))
+        tables.append(TableSizes(ids, values, held))
     return Shape(total, rows, max(_LEAST, pairs // values_divisor), tuple(tables))
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctr.data.schema import Schema
 from ctr.models.click_model import Architecture, ClickModel, Factors
 from ctr.models.embeddings import create_table, first_rows, new_rows, tower_widths
-from ctr.models.rows import TableLayout, place_rows
+from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
@@ -250,7 +250,7 @@ class TrainState:
     def workplace(self) -> Place | None:
         """Where this one stands among several workers, or that it has several chips; None: it is alone."""
         if self.chips is not None:
-            return Place(0, self.chips.size, self.divided, has_all=True)
+            return Place(0, self.chips.size, self.divided, has_all=True, by_chip=True)
         if self.workers.size == 1:
             return None
         return Place(self.workers.rank, self.workers.size, self.divided, numbered=self.samples_labels)
@@ -303,7 +303,7 @@ class TrainState:
         """
         if not self.id_maps:
             return feed
-        plans, time_us = list(feed.plans), feed.batch.times[1]
+        plans, time_us, found_rows = feed.plans, feed.batch.times[1], dict[int, np.ndarray]()
         waiting = {number: new for number in self.id_maps if (new := plans[number].unplaced) is not None}
         ids = {number: (new.features, new.fingerprints) for number, new in waiting.items()}
         known: list[dict[str, np.ndarray]] = [{}] * len(ids)
@@ -318,8 +318,12 @@ class TrainState:
                 self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in own))
             else:
                 rows = id_map.look_up(*own, **more)
-            plans[number] = place_rows(plans[number], rows, self.rows(number))
-        return feed.with_plans(plans)
+            found_rows[number] = rows
+        placed = feed.with_rows(found_rows, self.rows)
+        # Which chips hold the rows is known only now.
+        if feed.largest is None or placed.fits():
+            return placed
+        return feed.largest().with_rows(found_rows, self.rows)
 
     def _begin_rows(
         self, number: int, rows: np.ndarray, features: np.ndarray, fingerprints: np.ndarray

@@ -33,21 +33,27 @@ if __name__ == "__main__":
     other.grow(1200)
     assert not other.read(1100, 1200).any()
 
-    # Padding, as feeds have it, does not change.
-    rows = np.array([5, 4, 1099, 0, 7, 123], np.int32)
-    new = rng.normal(size=(6, 3)).astype(np.float32)
+    # Chip by chip, each with its first row as padding, which does not change, though it may be among the others too.
+    rows = np.concatenate(
+        [
+            np.append(rng.choice(len(truth) // size, 4, replace=False) * size + chip, [chip, chip])
+            for chip in range(size)
+        ]
+    ).astype(np.int32)
+    changes = np.arange(len(rows)) % 6 < 4
+    new = rng.normal(size=(len(rows), 3)).astype(np.float32)
     new[1] = -0.0
 
     def step(rows: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
         old = lines.gather(rows)
-        lines.replace(rows, old, tf.concat([new[:5], old[5:]], axis=0))
+        lines.replace(rows, old, tf.where(changes[:, np.newaxis], new, old))
         return old
 
     run = tf.function(lambda *arguments: chips._strategy.run(step, args=arguments))
     found = chips._strategy.experimental_local_results(run(tf.constant(rows), tf.constant(new)))
     for own in found:
         assert np.array_equal(own.numpy().view(np.int32), truth[rows].view(np.int32))
-    truth[rows[:5]] = new[:5]
+    truth[rows[changes]] = new[changes]
     assert np.array_equal(lines.read_value().view(np.int32), truth.view(np.int32))
 
     lines.grow(2000)

@@ -1,5 +1,6 @@
 """Few shapes: at most four for any log, with the content of batches and the predictions as they are without."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Category, Cross, Schema, Text
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
+from ctr.models.rows import TableLayout
 from ctr.training import inputs as inputs_module
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
@@ -89,7 +91,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
     layouts = config.table_layouts(SCHEMA)
     shapes = few_shapes(config, SCHEMA, layouts, chips)
     assert len(shapes.shapes) <= 4 - (growth is None)
-    place = None if chips == 1 else Place(0, chips, (False,) * len(layouts), has_all=True)
+    place = None if chips == 1 else chips_place(chips, layouts)
     state = TrainState(layouts, config, "float32")
     before = [state.rows(number) for number in range(len(layouts))]
     sizes = st.one_of(
@@ -109,7 +111,51 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
         if place is None:
             plain = state.place(make_feed(batch, layouts, ROWS, *options))
             _assert_same_content(feed, plain, len(batch.rows))
+        else:
+            _assert_chip_by_chip(feed)
     assert len(seen) <= len(shapes.shapes)
+
+
+def chips_place(chips: int, layouts: tuple[TableLayout, ...]) -> Place:
+    return Place(0, chips, (False,) * len(layouts), has_all=True, by_chip=True)
+
+
+def _assert_chip_by_chip(feed: Feed) -> None:
+    """Each chip's rows of a table stand together, and the rows of the batch refer to those that they have."""
+    division, place = feed.division
+    for layout, plan, tensors in zip(feed.layouts, feed.plans, feed.plan_tensors, strict=True):
+        distinct, single, values, segments = (
+            tensors[name].numpy() for name in ("distinct", "single", "values", "segments")
+        )
+        by_chip = distinct.reshape(place.size, -1)
+        np.testing.assert_array_equal(by_chip % place.size, np.indices(by_chip.shape)[0])
+        of_rows = np.concatenate(single)[division.order]
+        np.testing.assert_array_equal(distinct[of_rows], plan.distinct[plan.single[: len(of_rows)]])
+        of_values = values[segments < division.capacity * len(layout.multivalent)]
+        expected = plan.distinct[plan.values[: len(of_values)]]
+        np.testing.assert_array_equal(np.sort(distinct[of_values]), np.sort(expected))
+        # What is repeated stands for nothing.
+        referred = np.union1d(of_rows, of_values)
+        assert len(np.unique(distinct[referred])) == len(referred)
+
+
+def test_a_chip_that_holds_most_rows_of_a_batch_takes_a_larger_shape():
+    config, schema = config_of(None, ranking=False), Schema(features=SCHEMA.features[-1:])
+    layouts, state = config.table_layouts(schema), TrainState(config.table_layouts(schema), config, "float32")
+    shapes = few_shapes(config, schema, layouts, 2)
+    taken = []
+    # New ids, each of which has the next slot; then known ones, those of both chips and those of one.
+    for number, ids in enumerate([range(32), range(32, 64), range(32), range(0, 64, 2)]):
+        batch = draw_batch(np.random.default_rng(0), number * ROWS, [1] * ROWS, 2)
+        rows = replace(batch.rows, ids=np.array(ids)[:, np.newaxis] + 10**6, multivalent={})
+        feed = make_feed(
+            *(replace(batch, rows=rows), layouts, ROWS, config.objective, (), (), config.ids),
+            *(chips_place(2, layouts), shapes),
+        )
+        feed = state.place(feed, learning=True)
+        _assert_chip_by_chip(feed)
+        taken.append(shapes.shapes.index(feed.shape))
+    assert taken[2] == 1 and taken[3] == len(shapes.shapes) - 1 == 2
 
 
 def _assert_same_content(few: Feed, many: Feed, rows: int) -> None:
