@@ -135,7 +135,8 @@ class RowLines:
         size = self._owners.size
         if size == 1:
             return whole
-        return tf.reshape(whole, [size, -1, *whole.shape[1:]])[self._owners.number]
+        # A slice from a place that is not constant comes out wrong where a program is lowered to StableHLO.
+        return tf.gather(tf.reshape(whole, [size, -1, *whole.shape[1:]]), self._owners.number)
 
     def _place(self, slots: tf.Tensor) -> tf.Tensor:
         """Which of the places of its line each slot has, bool [U, k, 1]."""
