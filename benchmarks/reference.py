@@ -19,6 +19,7 @@ from ctr.data.schema import Category, Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.experiments.config import merged
 from ctr.io.hashing import splitmix64
+from ctr.training.config import BatchConfig
 
 ZIPF = 1.2
 SLATE = 4
@@ -72,8 +73,13 @@ TINY = Size(features=4, buckets=1000, width=8, batch=256, feeds=2)
 
 def reference_config(changes: Mapping[str, Any], batch: int = REFERENCE.batch) -> dict[str, Any]:
     """The configuration of the reference model, which learns by Shampoo, with changes."""
-    content = {"batch": {"rows": batch}, "model": MODEL, "optimizer": _OPTIMIZER}
+    content = {"batch": batch_of(batch), "model": MODEL, "optimizer": _OPTIMIZER}
     return merged(content, changes)
+
+
+def batch_of(rows: int) -> dict[str, int]:
+    """The configuration of batches of so many rows."""
+    return {"rows": rows, "max_query_rows": max(rows, BatchConfig().max_query_rows)}
 
 
 def reference_schema(size: Size = REFERENCE) -> Schema:

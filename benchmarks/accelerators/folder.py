@@ -16,10 +16,11 @@ import numpy as np
 from jax._src.export import _export as jax_export
 from reference import SCALE, SLATE, Size
 
-from accelerators.kinds import KINDS, Built, build
+from accelerators.kinds import DAMPED, KINDS, Built, build
 from accelerators.lowering import Lowered, Spec
 from accelerators.runner import first_value
 from accelerators.stablehlo import module_of, number_globally
+from ctr.experiments.config import merged
 
 _HERE = Path(__file__).resolve().parent
 _TABLE_SEED = 1
@@ -141,7 +142,7 @@ def write_folder(
     checked, measured, weights = [], [], {}
     for kind in CHECKED:
         name = _file_name(kind, size.batch)
-        built = write_program(folder, name, kind, size, changes)
+        built = write_program(folder, name, kind, size, merged(changes, DAMPED))
         # Those of all kinds are the same.
         weights |= {
             key: one.numpy() for key, one in built.state.variables().items() if key.startswith("dense/")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from own import SETTLED
-from reference import ADAGRAD, Size, reference_batches, reference_config, reference_schema
+from reference import ADAGRAD, Size, batch_of, reference_batches, reference_config, reference_schema
 
 from accelerators.lowering import Lowered, lower
 from ctr.config import parse_model
@@ -145,7 +145,7 @@ def build(
     if kind.is_reference:
         content = reference_config(content, size.batch)
     else:
-        content, size = merged({"batch": {"rows": size.batch}}, content), replace(size, growing=True)
+        content, size = merged({"batch": batch_of(size.batch)}, content), replace(size, growing=True)
     config = parse_model(TrainConfig, content, "a kind of step")
     make_deterministic(config.seed)
     schema = reference_schema(size)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from benchmark_modules import imported
+from ctr.config import parse_model
+from ctr.training.config import TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +122,9 @@ def test_a_step_of_several_chips_is_lowered_with_growing_ids(kinds, lowering, re
     for number, id_map in alone.state.id_maps.items():
         ours, theirs = built.state.id_maps[number].to_arrays(), id_map.to_arrays()
         np.testing.assert_array_equal(ours["slots/fingerprint"], theirs["slots/fingerprint"])
+
+
+@pytest.mark.parametrize("rows", [2048, 4096, 262_144])
+def test_batches_of_any_size_are_allowed(reference, rows):
+    batch = parse_model(TrainConfig, reference.reference_config({}, rows), "test").batch
+    assert batch.rows == rows <= batch.max_query_rows
