@@ -116,7 +116,7 @@ def few_shapes(
     shapes = [
         _shape(config, schema, layouts, usual, parts, is_usual=True),
         _shape(config, schema, layouts, batch.rows * (1 + logs), parts),
-        _shape(config, schema, layouts, most, 1)._replace(total=most),
+        _shape(config, schema, layouts, most, 1, chips=parts)._replace(total=most),
     ]
     if batch.growth is not None:
         shapes.insert(0, _shape(config, schema, layouts, -(-usual // _SMALL), parts))
@@ -135,7 +135,9 @@ def _shape(
     total: int,
     parts: int,
     is_usual: bool = False,
+    chips: int | None = None,
 ) -> Shape:
+    """The shape of batches of ``total`` rows in so many parts; as many chips divide the tables if ``chips`` is None."""
     rows = total if parts == 1 else -(-total // parts) + -(-total // (parts * _IMBALANCE))
     ranking = config.objective.ranking
     pairs = 0 if ranking is None else int(rows * math.sqrt(ranking.max_pairs) / 2)
@@ -146,11 +148,12 @@ def _shape(
         values = max(_LEAST, rows * each // values_divisor) if each else 0
         of_all = max(_LEAST, total * each // values_divisor) if each else 0
         ids = -(-total * len(layout.single) // ids_divisor) + of_all
-        ids = min(ids, most_rows(config, layout))
+        table_rows = most_rows(config, layout)
+        ids = min(ids, table_rows)
         held = -(-ids // parts)
-        if parts > 1 and not is_usual:
-            held = min(ids, held + -(-held // _IMBALANCE))
-        tables.append(TableSizes(ids, values, held))
+        if not is_usual:
+            held += -(-held // _IMBALANCE)
+        tables.append(TableSizes(ids, values, min(ids, held, -(-table_rows // (chips or parts)))))
     return Shape(total, rows, max(_LEAST, pairs // values_divisor), tuple(tables))
 
 
