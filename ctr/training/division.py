@@ -99,12 +99,17 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, size: int, batch_rows: i
     share = -(-batch_rows // size)
     # Queries are whole: a little more than its share is usual.
     capacity = padded_size(int(counts.max()), smallest=share + -(-share // 64))
-    order = np.empty(len(workers), np.int64)
+    return Division(workers, capacity, _places_by_worker(workers, size, capacity))
+
+
+def _places_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.ndarray:
+    """Where each of N elements is, int64 [N], if those of each of W workers stand together in order, padded."""
     by_worker = np.argsort(workers, kind="stable")
-    of_worker = workers[by_worker]
-    first = np.cumsum(counts) - counts
-    order[by_worker] = of_worker * capacity + np.arange(len(workers)) - first[of_worker]
-    return Division(workers, capacity, order)
+    counts = np.bincount(workers, minlength=size)
+    within = np.arange(len(workers)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.empty(len(workers), np.int64)
+    places[by_worker] = workers[by_worker] * capacity + within
+    return places
 
 
 @dataclass(frozen=True)
@@ -187,10 +192,8 @@ def _ask(distinct: np.ndarray, needed: np.ndarray, place: Place) -> tuple[np.nda
         which = np.flatnonzero(needed[worker, own])
         asked[worker, : len(which)] = which
     mine = np.flatnonzero(needed[rank])
-    mine = mine[np.argsort(owners[mine], kind="stable")]
-    first = np.cumsum(counts[rank]) - counts[rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
-    positions[mine] = owners[mine] * width + np.arange(len(mine)) - first[owners[mine]]
+    positions[mine] = _places_by_worker(owners[mine], size, width)
     # An operation on no row at all would need a case of its own.
     held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions
@@ -212,12 +215,8 @@ def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
             repeats its first row, to which nothing refers.
     """
     rows = plan.distinct[: plan.distinct_count]
-    owners = rows % size
-    by_owner = np.argsort(owners, kind="stable")
-    counts = np.bincount(owners, minlength=size)
-    first = np.cumsum(counts) - counts
     positions = np.zeros(max(1, len(plan.distinct)), np.int32)
-    positions[by_owner] = owners[by_owner] * held + np.arange(len(rows)) - first[owners[by_owner]]
+    positions[: len(rows)] = _places_by_worker(rows % size, size, held)
     distinct = np.repeat(np.arange(size, dtype=np.int32), held)
     distinct[positions[: len(rows)]] = rows
     return replace(plan, distinct=distinct, single=positions[plan.single], values=positions[plan.values])
