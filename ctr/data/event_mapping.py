@@ -183,6 +183,11 @@ class EventMapping(StrictModel):
         if self.sampling is None:
             return
         rule = self.sampling.rule
+        if rule.stratify_by is not None:
+            raise ValueError(
+                "sampling.rule.stratify_by: not allowed here, each example is decided by itself as it is joined; "
+                "sample the log by ctr sample"
+            )
         if rule.by_teacher is not None:
             key, recorded = rule.by_teacher
             if self.teacher is None or recorded.teacher != self.teacher.name:

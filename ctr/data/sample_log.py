@@ -33,6 +33,7 @@ from ctr.data.sidecar import (
     sidecar_folder,
     write_sidecar_partition,
 )
+from ctr.data.strata import Strata
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively
@@ -169,6 +170,17 @@ def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
         raise InputError(f"uninformative.low_visibility: {error}") from None
 
 
+def _stratum_column(log: Path, schema: Schema, config: SamplingConfig) -> int | None:
+    """The column of the id matrix that ``stratify_by`` names. Raises InputError where the log has none."""
+    name = config.stratify_by
+    if name is None:
+        return None
+    if name not in schema.single_valued:
+        allowed = ", ".join(schema.single_valued) or "none, the log has no single-valued feature"
+        raise InputError(f"stratify_by: {name} is not a single-valued feature of {log}; allowed: {allowed}")
+    return schema.single_valued.index(name)
+
+
 @dataclass(frozen=True)
 class _Source:
     """A log that is sampled, and the inputs of the decisions on its rows."""
@@ -179,6 +191,7 @@ class _Source:
     config: SamplingConfig
     teacher: JoinedSidecar | None
     low_visibility: tuple[int, np.ndarray] | None  # column of the id matrix, ids
+    stratum: int | None  # column of the id matrix
     progress: Progress
 
 
@@ -200,8 +213,9 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     if config.by_teacher is not None:
         _, recorded = config.by_teacher
         teacher = JoinedSidecar(recorded.log or log, recorded.teacher, ["logit"])
+    stratum = _stratum_column(log, schema, config)
     source = _Source(
-        log, schema, manifests, config, teacher, low_visibility, progress or (lambda count: None)
+        log, schema, manifests, config, teacher, low_visibility, stratum, progress or (lambda count: None)
     )
     if teacher is not None:
         selected = _selected(source)
@@ -228,6 +242,7 @@ class _Decided:
 
 def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult) -> Iterator[_Decided]:
     """The partition's shards with the decisions on their rows, which are counted in ``result``."""
+    strata = Strata(source.config.salt, manifest.start)
     for entry in manifest.shards:
         table = read_shard(source.log, entry, source.schema)
         rows = rows_of_table(table, source.schema, 0)
@@ -242,7 +257,17 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
         if source.low_visibility is not None:
             column, ids = source.low_visibility
             low_visibility = np.isin(rows.ids[:, column], ids)
-        decisions = decide(source.config, rows.example_id, rows.query_time, rows.label, logit, low_visibility)
+        stratum = None if source.stratum is None else rows.ids[:, source.stratum].astype(np.int64)
+        decisions = decide(
+            source.config,
+            rows.example_id,
+            rows.query_time,
+            rows.label,
+            logit,
+            low_visibility,
+            stratum,
+            strata,
+        )
         decided = _Decided(
             table,
             keep_probability=np.zeros(len(good), np.float32),

@@ -7,7 +7,8 @@ the size of an example's gradient by that prediction may give its rate. What is 
 its keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
 
 Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in
-every log and order, and a higher rate keeps all that a lower one does.
+every log and order, and a higher rate keeps all that a lower one does. With strata (``ctr.data.strata``) it follows
+from the rows of its partition instead.
 """
 
 import math
@@ -20,6 +21,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel
+from ctr.data.strata import Strata
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
@@ -154,6 +156,8 @@ class SamplingConfig(StrictModel):
         non_click_rate: the share of non-clicks that is kept.
         uninformative: the share of low-loss and low-visibility examples that is kept. Null: no such rule.
         gradient: rates by the size of each example's gradient. Null: no such rule.
+        stratify_by: a single-valued feature: of the examples of one value in a partition, as many are kept as
+            their rates add up to, give or take one. Null: each example is decided by itself.
         min_rate: rates and products of rates below this are refused: they lead to large weights, which make
             training unstable.
         time_range: examples outside it are dropped; the weights of the others do not change.
@@ -165,6 +169,7 @@ class SamplingConfig(StrictModel):
     non_click_rate: Rate = 1.0
     uninformative: Uninformative | None = None
     gradient: Gradient | None = None
+    stratify_by: str | None = Field(default=None, min_length=1)
     min_rate: Rate = 0.01
     time_range: TimeRange = TimeRange()
 
@@ -258,6 +263,8 @@ def decide(
     label: np.ndarray,
     teacher_logit: np.ndarray | None = None,
     low_visibility: np.ndarray | None = None,
+    stratum: np.ndarray | None = None,
+    strata: Strata | None = None,
 ) -> Decisions:
     """Decides for each of N examples whether it is kept, and with which weight.
 
@@ -268,6 +275,8 @@ def decide(
         teacher_logit: float [N], needed with ``uninformative.low_loss`` and with ``gradient``.
         low_visibility: bool [N], whether the feature has one of the values; needed with
             ``uninformative.low_visibility``.
+        stratum: int64 [N], the id of ``stratify_by``; needed with it.
+        strata: of the partition, which the examples are the next ones of; needed with ``stratify_by``.
 
     Raises:
         InputError: the teacher has no finite logit for an example inside the time range.
@@ -290,7 +299,12 @@ def decide(
         rates = config.gradient.rates(label, logit)
         probability *= rates
         conditions["low_gradient"] = inside & (rates < 1)
-    kept = uniform_hash(example_id, config.salt) < probability
+    if config.stratify_by is None:
+        kept = uniform_hash(example_id, config.salt) < probability
+    else:
+        if stratum is None or strata is None:
+            raise ValueError("stratify_by requires stratum and strata")
+        kept = strata.keep(stratum, probability)
     weight = np.zeros(len(probability), np.float32)
     weight[kept] = 1 / probability[kept]
     return Decisions(probability, kept, weight, conditions)

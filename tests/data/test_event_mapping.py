@@ -90,6 +90,11 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
             },
             "t is not the teacher of this mapping",
         ),
+        (
+            "sampling",
+            {"name": "s", "rule": {"stratify_by": "ad"}},
+            "sampling.rule.stratify_by: not allowed here",
+        ),
         ("sampling", {"name": "../s", "rule": {}}, "sampling.name"),
         ("teacher", {"name": "a/b", "model": "models"}, "teacher.name"),
         ("largest_value", 0, "largest_value"),

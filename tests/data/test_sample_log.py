@@ -511,6 +511,40 @@ def test_rates_by_a_teacher_s_gradient(log, tmp_path):
     assert column(tmp_path / "small", "example_id").tolist() == found["example_id"][found["kept"]].tolist()
 
 
+def test_strata_keep_what_rates_add_up_to(log, tmp_path):
+    config = make_config(non_click_rate=0.4, stratify_by="device")
+    write_decisions(log, "even", config)
+    found, click = decisions_of(log, "even"), column(log, "label") == 1
+    raw = np.concatenate([raw_columns(partition)["device"] for partition in range(4)])
+    partition = np.repeat(np.arange(4), SIZES)
+    assert np.array_equal(found["keep_probability"], np.where(click, np.float32(1), np.float32(0.4)))
+    assert np.array_equal(found["weight"] > 0, found["kept"])
+    for device in np.unique(raw):
+        for number in range(4):
+            rows = (raw == device) & (partition == number)
+            assert abs(found["kept"][rows].sum() - found["keep_probability"][rows].sum()) < 1 + 1e-6
+    assert found["kept"][click].all() and 0 < found["kept"][~click].mean() < 1
+    # Not what each example's own hash decides.
+    write_decisions(log, "alone", make_config(non_click_rate=0.4))
+    assert not np.array_equal(found["kept"], decisions_of(log, "alone")["kept"])
+    # The decisions follow from the rows of a partition, whatever its shards are.
+    other = tmp_path / "other"
+    for number in range(4):
+        publish(other, number, shard_rows=10)
+    write_decisions(other, "even", config)
+    assert np.array_equal(decisions_of(other, "even")["kept"], found["kept"])
+    write_sampled_log(log, "even", config, tmp_path / "small")
+    assert column(tmp_path / "small", "example_id").tolist() == found["example_id"][found["kept"]].tolist()
+
+
+@pytest.mark.parametrize("name", ["words", "nothing"])
+def test_strata_of_what_has_no_single_value(log, name):
+    message = f"^stratify_by: {name} is not a single-valued feature of .*; allowed: place, device, height, place_device$"
+    with pytest.raises(InputError, match=message):
+        write_decisions(log, "s", make_config(non_click_rate=0.5, stratify_by=name))
+    assert not (log / "sidecars" / "s").exists()
+
+
 def test_missing_teacher_values_are_counted_and_nothing_is_written(log):
     add_teacher(log, "gaps", missing=(5, 41, 149))
     rule = {"rate": 0.25, "low_loss": {"teacher": "gaps", "max_loss": 0.2}}
