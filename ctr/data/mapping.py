@@ -363,6 +363,17 @@ class Mapping(StrictModel):
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text)))
 
     @property
+    def value_sources(self) -> tuple[str, ...]:
+        """The columns that are read for categories and texts alone: each different value of them is looked at once."""
+        others = {
+            *self.key_columns,
+            *self.number_sources,
+            *(join.key for join in self.joins),
+            *(derived.source for derived in self.derive.values()),
+        }
+        return tuple(name for name in self.text_sources if name not in others)
+
+    @property
     def list_sources(self) -> dict[str, str | None]:
         """The sources of multivalent categories, with the separator of their values; None where there are several."""
         return self.feature_schema.list_separators

@@ -252,10 +252,12 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int32)
         column = pc.list_flatten(column)
         kind = column.type
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) and not _is_text(kind.value_type):
         column = column.cast(kind.value_type)
         kind = column.type
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if pa.types.is_dictionary(kind):
+        return _of_dictionary(column.unify_dictionaries(), lengths)
+    text = _is_text(kind) or pa.types.is_string_view(kind)
     number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
     if not (text or number or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
         raise InputError(
@@ -264,7 +266,15 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         )
     if not number:
         column = column.cast(pa.large_string())
-    encoded = pc.dictionary_encode(column).unify_dictionaries()
+    return _of_dictionary(pc.dictionary_encode(column).unify_dictionaries(), lengths)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Encoded:
+    """The values of a dictionary column, whose chunks have one dictionary."""
     distinct = pa.array([], pa.large_string())
     if encoded.num_chunks:
         distinct = pc.fill_null(text_array(encoded.chunk(0).dictionary), "").cast(pa.large_string())

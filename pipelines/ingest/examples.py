@@ -78,6 +78,7 @@ class ExampleMaker:
         self._mapping = mapping
         self._schema = mapping.feature_schema
         self._spill_schema = spill_schema(mapping)
+        self._encoded = frozenset(mapping.value_sources)
         self._kept = tuple(value_columns(self._schema, mapping.kept_values))
         self._name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
 
@@ -93,7 +94,7 @@ class ExampleMaker:
             InputError: a column of a type that its use cannot read.
         """
         mapping, verdict = self._mapping, Verdict(chunk)
-        columns = checked_columns(chunk, sides, verdict)
+        columns = checked_columns(chunk, sides, verdict, self._encoded)
         times = read_times(mapping, columns, chunk, first, verdict)
         labels = read_labels(mapping, columns, verdict)
         weights = read_weights(mapping, columns, verdict)

@@ -98,6 +98,16 @@ def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
     return convert_checked(column, lambda values: values.cast(target))
 
 
+def check_encoded(column: pa.DictionaryArray) -> tuple[pa.DictionaryArray, Bad]:
+    """``check_utf8`` of a dictionary of text or bytes, which stays one: each different value is looked at once."""
+    values, bad_values = check_utf8(column.dictionary)
+    checked = pa.DictionaryArray.from_arrays(column.indices, values)
+    if not bad_values.any():
+        return checked, np.zeros(len(column), bool)
+    bad = bad_values[pc.fill_null(column.indices, 0).to_numpy()]
+    return checked, bad & column.indices.is_valid().to_numpy(zero_copy_only=False)
+
+
 def show_bytes(column: pa.Array) -> pa.Array:
     """A column of text, or lists of it, as bytes, which Python can show where they are not UTF-8."""
     if pa.types.is_dictionary(column.type):

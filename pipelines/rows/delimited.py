@@ -3,7 +3,7 @@
 import csv
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,13 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
 
 
 def read_delimited(
-    source: SourceFile, form: DelimitedInput, wanted: Sequence[str], block_bytes: int
+    source: SourceFile,
+    form: DelimitedInput,
+    wanted: Sequence[str],
+    block_bytes: int,
+    encoded: Collection[str] = (),
 ) -> Iterator[Chunk]:
-    """Yields the wanted columns of a csv or tsv file, as binary with nulls.
+    """Yields the wanted columns of a csv or tsv file, as binary with nulls, those of ``encoded`` as dictionaries of it.
 
     Rows are numbered as records: the header counts, empty lines do not, and a quoted value may hold line ends.
 
@@ -86,7 +90,10 @@ def read_delimited(
                 ),
                 pa_csv.ConvertOptions(
                     include_columns=list(wanted),
-                    column_types={name: pa.binary() for name in wanted},
+                    column_types={
+                        name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary()
+                        for name in wanted
+                    },
                     strings_can_be_null=True,
                     null_values=list(form.nulls),
                 ),

@@ -1,6 +1,6 @@
 """Checks and completes the raw columns of a chunk, for examples and for rows that are only scored alike."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Mapping as Table
 from typing import Any
 
@@ -19,6 +19,7 @@ from ctr.pipelines.rows.convert import (
     LAST_TIME,
     TIME_LIMIT_US,
     WEIGHT_ALLOWED,
+    check_encoded,
     check_utf8,
     mix_ids,
     parse_ids,
@@ -54,12 +55,15 @@ class Verdict:
             self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
 
 
-def checked_columns(chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict) -> Columns:
-    """The columns of a chunk as UTF-8, and those of the side tables."""
+def checked_columns(
+    chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict, encoded: Collection[str] = ()
+) -> Columns:
+    """The columns of a chunk as UTF-8, and those of the side tables; dictionaries of ``encoded`` stay dictionaries."""
     columns = {}
     for name in chunk.table.column_names:
         raw = chunk.table.column(name).combine_chunks()
-        columns[name], bad = check_utf8(raw)
+        is_encoded = name in encoded and pa.types.is_dictionary(raw.type)
+        columns[name], bad = check_encoded(raw) if is_encoded else check_utf8(raw)
         if bad.any():
             verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")
     table = pa.table(columns)

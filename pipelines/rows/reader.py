@@ -79,7 +79,9 @@ class RawReader:
                 f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
             )
         require_columns(source.path, wanted, (*names, *joined))
-        yield from read_table_file(source, form, wanted, self.block_bytes)
+        # What is read for other purposes than examples is shown as it is.
+        encoded = self.mapping.value_sources if self.columns is None else ()
+        yield from read_table_file(source, form, wanted, self.block_bytes, encoded)
 
     def _jsonl_reader(self, wanted: Sequence[str]) -> JsonlReader:
         mapping = self.mapping

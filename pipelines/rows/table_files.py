@@ -1,6 +1,6 @@
 """Files that are tables already, csv, tsv and Parquet, in chunks or whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,16 +20,22 @@ def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple
 
 
 def read_table_file(
-    source: SourceFile, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
+    source: SourceFile,
+    form: DelimitedInput | ParquetInput,
+    wanted: Sequence[str],
+    block_bytes: int,
+    encoded: Collection[str] = (),
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
+
+    Of text, the columns of ``encoded`` come as dictionaries.
 
     Raises:
         InputError: a missing column or a damaged file.
     """
     if isinstance(form, ParquetInput):
         return read_parquet(source, wanted)
-    return read_delimited(source, form, wanted, block_bytes)
+    return read_delimited(source, form, wanted, block_bytes, encoded)
 
 
 def read_strictly(

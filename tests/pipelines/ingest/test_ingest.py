@@ -12,6 +12,7 @@ import pytest
 
 import raw_logs
 from ctr.data.log import list_partitions
+from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest import partitions as partitions_module
 from ctr.pipelines.ingest import state as state_module
@@ -66,6 +67,35 @@ def test_compressed_files_give_the_same_log(tmp_path, suffix):
         ingest(raw_logs.make_mapping(input={"type": kind}), [path], tmp_path / f"log{number}")
         logs.append(raw_logs.log_bytes(tmp_path / f"log{number}"))
     assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 10, 1 << 20])
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", ","), ("tsv", "\t")])
+def test_categories_that_are_read_as_dictionaries_give_the_same_log(
+    tmp_path, monkeypatch, suffix, separator, block_bytes
+):
+    rows = raw_logs.make_rows(200, seed=6)
+    # Bytes that are no UTF-8 in a category, a line with too many fields, and an empty value.
+    assert "color" in raw_logs.make_mapping().value_sources
+    rows[40]["color"], rows[41]["color"], rows[120]["color"] = "\udcff", "", "\udcc3"
+    rows[77]["id"] = f"{rows[77]['id']}{separator}"
+    lines = [separator.join("" if row[name] is None else str(row[name]) for name in raw_logs.COLUMNS) for row in rows]
+    path = tmp_path / "in" / f"rows.{suffix}"
+    path.parent.mkdir()
+    path.write_text("\n".join([separator.join(raw_logs.COLUMNS), *lines]), errors="surrogateescape")
+    raw_logs.write_shops(path.parent)
+    found = []
+    for number, encoded in enumerate((True, False)):
+        with monkeypatch.context() as patch:
+            if not encoded:
+                patch.setattr(Mapping, "value_sources", ())
+            mapping = raw_logs.make_mapping(input={"type": suffix}, keep_values="all")
+            log = tmp_path / f"log{number}"
+            result = ingest(mapping, [path], log, block_bytes=block_bytes, max_reject_share=0.5)
+        content = {file.relative_to(log): file.read_bytes() for file in log.rglob("*") if file.is_file()}
+        found.append((content, result.rejected, result.reject_reasons))
+    assert found[0] == found[1]
+    assert found[0][1] == 3
 
 
 @pytest.mark.parametrize("query", QUERIES)

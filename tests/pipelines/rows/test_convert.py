@@ -16,6 +16,7 @@ from ctr.data.mapping import Label, Time
 from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import (
+    check_encoded,
     check_utf8,
     convert_checked,
     mix_ids,
@@ -300,3 +301,14 @@ def test_one_value_and_columns_mix():
 def test_time_needs_one_way():
     with pytest.raises(InputError, match="exactly one of unit and format"):
         parse_model(Time, {"column": "t", "unit": "s", "format": "iso8601"}, "time")
+
+
+def test_dictionaries_are_checked_by_their_values():
+    indices = pa.array([0, 1, None, 2, 1, 0], pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array([b"a", b"\xff", b"\xc3\xa9"], pa.binary()))
+    checked, bad = check_encoded(column)
+    assert bad.tolist() == [False, True, False, False, True, False]
+    assert checked.type == pa.dictionary(pa.int32(), pa.string())
+    assert [checked[row].as_py() for row in (0, 2, 3, 5)] == ["a", None, "\xe9", "a"]
+    good, none = check_encoded(column.filter(pa.array(~bad)))
+    assert good.to_pylist() == ["a", None, "\xe9", "a"] and not none.any()

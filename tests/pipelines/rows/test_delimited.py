@@ -53,6 +53,18 @@ def test_columns_delimiter_and_nulls_may_be_given(tmp_path):
     ]
 
 
+def test_columns_may_come_as_dictionaries(tmp_path):
+    path = write(tmp_path, b"a,b\nx,1\ny,1\n,2\nx\nx,NA\n")
+    form = parse_model(DelimitedInput, {"type": "csv", "nulls": ["NA"]}, "test")
+    chunks = list(read_delimited(SourceFile(0, path, path.name), form, ["b", "a"], 1 << 20, ["a", "b"]))
+    table = chunks[0].table
+    assert [str(table.column(name).type.value_type) for name in ("a", "b")] == ["binary", "binary"]
+    assert table.column("a").to_pylist() == [b"x", b"y", b"", b"x"]
+    assert table.column("b").to_pylist() == [b"1", b"1", b"2", None]
+    assert len(table.column("b").chunk(0).dictionary) == 2
+    assert [reject.row for chunk in chunks for reject in chunk.rejects] == [5]
+
+
 def test_a_byte_order_mark_line_ends_and_no_last_line_end(tmp_path):
     path = write(tmp_path, b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4")
     assert read(path, ["a", "b"])[0] == [(2, (b"1", b"2")), (3, (b"3", b"4"))]
