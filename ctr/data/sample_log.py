@@ -192,6 +192,7 @@ class _Source:
     teacher: JoinedSidecar | None
     low_visibility: tuple[int, np.ndarray] | None  # column of the id matrix, ids
     stratum: int | None  # column of the id matrix
+    strata: Strata  # advance with the walk
     progress: Progress
 
 
@@ -215,7 +216,15 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
         teacher = JoinedSidecar(recorded.log or log, recorded.teacher, ["logit"])
     stratum = _stratum_column(log, schema, config)
     source = _Source(
-        log, schema, manifests, config, teacher, low_visibility, stratum, progress or (lambda count: None)
+        log,
+        schema,
+        manifests,
+        config,
+        teacher,
+        low_visibility,
+        stratum,
+        Strata(config.salt),
+        progress or (lambda count: None),
     )
     if teacher is not None:
         selected = _selected(source)
@@ -224,6 +233,21 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
         if missing.missing:
             raise InputError(f"teacher {recorded.teacher} has {missing.describe()}")
     return source
+
+
+def _refuse_late(source: _Source, decided: Callable[[Manifest], bool]) -> None:
+    """Raises InputError where strata would change what was decided: a partition came before one that is decided."""
+    if source.stratum is None:
+        return
+    late = None
+    for manifest in _selected(source):
+        if not decided(manifest):
+            late = late or manifest
+        elif late is not None:
+            raise InputError(
+                f"{source.log}: the partition [{late.start}, {late.end}) was added before others that are sampled, "
+                "and with stratify_by it changes which of their rows are kept: use another name"
+            )
 
 
 def _selected(source: _Source) -> list[Manifest]:
@@ -242,7 +266,6 @@ class _Decided:
 
 def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult) -> Iterator[_Decided]:
     """The partition's shards with the decisions on their rows, which are counted in ``result``."""
-    strata = Strata(source.config.salt, manifest.start)
     for entry in manifest.shards:
         table = read_shard(source.log, entry, source.schema)
         rows = rows_of_table(table, source.schema, 0)
@@ -266,7 +289,7 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
             logit,
             low_visibility,
             stratum,
-            strata,
+            source.strata,
         )
         decided = _Decided(
             table,
@@ -308,6 +331,7 @@ def write_decisions(
         raise InputError(f"{folder} holds something other than sampling decisions: use another name")
     _check_salt(log, config)
     source = _open_source(log, config, progress)
+    _refuse_late(source, lambda manifest: (folder / f"{manifest.name}.json").is_file())
     adopt_record(folder / RECORD, config)
     result = _empty_result(name, folder, source)
     for manifest in source.manifests:
@@ -361,6 +385,8 @@ def write_sampled_log(
         adopt_record(decisions, config)
     _check_salt(log, config)
     source = _open_source(log, config, progress)
+    published = set(list_partitions(out))
+    _refuse_late(source, lambda manifest: (manifest.start, manifest.end) in published)
     create_log(out, schema)
     adopt_record(out / RECORD, SampledLog(name=name, config=config, earlier=applied_samplings(log)))
     selected = _selected(source)

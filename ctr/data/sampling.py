@@ -8,7 +8,7 @@ its keep-probability, so every weighted sum over the kept examples is an unbiase
 
 Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in
 every log and order, and a higher rate keeps all that a lower one does. With strata (``ctr.data.strata``) it follows
-from the rows of its partition instead.
+from the rows of the log up to it instead.
 """
 
 import math
@@ -156,8 +156,8 @@ class SamplingConfig(StrictModel):
         non_click_rate: the share of non-clicks that is kept.
         uninformative: the share of low-loss and low-visibility examples that is kept. Null: no such rule.
         gradient: rates by the size of each example's gradient. Null: no such rule.
-        stratify_by: a single-valued feature: of the examples of one value in a partition, as many are kept as
-            their rates add up to, give or take one. Null: each example is decided by itself.
+        stratify_by: a single-valued feature: of the examples of one value, up to any of them, as many are
+            kept as their rates add up to, give or take one. Null: each example is decided by itself.
         min_rate: rates and products of rates below this are refused: they lead to large weights, which make
             training unstable.
         time_range: examples outside it are dropped; the weights of the others do not change.
@@ -276,7 +276,7 @@ def decide(
         low_visibility: bool [N], whether the feature has one of the values; needed with
             ``uninformative.low_visibility``.
         stratum: int64 [N], the id of ``stratify_by``; needed with it.
-        strata: of the partition, which the examples are the next ones of; needed with ``stratify_by``.
+        strata: those of the log, which the examples are the next ones of; needed with ``stratify_by``.
 
     Raises:
         InputError: the teacher has no finite logit for an example inside the time range.

@@ -20,20 +20,19 @@ _SHIFT, _FRACTION = np.uint64(32), np.uint64(_UNIT - 1)
 
 
 class Strata:
-    """The places that the strata of one partition have reached.
+    """The places that the strata of a log have reached.
 
     Args:
         salt: names the draw.
-        partition_start: where the partition begins, microseconds; each partition is drawn by itself.
     """
 
-    def __init__(self, salt: str, partition_start: int) -> None:
-        self._salt = f"{salt} strata {partition_start}"
+    def __init__(self, salt: str) -> None:
+        self._salt = f"{salt} strata"
         self._ids = np.zeros(0, np.int64)
         self._places = np.zeros(0, np.uint64)
 
     def keep(self, stratum: np.ndarray, rate: np.ndarray) -> npt.NDArray[np.bool_]:
-        """Decides on the next rows of the partition.
+        """Decides on the next rows of the log.
 
         Args:
             stratum: int64 [N], the id of each row's stratum.

@@ -516,18 +516,17 @@ def test_strata_keep_what_rates_add_up_to(log, tmp_path):
     write_decisions(log, "even", config)
     found, click = decisions_of(log, "even"), column(log, "label") == 1
     raw = np.concatenate([raw_columns(partition)["device"] for partition in range(4)])
-    partition = np.repeat(np.arange(4), SIZES)
     assert np.array_equal(found["keep_probability"], np.where(click, np.float32(1), np.float32(0.4)))
     assert np.array_equal(found["weight"] > 0, found["kept"])
     for device in np.unique(raw):
-        for number in range(4):
-            rows = (raw == device) & (partition == number)
-            assert abs(found["kept"][rows].sum() - found["keep_probability"][rows].sum()) < 1 + 1e-6
+        rows = raw == device
+        kept, expected = (np.cumsum(found[name][rows], dtype=float) for name in ("kept", "keep_probability"))
+        assert np.abs(kept - expected).max() < 1 + 1e-5
     assert found["kept"][click].all() and 0 < found["kept"][~click].mean() < 1
     # Not what each example's own hash decides.
     write_decisions(log, "alone", make_config(non_click_rate=0.4))
     assert not np.array_equal(found["kept"], decisions_of(log, "alone")["kept"])
-    # The decisions follow from the rows of a partition, whatever its shards are.
+    # The decisions follow from the rows, whatever the shards are.
     other = tmp_path / "other"
     for number in range(4):
         publish(other, number, shard_rows=10)
@@ -535,6 +534,34 @@ def test_strata_keep_what_rates_add_up_to(log, tmp_path):
     assert np.array_equal(decisions_of(other, "even")["kept"], found["kept"])
     write_sampled_log(log, "even", config, tmp_path / "small")
     assert column(tmp_path / "small", "example_id").tolist() == found["example_id"][found["kept"]].tolist()
+
+
+def test_strata_go_on_in_later_partitions_and_refuse_earlier_ones(tmp_path):
+    whole, grown = tmp_path / "whole", tmp_path / "grown"
+    config = make_config(non_click_rate=0.4, stratify_by="device")
+    for number in range(4):
+        publish(whole, number)
+    write_decisions(whole, "even", config)
+    for number in (2, 3):
+        publish(grown, number)
+    write_sampled_log(grown, "even", config, tmp_path / "small")
+    write_decisions(grown, "even", config)
+    publish(grown, 0)
+    message = r"the partition \[0, 1000000\) was added before others that are sampled.*use another name"
+    before = contents(grown), contents(tmp_path / "small")
+    with pytest.raises(InputError, match=message):
+        write_decisions(grown, "even", config)
+    with pytest.raises(InputError, match=message):
+        write_sampled_log(grown, "even", config, tmp_path / "small")
+    assert (contents(grown), contents(tmp_path / "small")) == before
+    # One that comes after them is decided as if it had been there.
+    later = tmp_path / "later"
+    for number in range(3):
+        publish(later, number)
+    write_decisions(later, "even", config)
+    publish(later, 3)
+    write_decisions(later, "even", config)
+    assert np.array_equal(decisions_of(later, "even")["kept"], decisions_of(whole, "even")["kept"])
 
 
 @pytest.mark.parametrize("name", ["words", "nothing"])
