@@ -4,8 +4,8 @@ The rows of a stratum lie one after the other on a line, each as long as its rat
 [0, 1) that a hash of the stratum draws. A row is kept if a whole number lies on it. So each is kept with the
 probability of its rate, as where each is decided by itself; but the number of rows that are kept of any run of
 consecutive rows of the stratum differs from the sum of their rates by less than one. Sums over the rows of one ad, from
-which its embedding learns, have far less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical
-Statistics 20, 1949).
+which its embedding learns, have far less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of
+Mathematical Statistics 20, 1949).
 
 Places are whole multiples of 2^-32, so that they do not depend on how the rows are divided into calls.
 """

@@ -566,7 +566,8 @@ def test_strata_go_on_in_later_partitions_and_refuse_earlier_ones(tmp_path):
 
 @pytest.mark.parametrize("name", ["words", "nothing"])
 def test_strata_of_what_has_no_single_value(log, name):
-    message = f"^stratify_by: {name} is not a single-valued feature of .*; allowed: place, device, height, place_device$"
+    allowed = "place, device, height, place_device"
+    message = f"^stratify_by: {name} is not a single-valued feature of .*; allowed: {allowed}$"
     with pytest.raises(InputError, match=message):
         write_decisions(log, "s", make_config(non_click_rate=0.5, stratify_by=name))
     assert not (log / "sidecars" / "s").exists()

@@ -1,5 +1,7 @@
 """Systematic sampling within strata: against whole numbers of Python, and by what it promises of counts and means."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +26,8 @@ def plain_keep(salt: str, stratum: list[int], rate: list[float]) -> list[bool]:
 
 
 rows = st.lists(
-    st.tuples(st.sampled_from([0, 1, -5, 2**62]), st.floats(0, 1) | st.sampled_from([0.0, 0.5, 1.0])), max_size=60
+    st.tuples(st.sampled_from([0, 1, -5, 2**62]), st.floats(0, 1) | st.sampled_from([0.0, 0.5, 1.0])),
+    max_size=60,
 )
 
 
@@ -35,10 +38,7 @@ def test_it_is_that_of_whole_numbers_however_rows_are_divided_into_calls(given_r
     rate = np.array([share for _, share in given_rows])
     strata = Strata(salt)
     edges = [0, *sorted(min(cut, len(rate)) for cut in cuts), len(rate)]
-    found = [
-        strata.keep(stratum[begin:end], rate[begin:end])
-        for begin, end in zip(edges, edges[1:], strict=False)
-    ]
+    found = [strata.keep(stratum[begin:end], rate[begin:end]) for begin, end in pairwise(edges)]
     assert np.concatenate(found).tolist() == plain_keep(salt, stratum.tolist(), rate.tolist())
 
 

@@ -79,7 +79,10 @@ def test_categories_that_are_read_as_dictionaries_give_the_same_log(
     assert "color" in raw_logs.make_mapping().value_sources
     rows[40]["color"], rows[41]["color"], rows[120]["color"] = "\udcff", "", "\udcc3"
     rows[77]["id"] = f"{rows[77]['id']}{separator}"
-    lines = [separator.join("" if row[name] is None else str(row[name]) for name in raw_logs.COLUMNS) for row in rows]
+    lines = [
+        separator.join("" if row[name] is None else str(row[name]) for name in raw_logs.COLUMNS)
+        for row in rows
+    ]
     path = tmp_path / "in" / f"rows.{suffix}"
     path.parent.mkdir()
     path.write_text("\n".join([separator.join(raw_logs.COLUMNS), *lines]), errors="surrogateescape")
