@@ -199,7 +199,7 @@ def family_step(rounds: int) -> dict[str, float]:
         "adagrad": ShampooOptions(start_preconditioning_step=None),
         "shampoo": ShampooOptions(),
         "eigenvalue_corrected": ShampooOptions(eigenvalue_correction=True),
-        "soap": soap(),
+        "soap": soap().options,
         "kl_shampoo": ShampooOptions(factor_update="kl", beta2=0.95, exponent_override=2),
     }
     steps: dict[str, Any] = {}

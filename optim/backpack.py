@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.output_losses import LOSSES, LossName
+from ctr.optim.output_losses import LOSSES, LossName, check_labels
 from ctr.optim.record import Product, Recorded, singly
 from ctr.optim.sequential import is_sequential, record_sequential, refuse_probabilities
 
@@ -87,9 +87,11 @@ def statistics_of(
     Raises:
         ValueError: a quantity, loss or layer that is not known, or not defined here.
     """
-    _check(loss, quantities, groups)
+    _check(loss, quantities, groups, samples)
     if isinstance(loss, str):
         refuse_probabilities(model, loss)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ValueError("batch is not a pair; allowed: inputs and labels")
     inputs, labels = batch
     labels = tf.convert_to_tensor(labels)
     second_tape = tf.GradientTape(persistent=True) if "hessian" in quantities else None
@@ -98,15 +100,24 @@ def statistics_of(
         if second_tape is not None:
             second_tape.__enter__()
         outputs, products = _record(model, inputs, "kfra" in quantities)
+        rows = int(tf.shape(outputs)[0])
+        if not rows:
+            raise ValueError("the batch has no rows; allowed: at least one")
+        if isinstance(loss, str):
+            check_labels(loss, labels, outputs.shape)
+        units = None if groups is None else _units(groups, rows)
         values = losses(labels, outputs)
+        _check_values(values, rows, units)
         total = tf.reduce_sum(values)
+    if products and tape.gradient(total, outputs) is None:
+        raise ValueError(
+            "the loss does not depend on the outputs; allowed: a function of TensorFlow operations"
+        )
     tensors = [product.outputs for product in products]
     gradients = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     if second_tape is not None:
         second_tape.__exit__(None, None, None)
-    rows = int(tf.shape(outputs)[0])
     found: dict[str, LayerStatistics] = {}
-    units = None if groups is None else tf.convert_to_tensor(groups, tf.int32)
     for product, gradient in zip(products, gradients, strict=True):
         for name, own_inputs, own in singly(product, gradient):
             first = [q for q in FIRST_ORDER if q in quantities]
@@ -130,8 +141,12 @@ def statistics_of(
     return found
 
 
-def _check(loss: Any, quantities: Sequence[str], groups: Any) -> None:
-    if isinstance(loss, str) and loss not in LOSSES:
+def _check(loss: Any, quantities: Sequence[str], groups: Any, samples: int) -> None:
+    if isinstance(quantities, str) or not isinstance(quantities, Sequence):
+        raise ValueError(f"quantities is {quantities!r}; allowed: a list of names")
+    if not isinstance(samples, int | np.integer) or samples < 1:
+        raise ValueError(f"samples is {samples!r}; allowed: a whole number from 1 up")
+    if loss not in LOSSES if isinstance(loss, str) else not callable(loss):
         raise ValueError(f"loss is {loss!r}; allowed: {', '.join(get_args(LossName))}, or a function")
     for quantity in quantities:
         if quantity not in (*FIRST_ORDER, *SECOND_ORDER):
@@ -144,6 +159,31 @@ def _check(loss: Any, quantities: Sequence[str], groups: Any) -> None:
             )
         if quantity in SECOND_ORDER and not isinstance(loss, str):
             raise ValueError(f"{quantity} requires a loss by name; allowed: {', '.join(get_args(LossName))}")
+
+
+def _units(groups: Any, rows: int) -> tf.Tensor:
+    """The number of each row's unit, int32 [B]."""
+    found = np.asarray(groups)
+    if found.shape != (rows,) or found.dtype.kind not in "iu" or found.min() < 0:
+        raise ValueError(
+            f"groups is of shape {list(found.shape)} and {found.dtype}; allowed: for each of the {rows} rows a whole "
+            "number from 0 up"
+        )
+    if len(np.unique(found)) != int(found.max()) + 1:
+        raise ValueError(
+            "groups leaves out numbers below its largest one; allowed: 0, 1, ..., each at least once"
+        )
+    return tf.constant(found, tf.int32)
+
+
+def _check_values(values: Any, rows: int, units: tf.Tensor | None) -> None:
+    """Raises ValueError unless a loss returned one number for each row, or for each unit."""
+    sizes = {rows} if units is None else {rows, int(tf.reduce_max(units)) + 1}
+    shape = tuple(np.shape(values))
+    if len(shape) != 1 or shape[0] not in sizes:
+        raise ValueError(
+            f"the loss returned the shape {list(shape)}; allowed: the loss of each row, [{rows}], without reduction"
+        )
 
 
 def _record(model: Any, inputs: Any, slopes: bool) -> tuple[tf.Tensor, Sequence[Product]]:
@@ -161,6 +201,10 @@ def _first_order(
     inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], units: tf.Tensor | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """What the gradients of rows, or of units of rows, have; of the weights and of the bias."""
+    dtype = gradients.dtype
+    if "variance" in wanted:
+        # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
+        inputs, gradients = tf.cast(inputs, tf.float64), tf.cast(gradients, tf.float64)
     if units is None:
         count = int(gradients.shape[0])
         squares = tf.square(inputs), tf.square(gradients)
@@ -172,7 +216,7 @@ def _first_order(
             found["individual"] = tf.einsum("ni,nj->nij", inputs, gradients) / count
         if "second_moment" in needed:
             found["second_moment"] = tf.matmul(*squares, transpose_a=True) / count
-        return _finish(found, wanted), _of_bias(gradients, has_bias, wanted)
+        return _finish(found, wanted, dtype), _of_bias(gradients, has_bias, wanted, dtype)
     count = int(tf.reduce_max(units)) + 1
     each = tf.math.unsorted_segment_sum(tf.einsum("ni,nj->nij", inputs, gradients), units, count)
     bias = tf.math.unsorted_segment_sum(gradients, units, count)
@@ -182,10 +226,12 @@ def _first_order(
         "norms": tf.reduce_sum(tf.square(each), [1, 2]) / count**2,
         "second_moment": tf.reduce_mean(tf.square(each), 0),
     }
-    return _finish(found, wanted), _of_bias(bias, has_bias, wanted)
+    return _finish(found, wanted, dtype), _of_bias(bias, has_bias, wanted, dtype)
 
 
-def _of_bias(gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+def _of_bias(
+    gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], dtype: tf.DType
+) -> dict[str, np.ndarray]:
     if not has_bias:
         return {}
     count = int(gradients.shape[0])
@@ -195,18 +241,19 @@ def _of_bias(gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str]) -> dic
         "norms": tf.reduce_sum(tf.square(gradients), 1) / count**2,
         "second_moment": tf.reduce_mean(tf.square(gradients), 0),
     }
-    return _finish(found, wanted)
+    return _finish(found, wanted, dtype)
 
 
 def _needed(wanted: Sequence[str]) -> set[str]:
     return {*wanted, *(("gradient", "second_moment") if "variance" in wanted else ())}
 
 
-def _finish(found: dict[str, tf.Tensor], wanted: Sequence[str]) -> dict[str, np.ndarray]:
+def _finish(found: dict[str, tf.Tensor], wanted: Sequence[str], dtype: tf.DType) -> dict[str, np.ndarray]:
     values = {name: np.asarray(value) for name, value in found.items() if name in _needed(wanted)}
     if "variance" in wanted:
-        values["variance"] = values["second_moment"] - np.square(values["gradient"])
-    return {name: values[name] for name in wanted}
+        # Rounding may leave less than nothing.
+        values["variance"] = np.maximum(values["second_moment"] - np.square(values["gradient"]), 0.0)
+    return {name: values[name].astype(dtype.as_numpy_dtype) for name in wanted}
 
 
 def _curvature(

@@ -32,6 +32,9 @@ def split_gradients(
         weights: the weights themselves.
         tables: the indices of those whose rows learn by themselves.
         dtype: the working precision, that of the result.
+
+    Raises:
+        ValueError: a gradient of another shape than its weight.
     """
     dense: dict[int, tf.Tensor] = {}
     rows: dict[int, tf.IndexedSlices] = {}
@@ -39,7 +42,12 @@ def split_gradients(
         if gradient is None:
             continue
         if index not in tables:
-            dense[index] = tf.cast(tf.convert_to_tensor(gradient), dtype)
+            whole = tf.convert_to_tensor(gradient)
+            if not whole.shape.is_compatible_with(weights[index].shape):
+                raise ValueError(
+                    f"gradient {index} is of shape {whole.shape}; allowed: that of its weight, {weights[index].shape}"
+                )
+            dense[index] = tf.cast(whole, dtype)
             continue
         if isinstance(gradient, tf.IndexedSlices):
             slices = sum_duplicates(gradient)

@@ -8,17 +8,19 @@ K-FAC needs the inputs of layers and the gradients by their outputs, which no Ke
 the step runs the model's layers itself (``ctr.optim.sequential``).
 """
 
+import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.optim import kfac
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
-from ctr.optim.output_losses import LOSSES, LossName
-from ctr.optim.sequential import record_sequential, refuse_probabilities
+from ctr.optim.output_losses import LOSSES, LossName, check_labels
+from ctr.optim.sequential import is_dense, is_sequential, record_sequential, refuse_probabilities
 
 
 class KfacTrainer:
@@ -49,8 +51,9 @@ class KfacTrainer:
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+        _check_model(model)
         refuse_probabilities(model, loss)
-        self.model, self.loss, self.learning_rate = model, LOSSES[loss], learning_rate
+        self.model, self.loss, self._name = model, LOSSES[loss], loss
         # Those of Keras 3 hold TensorFlow's.
         weights = [
             weight if isinstance(weight, tf.Variable) else weight.value for weight in model.trainable_weights
@@ -59,21 +62,46 @@ class KfacTrainer:
         layers = [
             Layer(numbers[id(layer.kernel)], numbers[id(layer.bias)] if layer.use_bias else None)
             for layer in model.layers
-            if type(layer).__name__ == "Dense" and id(layer.kernel) in numbers
+            if is_dense(layer) and id(layer.kernel) in numbers
         ]
         # Frozen layers have products, too.
         self._learning = {
-            layer.name
-            for layer in model.layers
-            if type(layer).__name__ == "Dense" and id(layer.kernel) in numbers
+            layer.name for layer in model.layers if is_dense(layer) and id(layer.kernel) in numbers
         }
-        self.core = KfacCore(KfacOptions(**options), weights, layers)
+        self.core = KfacCore(KfacOptions.given(**options), weights, layers)
+        self._rate = tf.Variable(0.0, trainable=False, dtype=self.core.dtype)
+        self.learning_rate = learning_rate
+        self._outputs = int(model.output_shape[-1])
         self.nonfinite_steps = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._step = tf.function(self._take_step, jit_compile=jit_compile or None, autograph=False)
 
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next steps."""
+        return float(self._rate.numpy())
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        if (
+            isinstance(rate, bool)
+            or not isinstance(rate, int | float | np.number)
+            or not 0 <= rate < math.inf
+        ):
+            raise ValueError(f"learning_rate is {rate!r}; allowed: a number from 0 up")
+        self._rate.assign(rate)
+
     def step(self, inputs: Any, labels: Any) -> tf.Tensor:
-        """Learns from a batch; the mean loss before the step, scalar."""
-        return self._step(tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels))
+        """Learns from a batch; the mean loss before the step, scalar.
+
+        Raises:
+            ValueError: the batch has no rows, or a shape that the model or the loss does not take.
+        """
+        inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
+        if not inputs.shape.rank or not inputs.shape[0]:
+            raise ValueError("the batch has no rows; allowed: at least one")
+        # At every step: what the graph of a shape does with other values is TensorFlow's to say.
+        check_labels(self._name, labels, tf.TensorShape([inputs.shape[0], self._outputs]))
+        return self._step(inputs, labels)
 
     def _take_step(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         core = self.core
@@ -83,8 +111,7 @@ class KfacTrainer:
         gradients = tape.gradient(mean, core.weights)
 
         def update() -> tf.Tensor:
-            rate = tf.constant(self.learning_rate, core.dtype)
-            core.update(gradients, rate, partial(self._factors, inputs, labels))
+            core.update(gradients, self._rate.read_value(), partial(self._factors, inputs, labels))
             return tf.constant(0, tf.int64)
 
         skipped = tf.cond(all_finite(gradients), update, lambda: tf.constant(1, tf.int64))
@@ -113,3 +140,30 @@ class KfacTrainer:
             )
             for product, one in zip(products, sent, strict=True)
         ]
+
+
+_ADDED = (
+    "kernel_regularizer",
+    "bias_regularizer",
+    "activity_regularizer",
+    "kernel_constraint",
+    "bias_constraint",
+)
+_TRAINING = ("Dropout", "Noise", "BatchNormalization", "Random")
+
+
+def _check_model(model: Any) -> None:
+    """Raises ValueError where a model is not one that the step can run, or has what the step would leave out."""
+    if not is_sequential(model) or not model.built:
+        raise ValueError(f"{type(model).__name__} is no Sequential model that is built; allowed: only that")
+    for layer in model.layers:
+        for what in _ADDED:
+            if getattr(layer, what, None) is not None:
+                raise ValueError(
+                    f"the layer {layer.name} has a {what}; allowed: none (see the option weight_decay)"
+                )
+        if any(word in type(layer).__name__ for word in _TRAINING):
+            raise ValueError(
+                f"the layer {layer.name} ({type(layer).__name__}) is another in training, which K-FAC's step does not "
+                "run; allowed: Dense, and layers that always do the same"
+            )

@@ -4,7 +4,8 @@ A step takes the gradients and, every few steps, the sums of ``kfac.factors`` ov
 then. Weights in no product take AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles
 as well, in float64; one that is not finite, or whose sums are not, leaves the previous one, and is counted. A batch
 with factors that are not finite is left out of all sums; these factors are counted, too. A layer uses AdaGrad's step
-until it has its first inverses.
+until it has its first inverses. Eigenvectors (``form="eigen"``) that XLA computes are less exact than the dtype: its
+iteration ends early, and steps differ by some 1e-6.
 
 Where several workers train the weights, each layer has one owner, by ``ctr.optim.assignment.balanced``. It alone keeps
 the sums and the inverses of the layer, and computes its direction; directions are gathered at each step. Element-wise

@@ -81,6 +81,28 @@ def _softmax_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.nn.softmax(outputs) - tf.one_hot(drawn, outputs.shape[1], dtype=outputs.dtype)
 
 
+def check_labels(loss: str, labels: tf.Tensor, outputs: tf.TensorShape) -> None:
+    """Raises ValueError unless labels have the shape and the values that a loss takes.
+
+    Args:
+        loss: its name.
+        labels: of a batch; their values are looked at outside of graphs alone.
+        outputs: their static shape, [B, C].
+    """
+    rows, columns = outputs.as_list()
+    classes = loss == "categorical_crossentropy" and labels.dtype.is_integer
+    shapes = [[rows], [rows, 1]] if classes else [[rows, columns], *([[rows]] if columns == 1 else [])]
+    if labels.dtype == tf.string or not any(labels.shape.is_compatible_with(shape) for shape in shapes):
+        raise ValueError(
+            f"labels are of shape {labels.shape} and {labels.dtype.name}; allowed for {loss}: numbers of shape "
+            + " or ".join(str(shape) for shape in shapes)
+        )
+    if classes and tf.executing_eagerly():
+        least, most = int(tf.reduce_min(labels)), int(tf.reduce_max(labels))
+        if least < 0 or most >= columns:
+            raise ValueError(f"labels are in {least}..{most}; allowed: 0..{columns - 1}")
+
+
 LOSSES: dict[str, OutputLoss] = {
     "mse": OutputLoss(_squares, _squares_root, _squares_draw),
     "binary_crossentropy": OutputLoss(_logistic, _logistic_root, _logistic_draw),

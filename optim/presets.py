@@ -39,15 +39,18 @@ class Preset:
     Attributes:
         learning_rate: here; where the other one does not normalize its momentum, larger than there.
         options: everything else.
+        tables_are_matrices: whether embedding tables are treated as all other matrices, as there.
     """
 
     learning_rate: float
     options: ShampooOptions
+    tables_are_matrices: bool = True
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of ``Shampoo`` for Keras; tables are matrices like all others."""
-        return {"learning_rate": self.learning_rate, "tables": None, **asdict(self.options)}
+        """The arguments of ``Shampoo`` for Keras."""
+        tables = {"tables": None} if self.tables_are_matrices else {}
+        return {"learning_rate": self.learning_rate, **tables, **asdict(self.options)}
 
 
 def torch_shampoo(
@@ -182,15 +185,34 @@ def jax_shampoo(
     return Preset(learning_rate * scale, ShampooOptions(**options))
 
 
-def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
+def soap(
+    *,
+    learning_rate: float = 3e-3,
+    beta1: float = 0.95,
+    beta2: float = 0.95,
+    epsilon: float = 1e-8,
+    **changed: Any,
+) -> Preset:
     """SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
 
+    Not step by step that of its authors, which takes no step with the first gradient, changes bases after the step and
+    by one power iteration. Bases come as often as Shampoo's roots do; theirs: ``statistics_frequency=1,
+    precondition_frequency=10``. Embedding tables learn by rows.
+
     Args:
+        learning_rate: on Adam's scale.
         beta1: decay of the average of gradients.
-        beta2: decay of the second moments and of the statistics.
+        beta2: decay of the second moments at each step, and of the statistics each time they are collected.
         epsilon: added to the root of the second moments.
-        **changed: other options.
+        **changed: other options of Shampoo.
+
+    Raises:
+        TypeError: Shampoo has no such option.
     """
+    for name in changed:
+        if name not in ShampooOptions.names():
+            allowed = ", ".join(sorted(ShampooOptions.names()))
+            raise TypeError(f"Shampoo has no option {name!r}; allowed: {allowed}")
     options: dict[str, Any] = {
         "eigenvalue_correction": True,
         "grafting": "adam",
@@ -202,7 +224,7 @@ def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **chan
         "damping": "absolute",
         "epsilon": epsilon,
     }
-    return ShampooOptions(**options | changed)
+    return Preset(learning_rate, ShampooOptions(**options | changed), tables_are_matrices=False)
 
 
 def _named(config: Any) -> tuple[str, dict[str, Any]]:

@@ -16,6 +16,14 @@ def is_sequential(model: Any) -> bool:
     return type(model).__name__ == "Sequential" and hasattr(model, "layers")
 
 
+def is_dense(layer: Any) -> bool:
+    """Whether a layer is Keras' own dense one: another of that name may compute anything."""
+    return type(layer).__name__ == "Dense" and type(layer).__module__.partition(".")[0] in (
+        "keras",
+        "tf_keras",
+    )
+
+
 def record_sequential(
     model: Any, inputs: tf.Tensor, slopes: bool = False
 ) -> tuple[tf.Tensor, Sequence[Product]]:
@@ -42,7 +50,11 @@ def _record_layers(
     values, products = inputs, []
     tape = None
     for layer in model.layers:
-        if type(layer).__name__ != "Dense":
+        if not layer.built:
+            raise ValueError(
+                f"the layer {layer.name} is not built; allowed: a model that is built or was called"
+            )
+        if not is_dense(layer):
             if layer.trainable_weights:
                 raise ValueError(
                     f"the layer {layer.name} ({type(layer).__name__}) has trainable weights whose gradients by rows "
@@ -58,6 +70,11 @@ def _record_layers(
             stack.close()
             products[-1] = products[-1]._replace(slope=_slope(tape, products[-1].outputs, values))
         matrix = tf.convert_to_tensor(layer.kernel)
+        if values.dtype == tf.string or values.shape[1] != matrix.shape[0]:
+            raise ValueError(
+                f"the layer {layer.name} has inputs of shape {values.shape} and {values.dtype.name}; allowed: numbers "
+                f"of shape [rows, {matrix.shape[0]}]"
+            )
         values = tf.cast(values, matrix.dtype)
         outputs = tf.matmul(values, matrix)
         if layer.use_bias:
@@ -86,7 +103,8 @@ def _slope(tape: tf.GradientTape, outputs: tf.Tensor, following: tf.Tensor) -> t
         for sent in (tf.ones_like(outputs), weights)
     ]
     gap = tf.reduce_max(tf.abs(found[1] - weights * found[0]))
-    return found[0] if gap <= 1e-4 * tf.reduce_max(tf.abs(found[1])) else None
+    # Numbers that are not finite say nothing of it, and stay what they are.
+    return None if gap > 1e-4 * tf.reduce_max(tf.abs(found[1])) else found[0]
 
 
 def refuse_probabilities(model: Any, loss: str) -> None:
@@ -95,7 +113,7 @@ def refuse_probabilities(model: Any, loss: str) -> None:
         return
     last = model.layers[-1]
     activation = getattr(getattr(last, "activation", None), "__name__", type(last).__name__.lower())
-    if activation in _PROBABILITIES:
+    if activation.removesuffix("_v2") in _PROBABILITIES:
         raise ValueError(
             f"the last layer {last.name} has the activation {activation}, and {loss} takes logits; allowed: no "
             "activation behind the last product"

@@ -244,3 +244,14 @@ def test_options_are_checked():
         AdafactorOptions(decay_power=1.0)
     with pytest.raises(ValueError, match="factored is 1; allowed: True, False"):
         AdafactorOptions(factored=1)
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    weight = tf.Variable(tf.ones([3, 4]))
+    core = AdafactorCore(AdafactorOptions(), [weight])
+    for shape in ([1, 4], [4, 3]):
+        with pytest.raises(
+            ValueError, match=r"gradient 0 is of shape .*; allowed: that of its weight, \(3, 4\)"
+        ):
+            core.update([tf.ones(shape)], 0.1)
+    assert (weight.numpy() == 1).all()

@@ -317,3 +317,112 @@ def test_what_is_not_defined_is_refused():
         ValueError, match="kfra requires that nothing but element-wise functions follows head"
     ):
         statistics_of(TwoCrosses(), "binary_crossentropy", data, ("kfra",))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_loss_that_is_reduced_or_does_not_depend_on_the_outputs_is_refused():
+    model, (inputs, labels) = make(), batch("mse")
+
+    def of_rows(labels, outputs):
+        return tf.reduce_mean(tf.square(outputs - labels), axis=1)
+
+    found = statistics_of(model, of_rows, (inputs, labels), ["gradient"])
+    expected = statistics_of(model, "mse", (inputs, labels), ["gradient"])
+    for one, other in zip(by_weight(found), by_weight(expected), strict=True):
+        np.testing.assert_allclose(one["gradient"], other["gradient"], rtol=1e-12, atol=1e-14)
+    for loss, message in (
+        (keras.losses.MeanSquaredError(), r"returned the shape \[\]; allowed: the loss of each row, \[7\]"),
+        (lambda labels, outputs: tf.square(outputs - labels), r"returned the shape \[7, 3\]"),
+        (
+            lambda labels, outputs: tf.constant(np.square(outputs.numpy())[:, 0]),
+            "does not depend on the outputs",
+        ),
+        (None, "loss is None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            statistics_of(model, loss, (inputs, labels), ["gradient"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "message"),
+    [
+        ("mse", np.zeros((3, 7)), r"labels are of shape \(3, 7\).*of shape \[7, 3\]"),
+        ("mse", np.zeros(21), r"labels are of shape \(21,\)"),
+        ("binary_crossentropy", np.zeros((1, 3)), r"labels are of shape \(1, 3\)"),
+        ("categorical_crossentropy", np.arange(7), r"labels are in 0..6; allowed: 0..2"),
+        (
+            "categorical_crossentropy",
+            np.zeros(6, np.int64),
+            r"allowed for categorical_crossentropy: .*\[7\] or \[7, 1\]",
+        ),
+        ("categorical_crossentropy", np.full(7, "a"), "labels are of shape"),
+    ],
+)
+def test_labels_of_another_shape_or_class_are_refused(loss, labels, message):
+    with pytest.raises(ValueError, match=message):
+        statistics_of(make(), loss, (batch("mse")[0], labels), ["gradient"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": np.arange(6)}, r"groups is of shape \[6\]"),
+        ({"groups": [0, 0, 1, 1, 2, 2, -1]}, "whole number from 0 up"),
+        ({"groups": [0, 0, 1, 1, 3, 3, 3]}, "leaves out numbers"),
+        ({"samples": 0}, "samples is 0"),
+        ({"quantities": "gradient"}, "allowed: a list of names"),
+        ({"batch": (np.zeros((0, 2, 3)), np.zeros((0, 3)))}, "the batch has no rows"),
+        (
+            {"batch": (np.zeros((7, 5)), np.zeros((7, 3)))},
+            r"the layer first has inputs of shape \(7, 5\).*\[rows, 6\]",
+        ),
+        ({"batch": np.zeros((7, 2, 3))}, "allowed: inputs and labels"),
+    ],
+)
+def test_other_arguments_that_are_refused(changes, message):
+    given = {"batch": batch("mse"), "quantities": ["gradient"], **changes}
+    with pytest.raises(ValueError, match=message):
+        statistics_of(make(), "mse", given.pop("batch"), **given)
+
+
+def test_a_layer_of_ones_own_that_is_called_dense_is_no_dense_layer():
+    class Dense(keras.layers.Dense):
+        def call(self, inputs):
+            return super().call(inputs) ** 2
+
+    model = keras.Sequential([Dense(2), keras.layers.Dense(1)])
+    model.build([None, 3])
+    with pytest.raises(ValueError, match="has trainable weights whose gradients"):
+        statistics_of(model, "mse", (np.zeros((2, 3)), np.zeros((2, 1))), ["gradient"])
+
+
+def test_the_activation_softmax_is_known_by_either_name():
+    model = keras.Sequential([keras.layers.Dense(3, activation=tf.nn.softmax)])
+    model.build([None, 2])
+    with pytest.raises(ValueError, match="takes logits"):
+        statistics_of(
+            model, "categorical_crossentropy", (np.zeros((2, 2)), np.zeros(2, np.int64)), ["gradient"]
+        )
+
+
+def test_the_variance_of_rows_that_are_nearly_the_same():
+    """In float32 a difference of squares would leave rounding alone, and less than nothing."""
+    keras.backend.set_floatx("float32")
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.build([None, 3])
+    rng = np.random.default_rng(5)
+    inputs = (100 + 1e-3 * rng.normal(size=(50, 3))).astype(np.float32)
+    labels = np.zeros((50, 2), np.float32)
+    found = next(iter(statistics_of(model, "mse", (inputs, labels), ["variance"]).values())).weight[
+        "variance"
+    ]
+    kernel, bias = (weight.numpy().astype(np.float64) for weight in model.trainable_weights)
+    outputs = inputs.astype(np.float64) @ kernel + bias
+    each = np.einsum("ni,nj->nij", inputs.astype(np.float64), outputs)
+    np.testing.assert_allclose(found, each.var(axis=0), rtol=1e-2)
+    assert found.dtype == np.float32
+    same = np.repeat(inputs[:1], 50, axis=0)
+    (again,) = statistics_of(model, "mse", (same, labels), ["variance"]).values()
+    assert (again.weight["variance"] >= 0).all() and again.weight["variance"].max() < 1e-4

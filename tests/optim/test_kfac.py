@@ -325,3 +325,48 @@ def test_workers_divide_the_layers_and_take_the_steps_of_one_process(size, form,
     held = [sum(rank[name].size for name in divided) for rank in found]
     assert sum(held) == sum(one[name].size for name in divided)
     assert sum(size > 0 for size in held) == min(size, 3)
+
+
+def test_the_learning_rate_can_be_changed_between_steps():
+    model = make()
+    trainer = KfacTrainer(model, "mse", 0.1)
+    inputs, labels = batches(1)[0]
+    trainer.step(inputs, labels)
+    before = [weight.numpy() for weight in model.trainable_weights]
+    trainer.learning_rate = 0.0
+    trainer.step(inputs, labels)
+    assert trainer.learning_rate == 0.0
+    assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.trainable_weights, strict=True))
+    for rate in (-1.0, float("nan"), "0.1", None):
+        with pytest.raises(ValueError, match="allowed: a number from 0 up"):
+            trainer.learning_rate = rate
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda: keras.layers.Dropout(0.5), r"\(Dropout\) is another in training"),
+        (lambda: keras.layers.Dense(2, kernel_regularizer="l2"), "has a kernel_regularizer"),
+        (lambda: keras.layers.Dense(2, bias_constraint="non_neg"), "has a bias_constraint"),
+    ],
+)
+def test_what_the_step_would_leave_out_is_refused(layer, message):
+    model = keras.Sequential([layer(), keras.layers.Dense(1)])
+    model.build([None, 3])
+    with pytest.raises(ValueError, match=message):
+        KfacTrainer(model, "mse", 0.1)
+
+
+def test_other_models_options_and_batches_that_are_refused():
+    inputs = keras.Input([3])
+    with pytest.raises(ValueError, match="no Sequential model that is built"):
+        KfacTrainer(keras.Model(inputs, keras.layers.Dense(1)(inputs)), "mse", 0.1)
+    with pytest.raises(TypeError, match=r"K-FAC has no option 'dampning'; allowed: .*damping"):
+        KfacTrainer(make(), "mse", 0.1, dampning=1)
+    trainer = KfacTrainer(make(), "mse", 0.1)
+    inputs, labels = batches(1)[0]
+    with pytest.raises(ValueError, match="the batch has no rows"):
+        trainer.step(inputs[:0], labels[:0])
+    with pytest.raises(ValueError, match="labels are of shape"):
+        trainer.step(inputs, labels[:-1])
+    assert int(trainer.core.step) == 0

@@ -461,6 +461,14 @@ def test_arguments_are_those_of_the_optimizer_for_keras():
 
 
 def test_soap_is_made_of_options():
-    options = presets.soap(beta2=0.9, block_size=64)
+    from ctr.optim import Shampoo
+
+    preset = presets.soap(learning_rate=0.01, beta2=0.9, block_size=64)
+    options = preset.options
     assert isinstance(options, ShampooOptions)
+    optimizer = Shampoo(**preset.arguments)
+    assert (optimizer.options, float(optimizer.learning_rate)) == (options, pytest.approx(0.01))
+    assert optimizer.tables is not None
+    with pytest.raises(TypeError, match=r"Shampoo has no option 'foo'; allowed: .*beta1"):
+        presets.soap(foo=1)
     assert (options.eigenvalue_correction, options.grafted_norm, options.block_size) == (True, False, 64)
