@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from ctr.optim.options import ShampooOptions
+from ctr.optim.options import MergeOrder, ShampooOptions
 
 Shape = tuple[int, ...]
 
@@ -109,13 +109,17 @@ class Stack:
         return tuple(index for index, region in self.members for _ in range(region.blocks))
 
 
-def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
-    """Drops dimensions of 1 and merges neighbors, from the left, while their product is at most ``limit``.
+def merge_dimensions(shape: Sequence[int], limit: int | None, order: MergeOrder = "left") -> Shape:
+    """Drops dimensions of 1 and merges neighbors, from one end, while their product is at most ``limit``.
 
     Example:
         >>> merge_dimensions((1, 3, 4, 5), limit=12)
         (12, 5)
+        >>> merge_dimensions((1, 3, 4, 5), limit=20, order="right")
+        (3, 20)
     """
+    if order == "right":
+        return merge_dimensions(shape[::-1], limit)[::-1]
     merged: list[int] = []
     for size in shape:
         if size == 1:
@@ -155,11 +159,17 @@ def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
 def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
     """The layout of a tensor of a (static) shape. Vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
-    merged = merge_dimensions(shape, options.merge_dimensions)
-    if options.precondition_vectors and not merged:
+    skips, merges = options.large_dimensions == "skip", options.merge_dimensions is not None
+    merged = merge_dimensions(shape, options.merge_dimensions, options.merge_order)
+    if options.dimensions_of_one == "keep" and not merges:
+        merged = shape
+    # Merging makes a vector of a scalar in PyTorch's version; in JAX's, which skips, a scalar is never preconditioned.
+    if options.precondition_vectors and not merged and (shape or (merges and not skips)):
         merged = (1,)
-    axes, diagonal = _preconditioned(merged, options)
-    if options.large_dimensions == "skip" and max(shape, default=1) > options.max_dimension:
+    # JAX's version judges by the tensor itself, before anything is merged.
+    vectors = options.precondition_vectors or (skips and merges and len(shape) > 1)
+    axes, diagonal = _preconditioned(merged, options, vectors)
+    if skips and max(shape, default=1) > options.max_dimension:
         axes = diagonal = ()
     split = split_evenly if options.block_split == "balanced" else split_fully
     parts = tuple(
@@ -169,12 +179,15 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
     return TensorLayout(shape, merged, axes, parts, diagonal)
 
 
-def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions that are preconditioned by matrices and by diagonals."""
-    least = 1 if options.precondition_vectors else 2
+def _preconditioned(
+    merged: Shape, options: ShampooOptions, vectors: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions that are preconditioned by matrices and by diagonals; ``vectors``: even where there is one."""
+    least = 1 if vectors else 2
+    skips = options.large_dimensions == "skip"
     if len(merged) < least or 0 in merged or options.start_preconditioning_step is None:
         return (), ()
-    axes = tuple(axis for axis, size in enumerate(merged) if size <= options.max_dimension)
+    axes = tuple(axis for axis, size in enumerate(merged) if skips or size <= options.max_dimension)
     if axes == (0, 1) == tuple(range(len(merged))) and options.left_share in (0.0, 1.0):
         return ((0,) if options.left_share == 1.0 else (1,)), ()
     if options.large_dimensions != "diagonal":

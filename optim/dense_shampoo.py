@@ -33,6 +33,8 @@ _STATISTICS = (
     "block_size",
     "max_dimension",
     "merge_dimensions",
+    "merge_order",
+    "dimensions_of_one",
     "beta2",
     "epsilon",
     "exponent_override",

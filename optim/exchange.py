@@ -193,7 +193,7 @@ def _compute_on_device(options: ShampooOptions, division: Division, state: Shamp
         certified = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
         root.assign(tf.where(certified, computed, root))
         residuals.append(residual)
-        nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]))
+        nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
     residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
     good = sent & (residual <= TOLERANCE)
     now = dict(zip(STATUS, tf.unstack(status, num=len(STATUS)), strict=True))

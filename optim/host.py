@@ -116,9 +116,12 @@ class HostPipeline:
             # Not by BLAS, whose sums depend on its number of threads, and that on whether roots are computed.
             norm = float(np.sqrt(np.sum(np.square(total))))
             # No gradient yet, as in crosses that are still switched off: not a fault.
-            if norm == 0 and not exchange.identity:
+            if norm == 0 and not exchange.identity and not self.options.damps_zero:
                 continue
-            if status[_CERTIFIED, matrix] and status[_DRIFT, matrix] <= self.options.drift_bound * norm:
+            # What statistics begin with decays even where no gradient comes.
+            fades = norm == 0 and exchange.identity > 0 and self.options.beta2 < 1.0
+            still = status[_DRIFT, matrix] <= self.options.drift_bound * norm
+            if status[_CERTIFIED, matrix] and still and not fades:
                 exchange.count("skipped")
                 continue
             status[_SENT, matrix] = 1
@@ -182,7 +185,11 @@ class HostPipeline:
         begun = time.perf_counter()
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
         with one_blas_thread():
-            if factor.basis:
+            if not statistics.any():
+                # Absolute damping is all that there is.
+                scale = 1.0 if factor.basis else self.options.epsilon**-factor.exponent
+                root = Root(scale * np.eye(factor.size), 0.0, "eigh", 1.0, ())
+            elif factor.basis:
                 root = eigenbasis(statistics)
             else:
                 root = self.solve(

@@ -13,6 +13,8 @@ FactorUpdate = Literal["shampoo", "kl", "kl_undivided"]
 Damping = Literal["relative", "absolute"]
 LargeDimensions = Literal["none", "diagonal", "skip"]
 BlockSplit = Literal["balanced", "full"]
+MergeOrder = Literal["left", "right"]
+DimensionsOfOne = Literal["drop", "keep"]
 GraftingScope = Literal["tensor", "block"]
 WeightDecayKind = Literal["decoupled", "coupled"]
 Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
@@ -98,6 +100,9 @@ class ShampooOptions:
             statistics alone (PT 4.2.3); with ``skip`` the whole tensor takes the grafted step (PT 4.2.2).
         precondition_vectors: vectors get a full matrix, too, with the exponent 1/2; else they take the grafted step.
         merge_dimensions: neighboring dimensions are merged while their product is at most this; None: never.
+        merge_order: whether neighbors are merged from the left or, as in newer versions for PyTorch, from the right.
+        dimensions_of_one: what becomes of dimensions of 1 where nothing is merged. ``drop``: they do not count, so
+            that a [256, 1] kernel is a vector; ``keep``: they do, as in other implementations.
         beta1: decay of the moving average of the gradient that is preconditioned (PT 3.1.1); 0: no average.
         beta3: the weight of that average in what is preconditioned, beta3 M + (1 - beta3) G with the average M from
             before the step; None: as ``beta1``, which makes it the average itself.
@@ -169,6 +174,8 @@ class ShampooOptions:
     large_dimensions: LargeDimensions = "none"
     precondition_vectors: bool = False
     merge_dimensions: Annotated[int, Whole(1, 2**31)] | None = None
+    merge_order: MergeOrder = "left"
+    dimensions_of_one: DimensionsOfOne = "drop"
     beta1: Decay = 0.0
     beta3: _Share | None = None
     bias_correction: bool = True
@@ -329,6 +336,11 @@ class ShampooOptions:
     def decay(self) -> float:
         """``weight_decay`` where it is decoupled."""
         return self.weight_decay if self.weight_decay_kind == "decoupled" else 0.0
+
+    @property
+    def damps_zero(self) -> bool:
+        """Whether a matrix of zeros has a root: that of its damping."""
+        return self.damping == "absolute" and self.epsilon > 0
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -10,16 +10,17 @@ and the name of the enumeration's member. What cannot be the same here is refuse
 
 Steps are equal in exact arithmetic, as long as no root fails: here none is used without its certificate, and none is
 computed again with more damping. This is tested against replays that were written from the sources of these
-implementations, not against the implementations themselves. Weights of a shape like [n, 1] are excluded where
-dimensions are not merged: there they are matrices with a side of one, here always vectors.
+implementations; once it was checked beside google-research/precondition itself. Where that computes roots by its own
+iteration (``eigh`` False), some fail at conditions from about 1000 on, and it damps these more. Without a graft,
+versions for PyTorch of 2024 take no step before the first roots, newer ones and this one plain gradients.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ctr.optim.options import ShampooOptions
+from ctr.optim.options import MergeOrder, ShampooOptions
 
 _SYNCHRONOUS: dict[str, Any] = {
     "asynchronous": False,
@@ -30,6 +31,29 @@ _SYNCHRONOUS: dict[str, Any] = {
 }
 """Every root comes from the statistics of its own step, and is computed anew."""
 _LARGEST = 65536
+_HIGHEST_ORDER = 3
+"""Dimensions of a weight up to which exponents by order have to be listed."""
+_TORCH_IGNORED = (
+    *("distributed_config", "precision_config", "preconditioner_dtype", "shampoo_pt2_compile_config"),
+    *("shampoo_runtime_config", "use_pin_memory", "use_protected_eigh", "use_pytorch_compile"),
+    *("track_root_inv_residuals", "num_tolerated_failed_amortized_computations"),
+)
+_JAX_IGNORED = (
+    *("batch_axis_name", "best_effort_memory_usage_reduction", "eigh", "generate_training_metrics"),
+    *(
+        "inverse_failure_threshold",
+        "mesh_axis_names",
+        "num_devices_for_pjit",
+        "precision",
+        "reuse_preconditioner",
+    ),
+    *(
+        "shard_optimizer_states",
+        "statistics_partition_spec",
+        "preconditioner_partition_spec",
+        "tensordot_precision",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -74,18 +98,38 @@ def torch_shampoo(
     grafting_config: Any = None,
     use_merge_dims: bool = True,
     preconditioner_config: Any = None,
+    merge_order: MergeOrder = "left",
+    iterate_averaging_config: Any = None,
+    **ignored: Any,
 ) -> Preset:
-    """A configuration of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own.
+    """A configuration of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own, but one.
+
+    Args:
+        merge_order: not its own: whether its version merges dimensions from the left or, as the newest, from the right.
+        **ignored: arguments that say where and how it computes, not what.
 
     Raises:
         ValueError: something has no equal here.
+        TypeError: it has no such argument.
     """
+    _refuse_unknown("DistributedShampoo", ignored, _TORCH_IGNORED)
+    if iterate_averaging_config is not None:
+        if momentum:
+            raise ValueError("iterate_averaging_config and momentum exclude each other")
+        momentum, dampening, use_nesterov = _classic_momentum(iterate_averaging_config)
     method = _preconditioner(preconditioner_config)
     beta1, beta2 = betas
     start = precondition_frequency if start_preconditioning_step == -1 else start_preconditioning_step
     block_size = _LARGEST if math.isinf(max_preconditioner_dim) else int(max_preconditioner_dim)
     if inv_root_override and "exponent_override" in method:
         raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
+    is_square_root = not method.get("eigenvalue_correction") or method.get("exponent_override", 2) == 2
+    if not is_square_root and grafting_config is None and start > 1:
+        raise ValueError(
+            "there is no equal here of an inverse_exponent_override other than 1/2 of "
+            "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the "
+            "steps have that exponent, too; allowed: start_preconditioning_step 1"
+        )
     options = {
         **_SYNCHRONOUS,
         **_torch_graft(
@@ -100,11 +144,14 @@ def torch_shampoo(
         "epsilon": epsilon,
         "momentum": momentum,
         "nesterov": use_nesterov and momentum > 0,
-        "weight_decay": weight_decay,
+        # INDEPENDENT: weight_decay / peak_lr times the weights, and the peak is the rate at the start.
+        "weight_decay": weight_decay / lr if _member(weight_decay_type) == "INDEPENDENT" else weight_decay,
         "weight_decay_kind": _weight_decay(weight_decay_type, use_decoupled_weight_decay),
         "block_size": block_size,
         "max_dimension": _LARGEST,
         "merge_dimensions": block_size if use_merge_dims else None,
+        "merge_order": merge_order,
+        "dimensions_of_one": "keep",
         "precondition_vectors": True,
         "precondition_frequency": precondition_frequency,
         "start_preconditioning_step": start,
@@ -141,14 +188,21 @@ def jax_shampoo(
     relative_matrix_epsilon: bool = True,
     merge_small_dims_block_size: int = 4096,
     clip_by_scaled_gradient_norm: float | None = None,
+    **ignored: Any,
 ) -> Preset:
     """A configuration of ``distributed_shampoo`` for JAX; arguments and defaults are its own.
 
+    Args:
+        **ignored: arguments that say where and how it computes, not what.
+
     Raises:
         ValueError: something has no equal here.
+        TypeError: it has no such argument.
     """
+    _refuse_unknown("distributed_shampoo", ignored, _JAX_IGNORED)
     refused = {
-        "clip_by_scaled_gradient_norm; allowed: None": clip_by_scaled_gradient_norm is not None,
+        "a learning_rate that is no number; allowed: a number": callable(learning_rate),
+        "clip_by_scaled_gradient_norm; allowed: None": bool(clip_by_scaled_gradient_norm),
         "decoupled_weight_decay; allowed: False": decoupled_weight_decay and weight_decay > 0,
         "decoupled_learning_rate False; allowed: True": not decoupled_learning_rate,
         "statistics_compute_steps above 1; allowed: 1": statistics_compute_steps != 1,
@@ -169,10 +223,11 @@ def jax_shampoo(
         "epsilon": matrix_epsilon,
         "damping": "relative" if relative_matrix_epsilon else "absolute",
         "weight_decay": weight_decay,
-        "block_size": block_size,
+        "block_size": block_size if block_size > 0 else _LARGEST,
         "max_dimension": min(skip_preconditioning_dim_size_gt, _LARGEST),
         "large_dimensions": "skip",
         "merge_dimensions": merge_small_dims_block_size if best_effort_shape_interpretation else None,
+        "dimensions_of_one": "keep",
         "precondition_vectors": skip_preconditioning_rank_lt == 1,
         "precondition_frequency": preconditioning_compute_steps,
         # Steps are counted from 0 there.
@@ -227,6 +282,24 @@ def soap(
     return Preset(learning_rate, ShampooOptions(**options | changed), tables_are_matrices=False)
 
 
+def _refuse_unknown(what: str, given: Mapping[str, Any], ignored: Sequence[str]) -> None:
+    for name in given:
+        if name not in ignored:
+            raise TypeError(
+                f"{what} has no argument {name!r} that is known here; ignored are {', '.join(ignored)}"
+            )
+
+
+def _classic_momentum(config: Any) -> tuple[float, float, bool]:
+    """Momentum, dampening and whether it is Nesterov's, of the newest versions' averaging."""
+    name, fields = _named(config)
+    if name != "ClassicMomentumConfig":
+        raise ValueError(f"iterate_averaging_config is {name}; allowed: ClassicMomentumConfig")
+    found = fields.pop("momentum", 0.5), fields.pop("dampening", 0.0), fields.pop("use_nesterov", False)
+    _refuse_others(name, fields)
+    return found
+
+
 def _named(config: Any) -> tuple[str, dict[str, Any]]:
     """The class name and the fields of a configuration object, or of a mapping in its place."""
     if isinstance(config, Mapping):
@@ -260,10 +333,14 @@ def _torch_graft(
     if kind == "adagrad":
         options |= {"initial_accumulator": 0.0, "adagrad_epsilon": fields.pop("epsilon", 1e-10)}
     elif kind != "sgd":
-        options |= {
-            "grafting_beta2": fields.pop("beta2", 0.99 if kind == "rmsprop" else 0.999),
-            "grafting_epsilon": fields.pop("epsilon", 1e-8),
-        }
+        _drop_unless_changed(name, fields, {"drop_weighting_factor_on_gsquare": False})
+        decay = fields.pop("beta2", 0.99 if kind == "rmsprop" else 0.999)
+        added = fields.pop("epsilon", 1e-8 if name.endswith("GraftingConfig") else 1e-10)
+        if decay == 1.0:
+            # They add up there, without a correction.
+            options |= {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": added}
+        else:
+            options |= {"grafting_beta2": decay, "grafting_epsilon": added}
     _refuse_others(name, fields)
     return options
 
@@ -355,18 +432,34 @@ def _preconditioner(config: Any) -> dict[str, Any]:
 
 def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:
     """One exponent for tensors of all orders: here they have one number for all."""
-    if not overrides:
-        return {}
-    values = list(overrides.values())
     corrected = name.startswith("EigenvalueCorrected")
-    # Orders that are not listed have 1/2 where second moments are corrected, and vectors 1/2 in any case.
-    listed = values if 1 in overrides else [*values, 0.5]
-    same = all(isinstance(value, int | float) and value == values[0] for value in listed)
-    p = round(1 / values[0]) if same and values[0] else 0
-    if not p or not math.isclose(1 / p, values[0]) or (not corrected and not {1, 2} & set(overrides)):
+
+    def default(order: int) -> float:
+        return 0.5 if corrected else 1 / (2 * max(order, 1))
+
+    exponents = {}
+    for order, value in overrides.items():
+        along = (
+            [value.get(axis, default(order)) for axis in range(order)]
+            if isinstance(value, Mapping)
+            else [value]
+        )
+        is_one = all(isinstance(one, int | float) and one == along[0] for one in along)
+        exponents[order] = (along[0] if along else default(order)) if is_one else math.nan
+    if all(math.isclose(value, default(order)) for order, value in exponents.items()):
+        return {}
+    # Orders that are not listed have their own.
+    listed = [exponents.get(order, default(order)) for order in range(1, max(exponents) + 1)]
+    p = round(1 / listed[0]) if listed and listed[0] > 0 else 0
+    if not p or not all(math.isclose(value, 1 / p) for value in listed):
         raise ValueError(
-            f"inverse_exponent_override is {dict(overrides)!r}; allowed: one exponent 1/p, the same for all orders, "
-            "where that of vectors is 1/2 if it is not listed"
+            f"inverse_exponent_override is {dict(overrides)!r}; allowed: one exponent 1/p, the same for all orders up "
+            "to that of the weight with the most dimensions"
+        )
+    if max(exponents) < _HIGHEST_ORDER:
+        raise ValueError(
+            f"inverse_exponent_override is {dict(overrides)!r}; allowed: all orders up to {_HIGHEST_ORDER}, since "
+            "those that are not listed have another exponent"
         )
     return {"exponent_override": p}
 
@@ -374,7 +467,7 @@ def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:
 def _weight_decay(kind: Any, decoupled: bool) -> str:
     if kind is None:
         return "decoupled" if decoupled else "coupled"
-    kinds = {"L2": "coupled", "DECOUPLED": "decoupled"}
+    kinds = {"L2": "coupled", "DECOUPLED": "decoupled", "INDEPENDENT": "decoupled"}
     if _member(kind) not in kinds:
         raise ValueError(f"weight_decay_type is {_member(kind)}; allowed: {', '.join(kinds)}")
     return kinds[_member(kind)]

@@ -60,6 +60,8 @@ CHOICES = {
     "grafting": ("adagrad", "sgd", "rmsprop", "adam", "lars", "lamb", "sign"),
     "block_split": ("balanced", "full"),
     "large_dimensions": ("none", "diagonal", "skip"),
+    "merge_order": ("left", "right"),
+    "dimensions_of_one": ("drop", "keep"),
     "factor_update": ("shampoo", "kl", "kl_undivided"),
     "basis_change": ("project", "keep"),
     "damping": ("relative", "absolute"),

@@ -8,6 +8,7 @@ import pytest
 
 import shampoo_reference as reference
 from ctr.optim import presets
+from ctr.optim.blocking import lay_out_tensor
 from ctr.optim.options import ShampooOptions
 
 SHAPES = [(7, 5), (6,), (3, 2, 4), (1,), (9, 1)]
@@ -19,14 +20,14 @@ def along(tensor, axis, matrix):
 
 
 def blocks_of(shape, limit, merge):
-    """The merged shape, and the slices of blocks of exactly ``limit``, with what is left over."""
+    """The shape, merged if asked to, and the slices of blocks of exactly ``limit``, with what is left over."""
     merged = []
-    for size in shape:
+    for size in reversed(shape) if merge == "right" else shape:
         if merge and merged and merged[-1] * size <= limit:
             merged[-1] *= size
-        elif size != 1:
+        elif size != 1 or not merge:
             merged.append(size)
-    merged = merged or [1]
+    merged = (merged[::-1] if merge == "right" else merged) or [1]
     cuts = [[slice(b, min(b + limit, n)) for b in range(0, n, limit)] for n in merged]
     return merged, list(itertools.product(*cuts))
 
@@ -200,6 +201,27 @@ TORCH = {
         },
         {"betas": (0.0, 0.9), "method": "kl", "exponent": 1 / 2, "graft": ("sgd", 0, 0)},
     ),
+    "merging from the right, a sum as graft, newest names": (
+        {
+            "merge_order": "right",
+            "max_preconditioner_dim": 8,
+            "betas": (0.0, 0.9),
+            "grafting_config": {"type": "RMSpropPreconditionerConfig", "beta2": 1.0, "epsilon": 1e-3},
+            "iterate_averaging_config": {"type": "ClassicMomentumConfig", "momentum": 0.6, "dampening": 0.1},
+            "weight_decay": 0.01,
+            "weight_decay_type": "INDEPENDENT",
+            "distributed_config": None,
+        },
+        {
+            "merge": "right",
+            "limit": 8,
+            "betas": (0.0, 0.9),
+            "graft": ("adagrad", 0, 1e-3),
+            "momentum": (0.6, 0.1),
+            # Times the rate, it is what is given.
+            "weight_decay": 0.01 / 0.05,
+        },
+    ),
 }
 
 
@@ -335,6 +357,19 @@ JAX = {
 }
 
 
+JAX_COMMON = {
+    "learning_rate": 0.05,
+    "block_size": 5,
+    "beta2": 0.9,
+    "diagonal_epsilon": 1e-3,
+    "matrix_epsilon": 1e-2,
+    "preconditioning_compute_steps": 3,
+    "skip_preconditioning_dim_size_gt": 100,
+    "best_effort_shape_interpretation": False,
+    "eigh": True,
+}
+
+
 def compare(preset, expected, start, history):
     core = reference.make_core(preset.options, start)
     found = reference.train(core, history, preset.learning_rate)
@@ -366,20 +401,71 @@ def test_the_steps_are_those_of_pytorchs(case):
 @pytest.mark.parametrize("case", JAX)
 def test_the_steps_are_those_of_jax(case):
     given, c = JAX[case]
-    # What is flat in one dimension alone is a vector here and a matrix there.
-    shapes = [(7, 5), (6,), (3, 2, 4)]
-    start, history = reference.initial(shapes), reference.drifting(shapes, STEPS, condition=10.0)
-    common = {
-        "learning_rate": 0.05,
-        "block_size": 5,
-        "beta2": 0.9,
-        "diagonal_epsilon": 1e-3,
-        "matrix_epsilon": 1e-2,
-        "preconditioning_compute_steps": 3,
-        "skip_preconditioning_dim_size_gt": 100,
-        "best_effort_shape_interpretation": False,
-    }
-    compare(presets.jax_shampoo(**common | given), jax_replay(c, start, history), start, history)
+    start, history = reference.initial(SHAPES), reference.drifting(SHAPES, STEPS, condition=10.0)
+    compare(presets.jax_shampoo(**JAX_COMMON | given), jax_replay(c, start, history), start, history)
+
+
+def without_some(history, steps):
+    """Gradients that are zero at first, in some blocks of a matrix and in a vector."""
+    for gradients in history[:steps]:
+        gradients[0][:5] = 0.0
+        gradients[1][:] = 0.0
+    return history
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [{}, {"grafting_config": {"type": "SGDGraftingConfig"}}])
+def test_blocks_without_gradients_have_the_roots_of_their_damping(given):
+    start = reference.initial(SHAPES)
+    history = without_some(reference.drifting(SHAPES, STEPS, condition=10.0), 13)
+    c = {"graft": ("sgd", 0, 0) if given else (None, 0, 0), "betas": (0.0, 0.9)}
+    preset = presets.torch_shampoo(
+        lr=0.05,
+        betas=(0.0, 0.9),
+        epsilon=1e-3,
+        max_preconditioner_dim=5,
+        precondition_frequency=4,
+        **given,
+    )
+    compare(preset, torch_replay(c, start, history), start, history)
+    compare(presets.jax_shampoo(**JAX_COMMON), jax_replay({}, start, history), start, history)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "exponent"),
+    [
+        ({1: 0.5}, None),
+        ({2: 0.25, 1: 0.5}, None),
+        ({2: {0: 0.25, 1: 0.25}}, None),
+        ({1: 0.5, 2: 0.5, 3: 0.5}, 2),
+        ({2: 0.5, 3: {0: 0.5, 1: 0.5, 2: 0.5}}, 2),
+    ],
+)
+def test_exponents_by_order(overrides, exponent):
+    config = {"type": "RootInvShampooPreconditionerConfig", "inverse_exponent_override": overrides}
+    preset = presets.torch_shampoo(preconditioner_config=config)
+    assert preset.options.exponent_override == exponent
+
+
+def test_how_tensors_are_laid_out():
+    def axes(options, shape):
+        layout = lay_out_tensor(shape, options)
+        return layout.merged, layout.axes
+
+    torch = presets.torch_shampoo(max_preconditioner_dim=8).options
+    single = presets.torch_shampoo(max_preconditioner_dim=8, use_merge_dims=False).options
+    jax = presets.jax_shampoo(
+        learning_rate=0.1,
+        block_size=8,
+        merge_small_dims_block_size=16,
+        skip_preconditioning_rank_lt=2,
+        skip_preconditioning_dim_size_gt=10,
+    ).options
+    assert axes(torch, (4, 1, 2)) == ((8,), (0,)) and axes(torch, ()) == ((1,), (0,))
+    assert axes(single, (4, 1)) == ((4, 1), (0, 1)) and axes(single, ()) == ((), ())
+    # By the tensor itself, not by what is left of it: its order, and its longest dimension.
+    assert axes(jax, (4, 4)) == ((16,), (0,)) and axes(jax, (16,))[1] == () and axes(jax, (11, 2))[1] == ()
+    assert axes(ShampooOptions(), (4, 1)) == ((4,), ())
 
 
 @pytest.mark.parametrize(
@@ -395,6 +481,33 @@ def test_the_steps_are_those_of_jax(case):
             {"preconditioner_config": {"type": "SpectralDescentPreconditionerConfig"}},
             "is Spectral",
         ),
+        (
+            "torch_shampoo",
+            {
+                "preconditioner_config": {
+                    "type": "EigenvalueCorrectedShampooPreconditionerConfig",
+                    "inverse_exponent_override": {1: 0.25, 2: 0.25, 3: 0.25},
+                },
+                "start_preconditioning_step": 9,
+            },
+            "allowed: start_preconditioning_step 1",
+        ),
+        (
+            "torch_shampoo",
+            {
+                "preconditioner_config": {
+                    "type": "RootInvShampooPreconditionerConfig",
+                    "inverse_exponent_override": {1: 0.5, 2: 0.5},
+                }
+            },
+            "allowed: all orders up to 3",
+        ),
+        (
+            "torch_shampoo",
+            {"iterate_averaging_config": {"type": "GeneralizedPrimalAveragingConfig"}},
+            "allowed: ClassicMomentumConfig",
+        ),
+        ("jax_shampoo", {"learning_rate": lambda step: 0.1}, "a learning_rate that is no number"),
         ("torch_shampoo", {"weight_decay_type": "CORRECTED"}, "weight_decay_type is CORRECTED; allowed: L2"),
         (
             "torch_shampoo",
@@ -448,6 +561,13 @@ def test_what_has_no_equal_is_refused(make, given, words):
     base = {"learning_rate": 0.1, "block_size": 8} if make == "jax_shampoo" else {}
     with pytest.raises(ValueError, match=words):
         getattr(presets, make)(**base | given)
+
+
+@pytest.mark.parametrize("make", [presets.torch_shampoo, presets.jax_shampoo])
+def test_arguments_that_are_not_known_are_refused(make):
+    base = {"learning_rate": 0.1, "block_size": 8} if make is presets.jax_shampoo else {}
+    with pytest.raises(TypeError, match=r"has no argument 'lrate' that is known here; ignored are .*"):
+        make(**base, lrate=1)
 
 
 def test_arguments_are_those_of_the_optimizer_for_keras():
