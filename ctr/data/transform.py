@@ -252,7 +252,8 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int32)
         column = pc.list_flatten(column)
         kind = column.type
-    if pa.types.is_dictionary(kind) and not _is_text(kind.value_type):
+    # Indices of fewer bits may leave no room for the values of other chunks, and for null.
+    if pa.types.is_dictionary(kind) and not (_is_text(kind.value_type) and kind.index_type == pa.int32()):
         column = column.cast(kind.value_type)
         kind = column.type
     if pa.types.is_dictionary(kind):

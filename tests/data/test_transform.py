@@ -160,6 +160,14 @@ def test_integers_booleans_and_dictionaries_are_their_text(buckets: int | None) 
         assert table_ids(schema, {"s": text.cast(kind)})["c"] == expected
     numbers = pa.array([-7, None, 12]).dictionary_encode()
     assert table_ids(schema, {"s": numbers})["c"] == expected
+    words = [f"w{number}" for number in range(300)]
+    chunks = [pa.array(words[at : at + 128]).dictionary_encode() for at in (0, 128)]
+    narrow = [
+        pa.DictionaryArray.from_arrays(pa.array([*range(128), None], pa.int8()), chunk.dictionary)
+        for chunk in chunks
+    ]
+    plain = pa.array([*words[:128], None, *words[128:256], None])
+    assert table_ids(schema, {"s": pa.chunked_array(narrow)})["c"] == table_ids(schema, {"s": plain})["c"]
     null_in_dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["-7", None, "12"]))
     assert table_ids(schema, {"s": null_in_dictionary})["c"] == expected
     assert table_ids(schema, {"s": [True, False]})["c"] == [hashed("true", buckets), hashed("false", buckets)]
