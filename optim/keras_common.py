@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctr.optim.adafactor_core import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.gradients import Gradient
-from ctr.optim.options import ShampooOptions
+from ctr.optim.options import ShampooOptions, refuse_unknown
 from ctr.optim.shampoo import RootSource, ShampooCore
 from ctr.optim.sparse import in_xla
 from ctr.optim.state import Create
@@ -105,11 +105,7 @@ def split_options(
 ) -> tuple[Any, dict[str, Any]]:
     """Separates an optimizer's options from those of Keras. Raises TypeError for what is neither."""
     names = kind.options.names()
-    for name in given:
-        if name not in names and name not in keras_options:
-            raise TypeError(
-                f"{kind.title} has no option {name!r}; allowed: {', '.join(sorted([*names, *keras_options]))}"
-            )
+    refuse_unknown(kind.title, given, [*names, *keras_options])
     options = kind.options(**{name: value for name, value in given.items() if name in names})
     return options, {name: value for name, value in given.items() if name in keras_options}
 

@@ -19,6 +19,7 @@ from ctr.optim import kfac
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
+from ctr.optim.options import refuse_unknown
 from ctr.optim.output_losses import LOSSES, LossName, check_labels
 from ctr.optim.sequential import is_dense, is_sequential, record_sequential, refuse_probabilities
 
@@ -68,7 +69,8 @@ class KfacTrainer:
         self._learning = {
             layer.name for layer in model.layers if is_dense(layer) and id(layer.kernel) in numbers
         }
-        self.core = KfacCore(KfacOptions.given(**options), weights, layers)
+        refuse_unknown("K-FAC", options, KfacOptions.names())
+        self.core = KfacCore(KfacOptions(**options), weights, layers)
         self._rate = tf.Variable(0.0, trainable=False, dtype=self.core.dtype)
         self.learning_rate = learning_rate
         self._outputs = int(model.output_shape[-1])

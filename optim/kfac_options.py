@@ -1,7 +1,7 @@
 """The settings of K-FAC, checked when they are made."""
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -58,14 +58,6 @@ class KfacOptions:
         check_options(self)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov requires a momentum above 0")
-
-    @classmethod
-    def given(cls, **options: Any) -> "KfacOptions":
-        """Those of these names. Raises TypeError with the allowed ones for another name."""
-        for name in options:
-            if name not in cls.names():
-                raise TypeError(f"K-FAC has no option {name!r}; allowed: {', '.join(sorted(cls.names()))}")
-        return cls(**options)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

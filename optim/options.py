@@ -1,6 +1,7 @@
 """The settings of Shampoo, checked when they are made."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -346,6 +347,14 @@ class ShampooOptions:
     def names(cls) -> tuple[str, ...]:
         """The names of all options."""
         return tuple(field.name for field in fields(cls))
+
+
+def refuse_unknown(title: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raises TypeError for the name of an option that an optimizer does not have."""
+    names = set(allowed)
+    for name in given:
+        if name not in names:
+            raise TypeError(f"{title} has no option {name!r}; allowed: {', '.join(sorted(names))}")
 
 
 def check_options(options: Any) -> None:

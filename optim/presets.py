@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ctr.optim.options import MergeOrder, ShampooOptions
+from ctr.optim.options import MergeOrder, ShampooOptions, refuse_unknown
 
 _SYNCHRONOUS: dict[str, Any] = {
     "asynchronous": False,
@@ -112,7 +112,7 @@ def torch_shampoo(
         ValueError: something has no equal here.
         TypeError: it has no such argument.
     """
-    _refuse_unknown("DistributedShampoo", ignored, _TORCH_IGNORED)
+    _refuse_arguments("DistributedShampoo", ignored, _TORCH_IGNORED)
     if iterate_averaging_config is not None:
         if momentum:
             raise ValueError("iterate_averaging_config and momentum exclude each other")
@@ -199,7 +199,7 @@ def jax_shampoo(
         ValueError: something has no equal here.
         TypeError: it has no such argument.
     """
-    _refuse_unknown("distributed_shampoo", ignored, _JAX_IGNORED)
+    _refuse_arguments("distributed_shampoo", ignored, _JAX_IGNORED)
     refused = {
         "a learning_rate that is no number; allowed: a number": callable(learning_rate),
         "clip_by_scaled_gradient_norm; allowed: None": bool(clip_by_scaled_gradient_norm),
@@ -264,10 +264,7 @@ def soap(
     Raises:
         TypeError: Shampoo has no such option.
     """
-    for name in changed:
-        if name not in ShampooOptions.names():
-            allowed = ", ".join(sorted(ShampooOptions.names()))
-            raise TypeError(f"Shampoo has no option {name!r}; allowed: {allowed}")
+    refuse_unknown("Shampoo", changed, ShampooOptions.names())
     options: dict[str, Any] = {
         "eigenvalue_correction": True,
         "grafting": "adam",
@@ -282,7 +279,7 @@ def soap(
     return Preset(learning_rate, ShampooOptions(**options | changed), tables_are_matrices=False)
 
 
-def _refuse_unknown(what: str, given: Mapping[str, Any], ignored: Sequence[str]) -> None:
+def _refuse_arguments(what: str, given: Mapping[str, Any], ignored: Sequence[str]) -> None:
     for name in given:
         if name not in ignored:
             raise TypeError(
