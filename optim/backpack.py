@@ -123,19 +123,7 @@ def statistics_of(
             first = [q for q in FIRST_ORDER if q in quantities]
             found[name] = LayerStatistics(*_first_order(own_inputs, own, product.has_bias, first, units), {})
     if isinstance(loss, str):
-        rules = LOSSES[loss]
-        if {"ggn", "kflr"} & set(quantities):
-            root = rules.hessian_root(outputs)
-            columns = [root[:, :, k] for k in range(root.shape[2])]
-            _curvature(
-                found, tape, outputs, products, columns, 1.0, rows, {"ggn": "ggn", "kflr": "kflr"}, quantities
-            )
-        if {"ggn_mc", "kfac"} & set(quantities):
-            drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
-            names = {"ggn": "ggn_mc", "kflr": "kfac"}
-            _curvature(found, tape, outputs, products, drawn, 1.0 / samples, rows, names, quantities)
-        if "kfra" in quantities:
-            _kfra(found, products, rules.hessian_root(outputs), rows)
+        _by_loss(found, tape, loss, outputs, products, quantities, samples, seed)
     if second_tape is not None:
         _hessian(found, second_tape, products, gradients, rows)
     return found
@@ -254,6 +242,31 @@ def _finish(found: dict[str, tf.Tensor], wanted: Sequence[str], dtype: tf.DType)
         # Rounding may leave less than nothing.
         values["variance"] = np.maximum(values["second_moment"] - np.square(values["gradient"]), 0.0)
     return {name: values[name].astype(dtype.as_numpy_dtype) for name in wanted}
+
+
+def _by_loss(
+    found: dict[str, LayerStatistics],
+    tape: tf.GradientTape,
+    loss: LossName,
+    outputs: tf.Tensor,
+    products: Sequence[Product],
+    quantities: Sequence[str],
+    samples: int,
+    seed: int,
+) -> None:
+    """Adds the quantities of second order that require the loss's Hessian of the outputs, or draws from it."""
+    rules, rows = LOSSES[loss], int(tf.shape(outputs)[0])
+    if {"ggn", "kflr"} & set(quantities):
+        root = rules.hessian_root(outputs)
+        columns = [root[:, :, k] for k in range(root.shape[2])]
+        names = {"ggn": "ggn", "kflr": "kflr"}
+        _curvature(found, tape, outputs, products, columns, 1.0, rows, names, quantities)
+    if {"ggn_mc", "kfac"} & set(quantities):
+        drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
+        names = {"ggn": "ggn_mc", "kflr": "kfac"}
+        _curvature(found, tape, outputs, products, drawn, 1.0 / samples, rows, names, quantities)
+    if "kfra" in quantities:
+        _kfra(found, products, rules.hessian_root(outputs), rows)
 
 
 def _curvature(

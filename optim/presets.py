@@ -34,25 +34,31 @@ _LARGEST = 65536
 _HIGHEST_ORDER = 3
 """Dimensions of a weight up to which exponents by order have to be listed."""
 _TORCH_IGNORED = (
-    *("distributed_config", "precision_config", "preconditioner_dtype", "shampoo_pt2_compile_config"),
-    *("shampoo_runtime_config", "use_pin_memory", "use_protected_eigh", "use_pytorch_compile"),
-    *("track_root_inv_residuals", "num_tolerated_failed_amortized_computations"),
+    "distributed_config",
+    "precision_config",
+    "preconditioner_dtype",
+    "shampoo_pt2_compile_config",
+    "shampoo_runtime_config",
+    "use_pin_memory",
+    "use_protected_eigh",
+    "use_pytorch_compile",
+    "track_root_inv_residuals",
+    "num_tolerated_failed_amortized_computations",
 )
 _JAX_IGNORED = (
-    *("batch_axis_name", "best_effort_memory_usage_reduction", "eigh", "generate_training_metrics"),
-    *(
-        "inverse_failure_threshold",
-        "mesh_axis_names",
-        "num_devices_for_pjit",
-        "precision",
-        "reuse_preconditioner",
-    ),
-    *(
-        "shard_optimizer_states",
-        "statistics_partition_spec",
-        "preconditioner_partition_spec",
-        "tensordot_precision",
-    ),
+    "batch_axis_name",
+    "best_effort_memory_usage_reduction",
+    "eigh",
+    "generate_training_metrics",
+    "inverse_failure_threshold",
+    "mesh_axis_names",
+    "num_devices_for_pjit",
+    "precision",
+    "reuse_preconditioner",
+    "shard_optimizer_states",
+    "statistics_partition_spec",
+    "preconditioner_partition_spec",
+    "tensordot_precision",
 )
 
 
@@ -123,13 +129,7 @@ def torch_shampoo(
     block_size = _LARGEST if math.isinf(max_preconditioner_dim) else int(max_preconditioner_dim)
     if inv_root_override and "exponent_override" in method:
         raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
-    is_square_root = not method.get("eigenvalue_correction") or method.get("exponent_override", 2) == 2
-    if not is_square_root and grafting_config is None and start > 1:
-        raise ValueError(
-            "there is no equal here of an inverse_exponent_override other than 1/2 of "
-            "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the "
-            "steps have that exponent, too; allowed: start_preconditioning_step 1"
-        )
+    _check_start(method, grafting_config, start)
     options = {
         **_SYNCHRONOUS,
         **_torch_graft(
@@ -144,9 +144,7 @@ def torch_shampoo(
         "epsilon": epsilon,
         "momentum": momentum,
         "nesterov": use_nesterov and momentum > 0,
-        # INDEPENDENT: weight_decay / peak_lr times the weights, and the peak is the rate at the start.
-        "weight_decay": weight_decay / lr if _member(weight_decay_type) == "INDEPENDENT" else weight_decay,
-        "weight_decay_kind": _weight_decay(weight_decay_type, use_decoupled_weight_decay),
+        **_weight_decay(weight_decay, weight_decay_type, use_decoupled_weight_decay, lr),
         "block_size": block_size,
         "max_dimension": _LARGEST,
         "merge_dimensions": block_size if use_merge_dims else None,
@@ -427,6 +425,17 @@ def _preconditioner(config: Any) -> dict[str, Any]:
     return found
 
 
+def _check_start(method: Mapping[str, Any], grafting_config: Any, start: int) -> None:
+    """Raises ValueError where the steps before the first bases have no equal here."""
+    is_square_root = not method.get("eigenvalue_correction") or method.get("exponent_override", 2) == 2
+    if not is_square_root and grafting_config is None and start > 1:
+        raise ValueError(
+            "there is no equal here of an inverse_exponent_override other than 1/2 of "
+            "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the "
+            "steps have that exponent, too; allowed: start_preconditioning_step 1"
+        )
+
+
 def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:
     """One exponent for tensors of all orders: here they have one number for all."""
     corrected = name.startswith("EigenvalueCorrected")
@@ -461,13 +470,18 @@ def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:
     return {"exponent_override": p}
 
 
-def _weight_decay(kind: Any, decoupled: bool) -> str:
+def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> dict[str, Any]:
     if kind is None:
-        return "decoupled" if decoupled else "coupled"
+        return {"weight_decay": decay, "weight_decay_kind": "decoupled" if decoupled else "coupled"}
     kinds = {"L2": "coupled", "DECOUPLED": "decoupled", "INDEPENDENT": "decoupled"}
     if _member(kind) not in kinds:
         raise ValueError(f"weight_decay_type is {_member(kind)}; allowed: {', '.join(kinds)}")
-    return kinds[_member(kind)]
+    if decay and _member(kind) == "INDEPENDENT":
+        # weight_decay / peak_lr times the weights, and the peak is the rate at the start.
+        if not lr > 0:
+            raise ValueError(f"lr is {lr!r}; allowed with weight_decay_type INDEPENDENT: above 0")
+        decay /= lr
+    return {"weight_decay": decay, "weight_decay_kind": kinds[_member(kind)]}
 
 
 def _jax_graft(kind: Any, beta2: float, epsilon: float) -> dict[str, Any]:

@@ -162,7 +162,6 @@ def test_few_modules_import_many(imports):
     assert many == MANY_IMPORTS
 
 
-@pytest.mark.slow
 def test_no_function_is_too_long(root):
     files = {path.resolve() for room in ("ctr", *ROOMS) for path in (root / room).rglob("*.py")}
     assert len(files) > 200
