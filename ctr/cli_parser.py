@@ -279,7 +279,7 @@ def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.Arg
     added.add_argument(
         "--keep-values",
         metavar="NAMES",
-        help="keep the raw values of these features beside the log, e.g. user,item, or all (what the mapping says)",
+        help="keep the raw values of these features beside the log, e.g. user,item, or all (default: the mapping's keep_values)",
     )
     return added
 
@@ -311,7 +311,7 @@ def _add_events(events: argparse.ArgumentParser) -> None:
         "--follow", action="store_true", help="keep reading files as they come, and publish as time goes on"
     )
     growing.add_argument(
-        "--stream", action="store_true", help="do the same as a pipeline of a Beam runner such as Flink"
+        "--stream", action="store_true", help="join as a streaming pipeline of a Beam runner such as Flink"
     )
     growing.add_argument(
         "--drain", action="store_true", help="publish everything and end as soon as no file is new"
@@ -382,7 +382,7 @@ def _train(commands: _Commands) -> None:
         help="warm start: begin with the weights of another run, where it stopped",
     )
     train.add_argument(
-        "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, for students"
+        "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, from which other runs can distill"
     )
     _add_settings(train, "seed=2")
     workers = train.add_argument_group(
@@ -524,7 +524,7 @@ def _compare(commands: _Commands) -> None:
     compare.add_argument(
         "run_a", type=Path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
     )
-    compare.add_argument("run_b", type=Path, metavar="RUN_B", help="second run directory, of the same kind")
+    compare.add_argument("run_b", type=Path, metavar="RUN_B", help="second run directory, of the same kind; differences are RUN_B - RUN_A")
 
 
 def _evaluate(commands: _Commands) -> None:

@@ -156,8 +156,9 @@ class SamplingConfig(StrictModel):
         non_click_rate: the share of non-clicks that is kept.
         uninformative: the share of low-loss and low-visibility examples that is kept. Null: no such rule.
         gradient: rates by the size of each example's gradient. Null: no such rule.
-        stratify_by: a single-valued feature: of the examples of one value, up to any of them, as many are
-            kept as their rates add up to, give or take one. Null: each example is decided by itself.
+        stratify_by: a single-valued feature: sampling is systematic within each of its values, so that at any point of
+            the log the number of kept examples of a value differs from the sum of their rates by less than one. Null:
+            each example is decided by itself.
         min_rate: rates and products of rates below this are refused: they lead to large weights, which make
             training unstable.
         time_range: examples outside it are dropped; the weights of the others do not change.
