@@ -109,22 +109,28 @@ class Stack:
         return tuple(index for index, region in self.members for _ in range(region.blocks))
 
 
-def merge_dimensions(shape: Sequence[int], limit: int | None, order: MergeOrder = "left") -> Shape:
+def merge_dimensions(
+    shape: Sequence[int], limit: int | None, order: MergeOrder = "left", until: int = 1
+) -> Shape:
     """Drops dimensions of 1 and merges neighbors, from one end, while their product is at most ``limit``.
+
+    No further ones are merged once ``until`` dimensions are left.
 
     Example:
         >>> merge_dimensions((1, 3, 4, 5), limit=12)
         (12, 5)
         >>> merge_dimensions((1, 3, 4, 5), limit=20, order="right")
         (3, 20)
+        >>> merge_dimensions((8, 3, 4, 5), limit=1000, order="right", until=2)
+        (8, 60)
     """
     if order == "right":
-        return merge_dimensions(shape[::-1], limit)[::-1]
+        return merge_dimensions(shape[::-1], limit, until=until)[::-1]
     merged: list[int] = []
-    for size in shape:
-        if size == 1:
-            continue
-        if limit is not None and merged and merged[-1] * size <= limit:
+    sizes = [size for size in shape if size != 1]
+    for place, size in enumerate(sizes):
+        too_many = len(merged) + len(sizes) - place > until
+        if limit is not None and merged and too_many and merged[-1] * size <= limit:
             merged[-1] *= size
         else:
             merged.append(size)
@@ -160,14 +166,14 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
     """The layout of a tensor of a (static) shape. Vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
     skips, merges = options.large_dimensions == "skip", options.merge_dimensions is not None
-    merged = merge_dimensions(shape, options.merge_dimensions, options.merge_order)
+    merged = merge_dimensions(shape, options.merge_dimensions, options.merge_order, options.merge_until)
     if options.dimensions_of_one == "keep" and not merges:
         merged = shape
-    # Merging makes a vector of a scalar in PyTorch's version; in JAX's, which skips, a scalar is never preconditioned.
-    if options.precondition_vectors and not merged and (shape or (merges and not skips)):
-        merged = (1,)
     # JAX's version judges by the tensor itself, before anything is merged.
     vectors = options.precondition_vectors or (skips and merges and len(shape) > 1)
+    # Merging makes a vector of a scalar in PyTorch's version; in JAX's, which skips, a scalar is never preconditioned.
+    if vectors and not merged and (shape or (merges and not skips)):
+        merged = (1,)
     axes, diagonal = _preconditioned(merged, options, vectors)
     if skips and max(shape, default=1) > options.max_dimension:
         axes = diagonal = ()

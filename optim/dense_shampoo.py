@@ -34,6 +34,7 @@ _STATISTICS = (
     "max_dimension",
     "merge_dimensions",
     "merge_order",
+    "merge_until",
     "dimensions_of_one",
     "beta2",
     "epsilon",

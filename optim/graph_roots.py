@@ -33,17 +33,21 @@ def inverse_roots(
 
     Returns:
         Roots float64 [N, n, n], and residuals float64 [N]: |X^h A X^(p - h) - I|, Frobenius, h = p // 2,
-        whose meaning `ctr.optim.root_certificate` has. Where the matrix is zero or not finite, or the
+        whose meaning `ctr.optim.root_certificate` has. Where the damped matrix is zero or not finite, or the
         iteration diverged, the residual is inf and the root all zero. Any other root counts only if the
         caller finds its residual small enough.
     """
     size = matrices.shape[-1]
     identity = tf.eye(size, dtype=tf.float64)
     largest = tf.reduce_max(tf.abs(matrices), axis=[1, 2], keepdims=True)
-    # A comparison, unlike arithmetic, keeps NaN out; infinity is no number that the matrix may have, either.
-    usable = (largest > 0) & tf.reduce_all(tf.math.is_finite(matrices), axis=[1, 2], keepdims=True)
-    scale = tf.where(usable, largest, tf.ones_like(largest))
-    scaled = tf.where(usable, matrices, identity) / scale
+    # An absolute damping alone has a root. A comparison, unlike arithmetic, keeps NaN out; infinity is no number that
+    # the matrix may have, either.
+    floor = epsilon if absolute else 0.0
+    usable = (largest + floor > 0) & tf.reduce_all(tf.math.is_finite(matrices), axis=[1, 2], keepdims=True)
+    scale = tf.where(
+        usable & (largest > 0), largest, tf.fill(tf.shape(largest), tf.constant(floor or 1.0, tf.float64))
+    )
+    scaled = tf.where(usable, matrices / scale, identity)
     scaled = (scaled + tf.linalg.matrix_transpose(scaled)) / 2
     damping = epsilon / scale if absolute else epsilon * _largest_eigenvalue(scaled)
     damped = scaled + damping * identity

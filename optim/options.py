@@ -102,6 +102,7 @@ class ShampooOptions:
         precondition_vectors: vectors get a full matrix, too, with the exponent 1/2; else they take the grafted step.
         merge_dimensions: neighboring dimensions are merged while their product is at most this; None: never.
         merge_order: whether neighbors are merged from the left or, as in newer versions for PyTorch, from the right.
+        merge_until: no more neighbors are merged once a tensor has this many dimensions; 2 keeps matrices.
         dimensions_of_one: what becomes of dimensions of 1 where nothing is merged. ``drop``: they do not count, so
             that a [256, 1] kernel is a vector; ``keep``: they do, as in other implementations.
         beta1: decay of the moving average of the gradient that is preconditioned (PT 3.1.1); 0: no average.
@@ -176,6 +177,7 @@ class ShampooOptions:
     precondition_vectors: bool = False
     merge_dimensions: Annotated[int, Whole(1, 2**31)] | None = None
     merge_order: MergeOrder = "left"
+    merge_until: Annotated[int, Whole(1, 100)] = 1
     dimensions_of_one: DimensionsOfOne = "drop"
     beta1: Decay = 0.0
     beta3: _Share | None = None

@@ -6,7 +6,8 @@
 ``torch_shampoo`` takes the keywords of ``DistributedShampoo`` of facebookresearch/optimizers, in the names of its
 versions before and after 2025; ``jax_shampoo`` those of ``distributed_shampoo`` of google-research/precondition. Where
 these have objects or enumerations, either the object itself may be given or a mapping with its class name as ``type``,
-and the name of the enumeration's member. What cannot be the same here is refused, never ignored.
+and the name of the enumeration's member. What cannot be the same here is refused; what is ignored changes no
+step beyond rounding.
 
 Steps are equal in exact arithmetic, as long as no root fails: here none is used without its certificate, and none is
 computed again with more damping. This is tested against replays that were written from the sources of these
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ctr.optim.options import MergeOrder, ShampooOptions, refuse_unknown
+from ctr.optim.options import ShampooOptions, refuse_unknown
 
 _SYNCHRONOUS: dict[str, Any] = {
     "asynchronous": False,
@@ -31,10 +32,10 @@ _SYNCHRONOUS: dict[str, Any] = {
 }
 """Every root comes from the statistics of its own step, and is computed anew."""
 _LARGEST = 65536
-_HIGHEST_ORDER = 3
-"""Dimensions of a weight up to which exponents by order have to be listed."""
+_NO_LIMIT = 2**31
+_HIGHEST_ORDER = 4
+"""Exponents by order have to be listed up to it, since weights may have so many dimensions (convolutions do)."""
 _TORCH_IGNORED = (
-    "distributed_config",
     "precision_config",
     "preconditioner_dtype",
     "shampoo_pt2_compile_config",
@@ -47,7 +48,6 @@ _TORCH_IGNORED = (
 )
 _JAX_IGNORED = (
     "batch_axis_name",
-    "best_effort_memory_usage_reduction",
     "eigh",
     "generate_training_metrics",
     "inverse_failure_threshold",
@@ -104,15 +104,14 @@ def torch_shampoo(
     grafting_config: Any = None,
     use_merge_dims: bool = True,
     preconditioner_config: Any = None,
-    merge_order: MergeOrder = "left",
+    distributed_config: Any = None,
     iterate_averaging_config: Any = None,
     **ignored: Any,
 ) -> Preset:
-    """A configuration of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own, but one.
+    """A configuration of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own.
 
     Args:
-        merge_order: not its own: whether its version merges dimensions from the left or, as the newest, from the right.
-        **ignored: arguments that say where and how it computes, not what.
+        **ignored: arguments that change no step beyond rounding.
 
     Raises:
         ValueError: something has no equal here.
@@ -120,10 +119,13 @@ def torch_shampoo(
     """
     _refuse_arguments("DistributedShampoo", ignored, _TORCH_IGNORED)
     if iterate_averaging_config is not None:
-        if momentum:
-            raise ValueError("iterate_averaging_config and momentum exclude each other")
+        if momentum or dampening or use_nesterov:
+            raise ValueError("iterate_averaging_config excludes momentum, dampening and use_nesterov")
         momentum, dampening, use_nesterov = _classic_momentum(iterate_averaging_config)
-    method = _preconditioner(preconditioner_config)
+    merging = _merging(distributed_config, max_preconditioner_dim if use_merge_dims else None)
+    is_merged_whole = math.isinf(max_preconditioner_dim) and "merge_until" in merging
+    highest = merging["merge_until"] if is_merged_whole else _HIGHEST_ORDER
+    method = _preconditioner(preconditioner_config, highest)
     beta1, beta2 = betas
     start = precondition_frequency if start_preconditioning_step == -1 else start_preconditioning_step
     block_size = _LARGEST if math.isinf(max_preconditioner_dim) else int(max_preconditioner_dim)
@@ -147,8 +149,7 @@ def torch_shampoo(
         **_weight_decay(weight_decay, weight_decay_type, use_decoupled_weight_decay, lr),
         "block_size": block_size,
         "max_dimension": _LARGEST,
-        "merge_dimensions": block_size if use_merge_dims else None,
-        "merge_order": merge_order,
+        **merging,
         "dimensions_of_one": "keep",
         "precondition_vectors": True,
         "precondition_frequency": precondition_frequency,
@@ -186,12 +187,13 @@ def jax_shampoo(
     relative_matrix_epsilon: bool = True,
     merge_small_dims_block_size: int = 4096,
     clip_by_scaled_gradient_norm: float | None = None,
+    best_effort_memory_usage_reduction: bool = False,
     **ignored: Any,
 ) -> Preset:
     """A configuration of ``distributed_shampoo`` for JAX; arguments and defaults are its own.
 
     Args:
-        **ignored: arguments that say where and how it computes, not what.
+        **ignored: arguments that change no step beyond rounding.
 
     Raises:
         ValueError: something has no equal here.
@@ -199,11 +201,18 @@ def jax_shampoo(
     """
     _refuse_arguments("distributed_shampoo", ignored, _JAX_IGNORED)
     refused = {
-        "a learning_rate that is no number; allowed: a number": callable(learning_rate),
+        "a learning_rate that is no number; allowed: a number": not isinstance(learning_rate, int | float),
         "clip_by_scaled_gradient_norm; allowed: None": bool(clip_by_scaled_gradient_norm),
         "decoupled_weight_decay; allowed: False": decoupled_weight_decay and weight_decay > 0,
         "decoupled_learning_rate False; allowed: True": not decoupled_learning_rate,
         "statistics_compute_steps above 1; allowed: 1": statistics_compute_steps != 1,
+        "best_effort_memory_usage_reduction, which rounds the state; allowed: False": (
+            best_effort_memory_usage_reduction
+        ),
+        f"beta1 {beta1!r}; allowed: from 0 to below 1": not 0 <= beta1 < 1,
+        f"preconditioning_compute_steps {preconditioning_compute_steps!r}; allowed: from 1 up": (
+            preconditioning_compute_steps < 1
+        ),
         "skip_preconditioning_rank_lt above 2; allowed: 1, 2": skip_preconditioning_rank_lt not in (1, 2),
     }
     for what, wrong in refused.items():
@@ -386,7 +395,7 @@ def _check_roots(config: Any) -> None:
     _refuse_others(name, fields)
 
 
-def _preconditioner(config: Any) -> dict[str, Any]:
+def _preconditioner(config: Any, highest: int) -> dict[str, Any]:
     if config is None:
         return {}
     name, fields = _named(config)
@@ -403,7 +412,7 @@ def _preconditioner(config: Any) -> dict[str, Any]:
     }
     if name not in methods:
         raise ValueError(f"preconditioner_config is {name}; allowed: {', '.join(sorted(methods))}")
-    found = methods[name] | _exponents(fields.pop("inverse_exponent_override", None) or {}, name)
+    found = methods[name] | _exponents(fields.pop("inverse_exponent_override", None) or {}, name, highest)
     _check_roots(fields.pop("amortized_computation_config", None))
     _drop_unless_changed(
         name,
@@ -436,8 +445,8 @@ def _check_start(method: Mapping[str, Any], grafting_config: Any, start: int) ->
         )
 
 
-def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:
-    """One exponent for tensors of all orders: here they have one number for all."""
+def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> dict[str, Any]:
+    """One exponent for tensors of all orders up to ``highest``: here they have one number for all."""
     corrected = name.startswith("EigenvalueCorrected")
 
     def default(order: int) -> float:
@@ -462,12 +471,22 @@ def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:
             f"inverse_exponent_override is {dict(overrides)!r}; allowed: one exponent 1/p, the same for all orders up "
             "to that of the weight with the most dimensions"
         )
-    if max(exponents) < _HIGHEST_ORDER:
+    if max(exponents) < highest:
         raise ValueError(
-            f"inverse_exponent_override is {dict(overrides)!r}; allowed: all orders up to {_HIGHEST_ORDER}, since "
+            f"inverse_exponent_override is {dict(overrides)!r}; allowed: all orders up to {highest}, since "
             "those that are not listed have another exponent"
         )
     return {"exponent_override": p}
+
+
+def _merging(config: Any, limit: float | None) -> dict[str, Any]:
+    """How dimensions are merged up to ``limit``: by the newest versions from the right, until few enough are left."""
+    fields = {} if config is None else _named(config)[1]
+    target = fields.get("target_parameter_dimensionality")
+    if limit is None or target == math.inf:
+        return {"merge_dimensions": None}
+    merged = {"merge_dimensions": _NO_LIMIT if math.isinf(limit) else int(limit)}
+    return merged if target is None else merged | {"merge_order": "right", "merge_until": target}
 
 
 def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ sampling, and samples partitions that were added to LOG since.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,19 +236,25 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     return source
 
 
-def _refuse_late(source: _Source, decided: Callable[[Manifest], bool]) -> None:
-    """Raises InputError where strata would change what was decided: a partition came before one that is decided."""
+def _refuse_late(source: _Source, folder: Path, decided: Callable[[Manifest], bool]) -> None:
+    """Raises InputError where strata would change what ``folder`` has: a partition came before a decided one."""
     if source.stratum is None:
         return
     late = None
     for manifest in _selected(source):
         if not decided(manifest):
-            late = late or manifest
+            # A partition without rows changes nothing.
+            late = late or (manifest if manifest.rows else None)
         elif late is not None:
             raise InputError(
                 f"{source.log}: the partition [{late.start}, {late.end}) was added before others that are sampled, "
-                "and with stratify_by it changes which of their rows are kept: use another name"
+                f"and with stratify_by it changes which of their rows are kept: remove {folder}, or use another name"
             )
+
+
+def _refuse_late_decisions(source: _Source, folder: Path) -> None:
+    """``_refuse_late`` for a sidecar with decisions."""
+    _refuse_late(source, folder, lambda manifest: (folder / f"{manifest.name}.json").is_file())
 
 
 def _selected(source: _Source) -> list[Manifest]:
@@ -280,7 +287,9 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
         if source.low_visibility is not None:
             column, ids = source.low_visibility
             low_visibility = np.isin(rows.ids[:, column], ids)
-        stratum = None if source.stratum is None else rows.ids[:, source.stratum].astype(np.int64)
+        keep = None
+        if source.stratum is not None:
+            keep = partial(source.strata.keep, rows.ids[:, source.stratum].astype(np.int64))
         decisions = decide(
             source.config,
             rows.example_id,
@@ -288,8 +297,7 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
             rows.label,
             logit,
             low_visibility,
-            stratum,
-            source.strata,
+            keep,
         )
         decided = _Decided(
             table,
@@ -331,7 +339,7 @@ def write_decisions(
         raise InputError(f"{folder} holds something other than sampling decisions: use another name")
     _check_salt(log, config)
     source = _open_source(log, config, progress)
-    _refuse_late(source, lambda manifest: (folder / f"{manifest.name}.json").is_file())
+    _refuse_late_decisions(source, folder)
     adopt_record(folder / RECORD, config)
     result = _empty_result(name, folder, source)
     for manifest in source.manifests:
@@ -380,13 +388,14 @@ def write_sampled_log(
     check_log(out, schema)
     if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_partitions(out)):
         raise InputError(f"{out} is a log that was not made by sampling: use another output directory")
-    decisions = sidecar_folder(log, name) / RECORD
-    if decisions.exists():
-        adopt_record(decisions, config)
+    decisions = sidecar_folder(log, name)
+    if (decisions / RECORD).exists():
+        adopt_record(decisions / RECORD, config)
     _check_salt(log, config)
     source = _open_source(log, config, progress)
     there = set(list_partitions(out))
-    _refuse_late(source, lambda manifest: (manifest.start, manifest.end) in there)
+    _refuse_late_decisions(source, decisions)
+    _refuse_late(source, out, lambda manifest: (manifest.start, manifest.end) in there)
     create_log(out, schema)
     adopt_record(out / RECORD, SampledLog(name=name, config=config, earlier=applied_samplings(log)))
     selected = _selected(source)

@@ -12,7 +12,7 @@ from the rows of the log up to it instead.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -21,7 +21,6 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.strata import Strata
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
@@ -257,6 +256,10 @@ class Decisions:
     conditions: Mapping[str, np.ndarray]
 
 
+Keep = Callable[[np.ndarray], np.ndarray]
+"""Decides by rates, float64 [N], whether each example is kept, bool [N]."""
+
+
 def decide(
     config: SamplingConfig,
     example_id: np.ndarray,
@@ -264,8 +267,7 @@ def decide(
     label: np.ndarray,
     teacher_logit: np.ndarray | None = None,
     low_visibility: np.ndarray | None = None,
-    stratum: np.ndarray | None = None,
-    strata: Strata | None = None,
+    keep: Keep | None = None,
 ) -> Decisions:
     """Decides for each of N examples whether it is kept, and with which weight.
 
@@ -276,8 +278,7 @@ def decide(
         teacher_logit: float [N], needed with ``uninformative.low_loss`` and with ``gradient``.
         low_visibility: bool [N], whether the feature has one of the values; needed with
             ``uninformative.low_visibility``.
-        stratum: int64 [N], the id of ``stratify_by``; needed with it.
-        strata: those of the log, which the examples are the next ones of; needed with ``stratify_by``.
+        keep: decides by the examples' rates (``ctr.data.strata``); needed with ``stratify_by``, and used with it alone.
 
     Raises:
         InputError: the teacher has no finite logit for an example inside the time range.
@@ -303,9 +304,9 @@ def decide(
     if config.stratify_by is None:
         kept = uniform_hash(example_id, config.salt) < probability
     else:
-        if stratum is None or strata is None:
-            raise ValueError("stratify_by requires stratum and strata")
-        kept = strata.keep(stratum, probability)
+        if keep is None:
+            raise ValueError("stratify_by requires keep")
+        kept = keep(probability)
     weight = np.zeros(len(probability), np.float32)
     weight[kept] = 1 / probability[kept]
     return Decisions(probability, kept, weight, conditions)

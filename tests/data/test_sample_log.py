@@ -546,6 +546,9 @@ def test_strata_go_on_in_later_partitions_and_refuse_earlier_ones(tmp_path):
         publish(grown, number)
     write_sampled_log(grown, "even", config, tmp_path / "small")
     write_decisions(grown, "even", config)
+    # One without rows changes nothing.
+    publish(grown, 1)
+    assert write_decisions(grown, "even", config).partitions == 3
     publish(grown, 0)
     message = r"the partition \[0, 1000000\) was added before others that are sampled.*use another name"
     before = contents(grown), contents(tmp_path / "small")
@@ -553,7 +556,11 @@ def test_strata_go_on_in_later_partitions_and_refuse_earlier_ones(tmp_path):
         write_decisions(grown, "even", config)
     with pytest.raises(InputError, match=message):
         write_sampled_log(grown, "even", config, tmp_path / "small")
+    # Nor would a smaller log that begins now have the decisions of the sidecar.
+    with pytest.raises(InputError, match=message):
+        write_sampled_log(grown, "even", config, tmp_path / "new")
     assert (contents(grown), contents(tmp_path / "small")) == before
+    assert not (tmp_path / "new").exists()
     # One that comes after them is decided as if it had been there.
     later = tmp_path / "later"
     for number in range(3):

@@ -142,5 +142,5 @@ def test_blocks_of_one_shape_but_other_sides_do_not_share_a_stack():
         ((16, 64), 1024, (1024,)),
     ],
 )
-def test_neighbours_merge_from_the_left_while_the_product_fits(shape, limit, merged):
+def test_neighbors_merge_from_the_left_while_the_product_fits(shape, limit, merged):
     assert merge_dimensions(shape, limit) == merged

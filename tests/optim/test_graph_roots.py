@@ -80,6 +80,17 @@ def test_what_has_no_root_is_zero_with_an_infinite_residual_and_spoils_no_other(
     assert np.isfinite(roots).all()
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_zeros_have_the_root_of_an_absolute_damping(jit):
+    root = tf.function(lambda a: inverse_roots(a, 4, 1e-4, absolute=True), jit_compile=jit)
+    spoiled = np.full((3, 3), np.nan)
+    roots, residuals = root(tf.constant(np.stack([np.zeros((3, 3)), spoiled, np.eye(3)])))
+    np.testing.assert_allclose(roots[0], 10.0 * np.eye(3), rtol=1e-14)
+    np.testing.assert_allclose(roots[2], (1 + 1e-4) ** -0.25 * np.eye(3), rtol=1e-14)
+    assert residuals[0] < 1e-12 and residuals[2] < 1e-12
+    assert np.isinf(residuals[1]) and not roots[1].numpy().any()
+
+
 def test_too_few_iterations_show_in_the_residual():
     matrix = matrix_of(np.geomspace(1, 1e-6, 8))
     for iterations, enough in ((5, False), (40, True)):

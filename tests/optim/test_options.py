@@ -10,6 +10,7 @@ from ctr.optim.options import ShampooOptions
 
 WHOLE = {
     "block_size": (1, 65536),
+    "merge_until": (1, 100),
     "max_dimension": (1, 65536),
     "merge_dimensions": (1, 2**31),
     "exponent_override": (1, 64),

@@ -1,6 +1,7 @@
 """Presets take the steps of the implementations that they stand for, replayed here from these' own order of work."""
 
 import itertools
+import math
 import types
 
 import numpy as np
@@ -19,13 +20,15 @@ def along(tensor, axis, matrix):
     return np.moveaxis(np.tensordot(matrix, np.moveaxis(tensor, axis, 0), axes=1), 0, axis)
 
 
-def blocks_of(shape, limit, merge):
+def blocks_of(shape, limit, merge, until=1):
     """The shape, merged if asked to, and the slices of blocks of exactly ``limit``, with what is left over."""
     merged = []
-    for size in reversed(shape) if merge == "right" else shape:
-        if merge and merged and merged[-1] * size <= limit:
+    sizes = [size for size in shape if size != 1 or not merge]
+    sizes = sizes[::-1] if merge == "right" else sizes
+    for later, size in reversed(list(enumerate(reversed(sizes)))):
+        if merge and merged and len(merged) + 1 + later > until and merged[-1] * size <= limit:
             merged[-1] *= size
-        elif size != 1 or not merge:
+        else:
             merged.append(size)
     merged = (merged[::-1] if merge == "right" else merged) or [1]
     cuts = [[slice(b, min(b + limit, n)) for b in range(0, n, limit)] for n in merged]
@@ -195,7 +198,7 @@ TORCH = {
             "betas": (0.0, 0.9),
             "preconditioner_config": {
                 "type": "RootInvKLShampooPreconditionerConfig",
-                "inverse_exponent_override": {2: 0.5, 3: 0.5},
+                "inverse_exponent_override": {2: 0.5, 3: 0.5, 4: 0.5},
             },
             "grafting_config": {"type": "SGDGraftingConfig"},
         },
@@ -203,14 +206,16 @@ TORCH = {
     ),
     "merging from the right, a sum as graft, newest names": (
         {
-            "merge_order": "right",
             "max_preconditioner_dim": 8,
             "betas": (0.0, 0.9),
             "grafting_config": {"type": "RMSpropPreconditionerConfig", "beta2": 1.0, "epsilon": 1e-3},
             "iterate_averaging_config": {"type": "ClassicMomentumConfig", "momentum": 0.6, "dampening": 0.1},
             "weight_decay": 0.01,
             "weight_decay_type": "INDEPENDENT",
-            "distributed_config": None,
+            "distributed_config": {
+                "type": "SingleDeviceDistributedConfig",
+                "target_parameter_dimensionality": 1,
+            },
         },
         {
             "merge": "right",
@@ -221,6 +226,17 @@ TORCH = {
             # Times the rate, it is what is given.
             "weight_decay": 0.01 / 0.05,
         },
+    ),
+    "matrices stay matrices": (
+        {
+            "max_preconditioner_dim": 40,
+            "preconditioner_config": {
+                "type": "RootInvShampooPreconditionerConfig",
+                "inverse_exponent_override": {1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5},
+            },
+            "distributed_config": types.SimpleNamespace(target_parameter_dimensionality=2),
+        },
+        {"merge": "right", "limit": 40, "until": 2, "exponent": 1 / 2},
     ),
 }
 
@@ -243,8 +259,9 @@ def torch_replay(c, weights, history):
         "start": 4,
         "frequency": 4,
         "limit": 5,
+        "until": 1,
     } | c
-    layouts = [blocks_of(w.shape, c["limit"], c["merge"]) for w in weights]
+    layouts = [blocks_of(w.shape, c["limit"], c["merge"], c["until"]) for w in weights]
     states = [[Torch(np.zeros(m)[w].shape, c) for w in where] for m, where in layouts]
     weights = [np.array(w) for w in weights]
     trajectory = []
@@ -437,8 +454,8 @@ def test_blocks_without_gradients_have_the_roots_of_their_damping(given):
         ({1: 0.5}, None),
         ({2: 0.25, 1: 0.5}, None),
         ({2: {0: 0.25, 1: 0.25}}, None),
-        ({1: 0.5, 2: 0.5, 3: 0.5}, 2),
-        ({2: 0.5, 3: {0: 0.5, 1: 0.5, 2: 0.5}}, 2),
+        ({1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5}, 2),
+        ({2: 0.5, 3: {0: 0.5, 1: 0.5, 2: 0.5}, 4: 0.5}, 2),
     ],
 )
 def test_exponents_by_order(overrides, exponent):
@@ -486,7 +503,7 @@ def test_how_tensors_are_laid_out():
             {
                 "preconditioner_config": {
                     "type": "EigenvalueCorrectedShampooPreconditionerConfig",
-                    "inverse_exponent_override": {1: 0.25, 2: 0.25, 3: 0.25},
+                    "inverse_exponent_override": {1: 0.25, 2: 0.25, 3: 0.25, 4: 0.25},
                 },
                 "start_preconditioning_step": 9,
             },
@@ -497,11 +514,28 @@ def test_how_tensors_are_laid_out():
             {
                 "preconditioner_config": {
                     "type": "RootInvShampooPreconditionerConfig",
-                    "inverse_exponent_override": {1: 0.5, 2: 0.5},
+                    "inverse_exponent_override": {1: 0.5, 2: 0.5, 3: 0.5},
                 }
             },
-            "allowed: all orders up to 3",
+            "allowed: all orders up to 4",
         ),
+        (
+            "torch_shampoo",
+            {"distributed_config": {"type": "DDPDistributedConfig", "target_parameter_dimensionality": 1.5}},
+            "merge_until is 1.5",
+        ),
+        ("torch_shampoo", {"lr": 0.0, "weight_decay": 0.1, "weight_decay_type": "INDEPENDENT"}, "lr is 0.0"),
+        *(
+            (
+                "torch_shampoo",
+                {"iterate_averaging_config": {"type": "ClassicMomentumConfig", "momentum": 0.6}, **more},
+                "iterate_averaging_config excludes momentum, dampening and use_nesterov",
+            )
+            for more in ({"momentum": 0.9}, {"dampening": 0.3}, {"use_nesterov": True})
+        ),
+        ("jax_shampoo", {"best_effort_memory_usage_reduction": True}, "which rounds the state"),
+        ("jax_shampoo", {"beta1": 1.0}, "beta1 1.0; allowed: from 0 to below 1"),
+        ("jax_shampoo", {"preconditioning_compute_steps": 0}, "preconditioning_compute_steps 0; allowed"),
         (
             "torch_shampoo",
             {"iterate_averaging_config": {"type": "GeneralizedPrimalAveragingConfig"}},
@@ -578,6 +612,25 @@ def test_arguments_are_those_of_the_optimizer_for_keras():
     optimizer = Shampoo(**preset.arguments)
     assert optimizer.options == preset.options
     assert optimizer.tables is None
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "merged"),
+    [
+        (2, (512, 64, 3, 3), (512, 576)),
+        (2, (300, 300), (300, 300)),
+        (2, (7, 1, 1), (7,)),
+        (1, (30, 30), (900,)),
+        (math.inf, (16, 1, 3), (16, 1, 3)),
+    ],
+)
+def test_weights_have_as_many_dimensions_as_the_newest_versions_leave(target, shape, merged):
+    config = types.SimpleNamespace(target_parameter_dimensionality=target)
+    exponents = {"type": "RootInvShampooPreconditionerConfig", "inverse_exponent_override": {2: 0.5}}
+    given = {"preconditioner_config": exponents} if target == 2 else {}
+    preset = presets.torch_shampoo(max_preconditioner_dim=math.inf, distributed_config=config, **given)
+    assert lay_out_tensor(shape, preset.options).merged == merged
+    assert preset.options.exponent_override == (2 if given else None)
 
 
 def test_soap_is_made_of_options():
