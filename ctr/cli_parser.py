@@ -279,7 +279,8 @@ def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.Arg
     added.add_argument(
         "--keep-values",
         metavar="NAMES",
-        help="keep the raw values of these features beside the log, e.g. user,item, or all (default: the mapping's keep_values)",
+        help="keep the raw values of these features beside the log, e.g. user,item, or all (default: the mapping's "
+        "keep_values)",
     )
     return added
 
@@ -382,7 +383,9 @@ def _train(commands: _Commands) -> None:
         help="warm start: begin with the weights of another run, where it stopped",
     )
     train.add_argument(
-        "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, from which other runs can distill"
+        "--record",
+        metavar="NAME",
+        help="publish the predictions as the log's sidecar NAME, from which other runs can distill",
     )
     _add_settings(train, "seed=2")
     workers = train.add_argument_group(
@@ -462,11 +465,11 @@ def _score(commands: _Commands) -> None:
     score.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="Parquet file to write the predictions to"
     )
-    for name, text in (("start", "the first query time"), ("end", "the first query time that is not")):
+    for name, text in (("start", "from this one on"), ("end", "before this one")):
         score.add_argument(
             f"--{name}",
             metavar="TIME",
-            help=f"{text} to score of an example log: an ISO date, or date and time, in UTC",
+            help=f"score the query times {text} of an example log: an ISO date, or date and time, in UTC",
         )
     score.add_argument(
         "--labels",
@@ -524,7 +527,12 @@ def _compare(commands: _Commands) -> None:
     compare.add_argument(
         "run_a", type=Path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
     )
-    compare.add_argument("run_b", type=Path, metavar="RUN_B", help="second run directory, of the same kind; differences are RUN_B - RUN_A")
+    compare.add_argument(
+        "run_b",
+        type=Path,
+        metavar="RUN_B",
+        help="second run directory, of the same kind; differences are RUN_B - RUN_A",
+    )
 
 
 def _evaluate(commands: _Commands) -> None:

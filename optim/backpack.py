@@ -93,6 +93,8 @@ def statistics_of(
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ValueError("batch is not a pair; allowed: inputs and labels")
     inputs, labels = batch
+    if labels is None:
+        raise ValueError("batch has no labels; allowed: inputs and labels")
     labels = tf.convert_to_tensor(labels)
     second_tape = tf.GradientTape(persistent=True) if "hessian" in quantities else None
     losses: RowLosses = LOSSES[loss].values if isinstance(loss, str) else loss
@@ -109,21 +111,21 @@ def statistics_of(
         values = losses(labels, outputs)
         _check_values(values, rows, units)
         total = tf.reduce_sum(values)
+    run = _Run(tape, outputs, products)
+    gradients = tape.gradient(total, run.tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    if second_tape is not None:
+        second_tape.__exit__(None, None, None)
     if products and tape.gradient(total, outputs) is None:
         raise ValueError(
             "the loss does not depend on the outputs; allowed: a function of TensorFlow operations"
         )
-    tensors = [product.outputs for product in products]
-    gradients = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    if second_tape is not None:
-        second_tape.__exit__(None, None, None)
     found: dict[str, LayerStatistics] = {}
     for product, gradient in zip(products, gradients, strict=True):
         for name, own_inputs, own in singly(product, gradient):
             first = [q for q in FIRST_ORDER if q in quantities]
             found[name] = LayerStatistics(*_first_order(own_inputs, own, product.has_bias, first, units), {})
     if isinstance(loss, str):
-        _by_loss(found, tape, loss, outputs, products, quantities, samples, seed)
+        _by_loss(found, run, loss, quantities, samples, seed)
     if second_tape is not None:
         _hessian(found, second_tape, products, gradients, rows)
     return found
@@ -151,7 +153,10 @@ def _check(loss: Any, quantities: Sequence[str], groups: Any, samples: int) -> N
 
 def _units(groups: Any, rows: int) -> tf.Tensor:
     """The number of each row's unit, int32 [B]."""
-    found = np.asarray(groups)
+    try:
+        found = np.asarray(groups)
+    except ValueError:
+        raise ValueError("groups is a list of lists of several lengths; allowed: a list of numbers") from None
     if found.shape != (rows,) or found.dtype.kind not in "iu" or found.min() < 0:
         raise ValueError(
             f"groups is of shape {list(found.shape)} and {found.dtype}; allowed: for each of the {rows} rows a whole "
@@ -244,47 +249,58 @@ def _finish(found: dict[str, tf.Tensor], wanted: Sequence[str], dtype: tf.DType)
     return {name: values[name].astype(dtype.as_numpy_dtype) for name in wanted}
 
 
+class _Run(NamedTuple):
+    """A model's outputs, [B, C], its products, and the tape that has recorded them."""
+
+    tape: tf.GradientTape
+    outputs: tf.Tensor
+    products: Sequence[Product]
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        return [product.outputs for product in self.products]
+
+    @property
+    def rows(self) -> int:
+        return int(tf.shape(self.outputs)[0])
+
+
 def _by_loss(
     found: dict[str, LayerStatistics],
-    tape: tf.GradientTape,
+    run: _Run,
     loss: LossName,
-    outputs: tf.Tensor,
-    products: Sequence[Product],
     quantities: Sequence[str],
     samples: int,
     seed: int,
 ) -> None:
     """Adds the quantities of second order that require the loss's Hessian of the outputs, or draws from it."""
-    rules, rows = LOSSES[loss], int(tf.shape(outputs)[0])
+    rules, outputs = LOSSES[loss], run.outputs
     if {"ggn", "kflr"} & set(quantities):
         root = rules.hessian_root(outputs)
         columns = [root[:, :, k] for k in range(root.shape[2])]
-        names = {"ggn": "ggn", "kflr": "kflr"}
-        _curvature(found, tape, outputs, products, columns, 1.0, rows, names, quantities)
+        _curvature(found, run, columns, 1.0, {"ggn": "ggn", "kflr": "kflr"}, quantities)
     if {"ggn_mc", "kfac"} & set(quantities):
         drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
-        names = {"ggn": "ggn_mc", "kflr": "kfac"}
-        _curvature(found, tape, outputs, products, drawn, 1.0 / samples, rows, names, quantities)
+        _curvature(found, run, drawn, 1.0 / samples, {"ggn": "ggn_mc", "kflr": "kfac"}, quantities)
     if "kfra" in quantities:
-        _kfra(found, products, rules.hessian_root(outputs), rows)
+        _kfra(found, run.products, rules.hessian_root(outputs), run.rows)
 
 
 def _curvature(
     found: dict[str, LayerStatistics],
-    tape: tf.GradientTape,
-    outputs: tf.Tensor,
-    products: Sequence[Product],
+    run: _Run,
     columns: Sequence[tf.Tensor],
     factor: float,
-    rows: int,
     names: dict[str, str],
     quantities: Sequence[str],
 ) -> None:
     """Diagonals and Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C], that are sent back."""
-    tensors = [product.outputs for product in products]
+    products, rows = run.products, run.rows
     diagonals: dict[str, Any] = {}
     for column in columns:
-        sent = tape.gradient(outputs, tensors, column, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        sent = run.tape.gradient(
+            run.outputs, run.tensors, column, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
         for product, gradient in zip(products, sent, strict=True):
             for name, inputs, own in singly(product, gradient):
                 squares = tf.square(own)

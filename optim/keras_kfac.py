@@ -8,7 +8,7 @@ K-FAC needs the inputs of layers and the gradients by their outputs, which no Ke
 the step runs the model's layers itself (``ctr.optim.sequential``).
 """
 
-import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,13 @@ from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.options import refuse_unknown
 from ctr.optim.output_losses import LOSSES, LossName, check_labels
-from ctr.optim.sequential import is_dense, is_sequential, record_sequential, refuse_probabilities
+from ctr.optim.sequential import (
+    is_dense,
+    is_sequential,
+    record_sequential,
+    refuse_probabilities,
+    takes_training,
+)
 
 
 class KfacTrainer:
@@ -87,7 +93,7 @@ class KfacTrainer:
         if (
             isinstance(rate, bool)
             or not isinstance(rate, int | float | np.number)
-            or not 0 <= rate < math.inf
+            or not 0 <= rate <= float(np.finfo(np.float32).max)
         ):
             raise ValueError(f"learning_rate is {rate!r}; allowed: a number from 0 up")
         self._rate.assign(rate)
@@ -151,21 +157,26 @@ _ADDED = (
     "kernel_constraint",
     "bias_constraint",
 )
-_TRAINING = ("Dropout", "Noise", "BatchNormalization", "Random")
 
 
 def _check_model(model: Any) -> None:
     """Raises ValueError where a model is not one that the step can run, or has what the step would leave out."""
     if not is_sequential(model) or not model.built:
-        raise ValueError(f"{type(model).__name__} is no Sequential model that is built; allowed: only that")
-    for layer in model.layers:
+        raise ValueError(f"{type(model).__name__} is not a built Sequential model; allowed: only that")
+    _check_layers(model.layers)
+
+
+def _check_layers(layers: Sequence[Any]) -> None:
+    for layer in layers:
+        inner = getattr(layer, "layers", ())
+        _check_layers(inner)
         for what in _ADDED:
             if getattr(layer, what, None) is not None:
                 raise ValueError(
                     f"the layer {layer.name} has a {what}; allowed: none (see the option weight_decay)"
                 )
-        if any(word in type(layer).__name__ for word in _TRAINING):
+        if not inner and not is_dense(layer) and takes_training(layer):
             raise ValueError(
-                f"the layer {layer.name} ({type(layer).__name__}) is another in training, which K-FAC's step does not "
-                "run; allowed: Dense, and layers that always do the same"
+                f"the layer {layer.name} ({type(layer).__name__}) behaves differently in training, which K-FAC's step "
+                "does not run; allowed: Dense, and layers that always do the same"
             )

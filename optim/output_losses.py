@@ -8,8 +8,11 @@ second moment is that Hessian (BACKPACK eq. 20-21).
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+_ROUNDING = 1e-2
+"""Of the sum of the probabilities of a row, which may be bfloat16."""
 LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
 
 
@@ -90,17 +93,31 @@ def check_labels(loss: str, labels: tf.Tensor, outputs: tf.TensorShape) -> None:
         outputs: their static shape, [B, C].
     """
     rows, columns = outputs.as_list()
-    classes = loss == "categorical_crossentropy" and labels.dtype.is_integer
-    shapes = [[rows], [rows, 1]] if classes else [[rows, columns], *([[rows]] if columns == 1 else [])]
+    categorical = loss == "categorical_crossentropy"
+    classes = categorical and labels.dtype.is_integer
+    shapes = [[rows], [rows, 1]] if classes else [[rows, columns]]
+    if columns == 1 and not categorical:
+        shapes.append([rows])
     if labels.dtype == tf.string or not any(labels.shape.is_compatible_with(shape) for shape in shapes):
         raise ValueError(
             f"labels are of shape {labels.shape} and {labels.dtype.name}; allowed for {loss}: numbers of shape "
             + " or ".join(str(shape) for shape in shapes)
         )
-    if classes and tf.executing_eagerly():
-        least, most = int(tf.reduce_min(labels)), int(tf.reduce_max(labels))
-        if least < 0 or most >= columns:
-            raise ValueError(f"labels are in {least}..{most}; allowed: 0..{columns - 1}")
+    if loss == "mse" or not tf.executing_eagerly():
+        return
+    least, most = labels.numpy().min(), labels.numpy().max()
+    highest = columns - 1 if classes else 1
+    # What is not finite is in no range, and not outside of one: it makes the loss so.
+    if least < 0 or most > highest:
+        raise ValueError(f"labels are in {least:g}..{most:g}; allowed for {loss}: 0..{highest}")
+    if categorical and not classes:
+        sums = labels.numpy().sum(axis=1)
+        wrong = np.flatnonzero(np.abs(sums - 1) > _ROUNDING)
+        if len(wrong):
+            raise ValueError(
+                f"the labels of row {wrong[0]} add up to {sums[wrong[0]]:g}; allowed for {loss}: probabilities that "
+                "add up to 1"
+            )
 
 
 LOSSES: dict[str, OutputLoss] = {

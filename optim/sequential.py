@@ -1,6 +1,7 @@
 """The products of a Keras Sequential model, of either Keras (``ctr.optim.record``)."""
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ def _record_layers(
                     f"the layer {layer.name} ({type(layer).__name__}) has trainable weights whose gradients by rows "
                     "are not known; allowed: Dense, and layers without trainable weights"
                 )
-            values = layer(values, training=False) if _takes_training(layer) else layer(values)
+            values = layer(values, training=False) if takes_training(layer) else layer(values)
             continue
         if len(values.shape) != 2:
             raise ValueError(
@@ -120,5 +121,7 @@ def refuse_probabilities(model: Any, loss: str) -> None:
         )
 
 
-def _takes_training(layer: Any) -> bool:
-    return type(layer).__name__ in ("Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout")
+def takes_training(layer: Any) -> bool:
+    """Whether a layer may behave differently in training, as dropout and batch normalization do."""
+    # Lambda passes it on to a function that takes it.
+    return "training" in inspect.signature(getattr(layer, "function", layer.call)).parameters

@@ -252,8 +252,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int32)
         column = pc.list_flatten(column)
         kind = column.type
-    # Indices of fewer bits may leave no room for the values of other chunks, and for null.
-    if pa.types.is_dictionary(kind) and not (_is_text(kind.value_type) and kind.index_type == pa.int32()):
+    if pa.types.is_dictionary(kind) and not _has_usable_dictionaries(column):
         column = column.cast(kind.value_type)
         kind = column.type
     if pa.types.is_dictionary(kind):
@@ -268,6 +267,15 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
     if not number:
         column = column.cast(pa.large_string())
     return _of_dictionary(pc.dictionary_encode(column).unify_dictionaries(), lengths)
+
+
+def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
+    """Whether its dictionaries hold text and can be joined into one, with a further value for null."""
+    # Indices of fewer bits may leave no room for the values of other chunks.
+    if not _is_text(column.type.value_type) or column.type.index_type != pa.int32():
+        return False
+    # Arrow joins no dictionaries with nulls.
+    return column.num_chunks <= 1 or not any(chunk.dictionary.null_count for chunk in column.chunks)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -62,7 +62,8 @@ def checked_columns(
     columns = {}
     for name in chunk.table.column_names:
         raw = chunk.table.column(name).combine_chunks()
-        is_encoded = name in encoded and pa.types.is_dictionary(raw.type)
+        # Of a Parquet file, each batch comes with the values of its whole row group.
+        is_encoded = name in encoded and pa.types.is_dictionary(raw.type) and len(raw.dictionary) <= len(raw)
         columns[name], bad = check_encoded(raw) if is_encoded else check_utf8(raw)
         if bad.any():
             verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")

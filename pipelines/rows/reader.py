@@ -79,7 +79,7 @@ class RawReader:
                 f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
             )
         require_columns(source.path, wanted, (*names, *joined))
-        # What is read for other purposes than examples is shown as it is.
+        # Only ingestion reads dictionaries; other readers show the columns as they are.
         encoded = self.mapping.value_sources if self.columns is None else ()
         yield from read_table_file(source, form, wanted, self.block_bytes, encoded)
 

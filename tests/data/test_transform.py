@@ -168,8 +168,15 @@ def test_integers_booleans_and_dictionaries_are_their_text(buckets: int | None) 
     ]
     plain = pa.array([*words[:128], None, *words[128:256], None])
     assert table_ids(schema, {"s": pa.chunked_array(narrow)})["c"] == table_ids(schema, {"s": plain})["c"]
-    null_in_dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["-7", None, "12"]))
-    assert table_ids(schema, {"s": null_in_dictionary})["c"] == expected
+    with_null = [
+        pa.DictionaryArray.from_arrays(
+            pa.array(range(len(values)), pa.int32()), pa.array(values, pa.string())
+        )
+        for values in (["-7", None, "12"], ["12", "-7"])
+    ]
+    assert table_ids(schema, {"s": with_null[0]})["c"] == expected
+    both = table_ids(schema, {"s": pa.chunked_array(with_null)})["c"]
+    assert both == [*expected, expected[2], expected[0]]
     assert table_ids(schema, {"s": [True, False]})["c"] == [hashed("true", buckets), hashed("false", buckets)]
     assert tensor_ids(schema, {"s": tf.constant([True, False])}) == table_ids(schema, {"s": [True, False]})
     assert tensor_ids(schema, {"s": tf.constant([-7, 12])})["c"] == [expected[0], expected[2]]

@@ -351,7 +351,10 @@ def test_a_loss_that_is_reduced_or_does_not_depend_on_the_outputs_is_refused():
         ("mse", np.zeros((3, 7)), r"labels are of shape \(3, 7\).*of shape \[7, 3\]"),
         ("mse", np.zeros(21), r"labels are of shape \(21,\)"),
         ("binary_crossentropy", np.zeros((1, 3)), r"labels are of shape \(1, 3\)"),
-        ("categorical_crossentropy", np.arange(7), r"labels are in 0..6; allowed: 0..2"),
+        ("categorical_crossentropy", np.arange(7), r"labels are in 0..6; allowed for \w+: 0..2"),
+        ("categorical_crossentropy", np.full((7, 3), 9.0), r"labels are in 9..9; allowed for \w+: 0..1"),
+        ("categorical_crossentropy", np.eye(3)[[0, 1, 2, 0, 1, 2, 0]] / 2, "of row 0 add up to 0.5; allowed"),
+        ("binary_crossentropy", np.full((7, 3), 5.0), r"labels are in 5..5; allowed for \w+: 0..1"),
         (
             "categorical_crossentropy",
             np.zeros(6, np.int64),

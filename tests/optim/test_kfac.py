@@ -337,7 +337,7 @@ def test_the_learning_rate_can_be_changed_between_steps():
     trainer.step(inputs, labels)
     assert trainer.learning_rate == 0.0
     assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.trainable_weights, strict=True))
-    for rate in (-1.0, float("nan"), "0.1", None):
+    for rate in (-1.0, float("nan"), 1e300, "0.1", None):
         with pytest.raises(ValueError, match="allowed: a number from 0 up"):
             trainer.learning_rate = rate
 
@@ -345,7 +345,11 @@ def test_the_learning_rate_can_be_changed_between_steps():
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (lambda: keras.layers.Dropout(0.5), r"\(Dropout\) is another in training"),
+        (lambda: keras.layers.Dropout(0.5), r"\(Dropout\) behaves differently in training"),
+        (
+            lambda: keras.Sequential([keras.layers.GaussianNoise(0.5)]),
+            r"\(GaussianNoise\) behaves differently in training",
+        ),
         (lambda: keras.layers.Dense(2, kernel_regularizer="l2"), "has a kernel_regularizer"),
         (lambda: keras.layers.Dense(2, bias_constraint="non_neg"), "has a bias_constraint"),
     ],
@@ -357,9 +361,18 @@ def test_what_the_step_would_leave_out_is_refused(layer, message):
         KfacTrainer(model, "mse", 0.1)
 
 
+def test_layers_that_always_do_the_same_are_taken():
+    inner = keras.Sequential([keras.layers.Lambda(lambda x: x / 2)])
+    model = keras.Sequential([keras.layers.Rescaling(2.0), inner, *make().layers])
+    model.build([None, 3])
+    trainer, plain = KfacTrainer(model, "mse", 0.1), KfacTrainer(make(), "mse", 0.1)
+    inputs, labels = batches(1)[0]
+    np.testing.assert_allclose(trainer.step(inputs, labels), plain.step(inputs, labels), rtol=1e-6)
+
+
 def test_other_models_options_and_batches_that_are_refused():
     inputs = keras.Input([3])
-    with pytest.raises(ValueError, match="no Sequential model that is built"):
+    with pytest.raises(ValueError, match="is not a built Sequential model"):
         KfacTrainer(keras.Model(inputs, keras.layers.Dense(1)(inputs)), "mse", 0.1)
     with pytest.raises(TypeError, match=r"K-FAC has no option 'dampning'; allowed: .*damping"):
         KfacTrainer(make(), "mse", 0.1, dampning=1)

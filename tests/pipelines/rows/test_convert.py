@@ -15,6 +15,7 @@ from ctr.config import parse_model
 from ctr.data.mapping import Label, Time
 from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
+from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import (
     check_encoded,
     check_utf8,
@@ -26,6 +27,7 @@ from ctr.pipelines.rows.convert import (
     parse_times,
     parse_weights,
 )
+from ctr.pipelines.rows.raw_columns import Verdict, checked_columns
 
 US = 1_000_000
 NOON = int(datetime(2019, 11, 24, 12, tzinfo=UTC).timestamp()) * US
@@ -312,3 +314,13 @@ def test_dictionaries_are_checked_by_their_values():
     assert [checked[row].as_py() for row in (0, 2, 3, 5)] == ["a", None, "\xe9", "a"]
     good, none = check_encoded(column.filter(pa.array(~bad)))
     assert good.to_pylist() == ["a", None, "\xe9", "a"] and not none.any()
+
+
+@pytest.mark.parametrize(("rows", "is_kept"), [(5, True), (2, False)])
+def test_dictionaries_of_more_values_than_rows_are_decoded(rows, is_kept):
+    values = pa.array([b"a", b"b", b"c"], pa.binary())
+    column = pa.DictionaryArray.from_arrays(pa.array([2, 0, None, 1, 2], pa.int32()), values)[:rows]
+    chunk = Chunk(0, pa.table({"s": column}), np.arange(rows), [])
+    found = checked_columns(chunk, [], Verdict(chunk), ["s"])["s"]
+    assert pa.types.is_dictionary(found.type) == is_kept
+    assert found.to_pylist() == ["c", "a", None, "b", "c"][:rows]
