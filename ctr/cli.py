@@ -234,7 +234,7 @@ def _replay(arguments: argparse.Namespace) -> None:
         if arguments.experiment is None or arguments.log is None:
             raise InputError("EXPERIMENT and --log are required, unless with --report")
         check_experiment_folder(arguments.out)
-        read_experiment(arguments.experiment)
+        read_experiment(arguments.experiment, arguments.set)
         read_schema(arguments.log)
         load_tensorflow()
         from ctr.experiments.run import run_experiment
@@ -248,6 +248,7 @@ def _replay(arguments: argparse.Namespace) -> None:
             arguments.beam_options,
             not arguments.no_timing,
             note if sys.stderr.isatty() else None,
+            settings=arguments.set,
         )
     text = write_experiment(arguments.out)
     result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
@@ -265,7 +266,7 @@ def _search(arguments: argparse.Namespace) -> None:
         if arguments.search is None or arguments.log is None:
             raise InputError("SEARCH and --log are required, unless with --report")
         check_search_folder(arguments.out)
-        read_search(arguments.search)
+        read_search(arguments.search, arguments.set)
         read_schema(arguments.log)
         load_tensorflow()
         from ctr.search.run import Options, run_search
@@ -277,6 +278,7 @@ def _search(arguments: argparse.Namespace) -> None:
             not arguments.no_timing,
             not arguments.no_replay,
             note if sys.stderr.isatty() else None,
+            arguments.set,
         )
         _, failures = run_search(arguments.search, arguments.log, arguments.out, options)
     text = write_search(arguments.out)

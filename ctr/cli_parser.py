@@ -512,6 +512,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="output directory; rerun to resume"
     )
+    _add_settings(parser, "'seeds=[1, 2, 3]'")
     parser.add_argument(
         "--workers", type=int, metavar="N", help="runs to train side by side (one per processor)"
     )
@@ -626,7 +627,13 @@ _ctr() {
 complete -o bashdefault -F _ctr ctr
 """
 
-_SET_KINDS = {"train": "train", "sample": "sampling", "simulate": "simulator"}
+_SET_KINDS = {
+    "train": "train",
+    "sample": "sampling",
+    "simulate": "simulator",
+    "replay": "experiment",
+    "search": "search",
+}
 
 
 def _complete_arguments(parser: argparse.ArgumentParser, files: object, command: str = "") -> None:

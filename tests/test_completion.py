@@ -61,6 +61,7 @@ def test_keys_of_settings_are_completed(complete):
         f"model.crosses.{key}=" for key in ("rank", "ramp", "ramp.start", "ramp.length")
     ]
     assert complete("sample", "--set", "non") == ["non_click_rate="]
+    assert complete("search", "--set", "tar") == ["target="]
     assert complete("config", "optimizer.dense.shampoo.mom") == ["optimizer.dense.shampoo.momentum"]
 
 

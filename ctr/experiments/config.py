@@ -4,13 +4,13 @@ Names stand in names of files, and ``@`` joins an arm with a point of the sweep,
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from ctr.config import StrictModel, parse_model, read_yaml
+from ctr.config import StrictModel, load_model, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
 from ctr.io.files import check_output_folder
@@ -191,14 +191,17 @@ def _check_once(key: str, values: tuple[Any, ...]) -> None:
         raise ValueError(f"{key}: {repeated[0]} appears twice")
 
 
-def read_experiment(path: Path) -> tuple[ExperimentConfig, dict[str, Any]]:
+def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
     """The experiment of a YAML file, and its training configuration before any arm's changes, as nested keys.
+
+    Args:
+        settings: changes of the file, ``key=value``.
 
     Raises:
         InputError: one of the files is not there or not YAML, or has a wrong key or value.
     """
     where = f"experiment {path}"
-    experiment = parse_model(ExperimentConfig, read_yaml(path, "experiment"), where)
+    experiment = load_model(ExperimentConfig, path, "experiment", settings)
     return experiment, training_content(path, where, experiment.base, experiment.config)
 
 

@@ -36,6 +36,7 @@ def run_experiment(
     timing: bool = True,
     progress: Progress | None = None,
     costs: bool = True,
+    settings: Sequence[str] = (),
 ) -> dict[str, str]:
     """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
 
@@ -49,6 +50,7 @@ def run_experiment(
         timing: whether steps are timed, after all runs; otherwise only operations are counted.
         progress: called with a line for each run that ends.
         costs: whether OUT/costs.json is made.
+        settings: changes of the file, ``key=value``.
 
     Returns:
         What failed, by name, with one line each; the others were made.
@@ -56,7 +58,7 @@ def run_experiment(
     Raises:
         InputError: a wrong experiment or log, or another process is at work in ``out``. Nothing was run.
     """
-    config, content = read_experiment(experiment)
+    config, content = read_experiment(experiment, settings)
     manifests = read_manifests(log)
     if not sum(manifest.rows for manifest in manifests):
         raise InputError(f"{log}: the log has no rows")

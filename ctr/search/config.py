@@ -4,12 +4,13 @@ The published numbers of the controller are those of TuNAS (Bender et al., "Can 
 architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS 2022).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ctr.config import StrictModel, parse_model, read_yaml
+from ctr.config import StrictModel, load_model
 from ctr.experiments.config import Seed, training_content
 from ctr.io.files import check_output_folder
 
@@ -143,14 +144,17 @@ class SearchConfig(StrictModel):
         return self
 
 
-def read_search(path: Path) -> tuple[SearchConfig, dict[str, Any]]:
+def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:
     """The search of a YAML file, and its training configuration without changes, as nested keys.
+
+    Args:
+        settings: changes of the file, ``key=value``.
 
     Raises:
         InputError: one of the files is not there or not YAML, or has a wrong key or value.
     """
     where = f"search {path}"
-    search = parse_model(SearchConfig, read_yaml(path, "search"), where)
+    search = load_model(SearchConfig, path, "search", settings)
     return search, training_content(path, where, search.base, search.config)
 
 

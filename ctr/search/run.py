@@ -36,7 +36,7 @@ from ctr.training.run.directory import only_process, write_json
 
 @dataclass(frozen=True)
 class Options:
-    """How a search is run, which changes nothing of what comes out.
+    """How a search is run, which changes nothing of what comes out, and changes of its file.
 
     Attributes:
         command: that repeats the search.
@@ -45,6 +45,7 @@ class Options:
         timing: whether the steps of the result and the baseline are timed in the end.
         replay: whether the result is trained alone and compared with the baseline.
         progress: called with a line for each run that ends, and as the supernet goes on.
+        settings: changes of the file, ``key=value``.
     """
 
     command: str
@@ -53,6 +54,7 @@ class Options:
     timing: bool = True
     replay: bool = True
     progress: Progress | None = None
+    settings: Sequence[str] = ()
 
 
 def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[SearchRecord, dict[str, str]]:
@@ -70,7 +72,7 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
     Raises:
         InputError: a wrong search or log, another search or process in ``out``, or no candidate could be trained.
     """
-    search, content = read_search(file)
+    search, content = read_search(file, options.settings)
     check_search_folder(out)
     space, content = open_space(search, content, log, f"search {file}")
     make_folder(out)

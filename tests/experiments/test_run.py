@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -192,13 +193,14 @@ def table(monkeypatch):
 
 def test_command_line(stand_in, table, capfd):
     arms = {"bad": {"set": {"model.prior": 0.666}}}
-    Path("experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "arms": arms, "seeds": [1]}))
+    Path("experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "arms": arms, "seeds": [1, 2]}))
     arguments = ["replay", "experiment.yaml", "--log", "log", "--out", "out", "--workers", "1", "--no-timing"]
+    arguments += ["--set", "seeds=[1]"]
     assert main(arguments) == 1
     out, err = capfd.readouterr()
     assert out.startswith("a table\n")
     assert err == "error: 1 failed; rerun the same command to try again: bad seed 1: it broke\n"
-    assert read("plan.json")["command"] == " ".join(["ctr", *arguments])
+    assert read("plan.json")["command"] == shlex.join(["ctr", *arguments])
     assert read("costs.json")["rounds"] == 0
     calls = stand_in.read_text()
     assert main(["replay", "--out", "out", "--report", "--json"]) == 0

@@ -285,3 +285,17 @@ def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch)
         space.baseline({**base, "model": {**base["model"], "widths": {"user_id": 16, "ad_id": 16}}})
         is not None
     )
+
+
+def test_settings_change_the_search_and_its_configuration(root):
+    from ctr.search.config import read_search
+
+    file = root / "examples" / "search.yaml"
+    before, base = read_search(file)
+    after, changed = read_search(file, ["target=0.8", "seeds=[1, 2, 3]", "config.batch.rows=512"])
+    assert after.model_copy(update={"config": before.config}) == before.model_copy(
+        update={"target": 0.8, "seeds": (1, 2, 3)}
+    )
+    assert changed == {**base, "batch": {**base["batch"], "rows": 512}}
+    with pytest.raises(InputError, match=r"^search .*search\.yaml: tarket: .*target"):
+        read_search(file, ["tarket=1"])
