@@ -119,12 +119,22 @@ class AdafactorCore(WithoutHost):
             learning_rate: scalar, rho.
             decayed: which weights decay; by default all that are no tables.
         """
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        self._update(dense, rows, learning_rate, decayed)
+
+    def _update(
+        self,
+        dense: dict[int, tf.Tensor],
+        rows: dict[int, tf.IndexedSlices],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None,
+    ) -> None:
+        """``update`` with gradients as ``split_gradients`` returns them."""
         state = self.state
         step = tf.cast(state.step.assign_add(1, read_value=True), state.dtype)
         # A number would otherwise be rounded to float32 on its way to float64.
         is_number = isinstance(learning_rate, int | float)
         rate = tf.constant(learning_rate, state.dtype) if is_number else tf.cast(learning_rate, state.dtype)
-        dense, rows = split_gradients(gradients, self.weights, self.tables, state.dtype)
         for index, slices in rows.items():
             self._update_rows(index, slices, rate)
         for index, gradient in dense.items():
@@ -139,16 +149,18 @@ class AdafactorCore(WithoutHost):
     ) -> tf.Tensor:
         """``update``, unless a gradient is not finite: then that is counted and nothing else happens. Returns which."""
         del roots
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        applied = all_finite([*dense.values(), *rows.values()])
 
         def update() -> tf.Tensor:
-            self.update(gradients, learning_rate, decayed)
+            self._update(dense, rows, learning_rate, decayed)
             return tf.constant(True)
 
         def count() -> tf.Tensor:
             self.state.nonfinite_steps.assign_add(1)
             return tf.constant(False)
 
-        return tf.cond(all_finite(gradients), update, count)
+        return tf.cond(applied, update, count)
 
     def _update_dense(
         self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor, decayed: bool

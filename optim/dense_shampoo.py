@@ -143,7 +143,11 @@ class DenseShampoo:
         # Corrected by the number of steps, which is one for all weights.
         options = self.options
         counted = options.beta1 > 0 or options.grafting in ("adam", "lamb")
-        counted |= options.eigenvalue_correction and options.beta2 < 1.0
+        decays = options.beta2 < 1.0
+        # Where roots keep their own norm, statistics of too large a correction would make steps too long.
+        counted |= decays and (
+            options.eigenvalue_correction or (options.bias_correction and not options.grafted_norm)
+        )
         all_exact = len(moves) == len(new.shapes) and all(move.exact for _, move in moves.values())
         if differing or not moves:
             return TakenOver(fresh, differing)
@@ -155,6 +159,9 @@ class DenseShampoo:
         statistics = self._differing(before, _STATISTICS)
         if not statistics and bool(layouts[0].factors) != bool(layouts[1].factors):
             statistics = self._differing(before, ("start_preconditioning_step",))
+        if statistics and counted and decays and options.eigenvalue_correction:
+            # Second moments that begin at zero would be corrected as old ones are: by nothing.
+            return TakenOver(fresh, statistics)
         preconditioned = set(layouts[0].owners.tolist())
         taken, known = (
             _averages(one.options, layout, saved.arrays)

@@ -31,7 +31,7 @@ def split_gradients(
         gradients: for each weight.
         weights: the weights themselves.
         tables: the indices of those whose rows learn by themselves.
-        dtype: the working precision, that of the result.
+        dtype: the working precision, that of all sums and of the result.
 
     Raises:
         ValueError: a gradient of another shape than its weight.
@@ -42,16 +42,23 @@ def split_gradients(
         if gradient is None:
             continue
         if index not in tables:
-            whole = tf.convert_to_tensor(gradient)
+            whole = tf.convert_to_tensor(_in_precision(gradient, dtype))
             if not whole.shape.is_compatible_with(weights[index].shape):
                 raise ValueError(
                     f"gradient {index} is of shape {whole.shape}; allowed: that of its weight, {weights[index].shape}"
                 )
-            dense[index] = tf.cast(whole, dtype)
+            dense[index] = whole
             continue
-        if isinstance(gradient, tf.IndexedSlices):
-            slices = sum_duplicates(gradient)
+        own = _in_precision(gradient, dtype)
+        if isinstance(own, tf.IndexedSlices):
+            rows[index] = sum_duplicates(own)
         else:
-            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(weights[index].shape[0]))
-        rows[index] = tf.IndexedSlices(tf.cast(slices.values, dtype), slices.indices)
+            rows[index] = tf.IndexedSlices(own, tf.range(weights[index].shape[0]))
     return dense, rows
+
+
+def _in_precision(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor | tf.IndexedSlices:
+    """The gradient in a dtype, which rows that occur several times have before they are added up."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
+    return tf.cast(gradient, dtype)

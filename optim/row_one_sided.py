@@ -119,7 +119,8 @@ class RowOneSided(RowAdaGrad):
             self.state.collections.assign_add(1)
             self.state.window_collections.assign_add(1)
 
-        when(schedule.collection_due(self.options, step), collect)
+        last = self.state.exchanged_at.read_value()
+        when(schedule.collection_due(self.options, step, last), collect)
 
     def _precondition(
         self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers

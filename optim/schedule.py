@@ -55,21 +55,22 @@ def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> t
     """
     first = tf.constant(first_exchange(options), tf.int64)
     if options.exchange_phase is not None:
-        phase = tf.constant(options.exchange_phase, tf.int64)
-        regular = tf.equal(step % options.precondition_frequency, phase) & (step > last)
+        phase, frequency = (
+            tf.constant(value, tf.int64) for value in (options.exchange_phase, options.precondition_frequency)
+        )
+        # The numbers of exchanges up to either step: the one that was due may lie between them.
+        regular = (step - phase) // frequency > (last - phase) // frequency
         return (step >= first) & ((last < 0) | regular)
     return step >= tf.where(last < 0, first, last + steps_to_next_exchange(options, last))
 
 
-def collection_due(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | bool:
-    """Whether statistics are collected at ``step``, bool scalar."""
+def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
+    """Whether statistics are collected at ``step``, bool scalar. For the arguments see ``exchange_due``."""
     if options.statistics_frequency == 1:
         return True
     # The first exchange has roots only if it has statistics.
-    regular = tf.equal(step % options.statistics_frequency, 0) | tf.equal(
-        step, tf.constant(first_exchange(options), tf.int64)
-    )
-    return regular | is_early(options, step)
+    begins = (last < 0) & (step >= tf.constant(first_exchange(options), tf.int64))
+    return tf.equal(step % options.statistics_frequency, 0) | begins | is_early(options, step)
 
 
 def collection_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor | float:

@@ -123,6 +123,18 @@ class ShampooCore:
         Raises:
             ValueError: the options ask for roots that the device does not compute.
         """
+        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, self.state.dtype)
+        self._update(dense, rows, learning_rate, decayed, roots)
+
+    def _update(
+        self,
+        dense: dict[int, tf.Tensor],
+        rows: dict[int, tf.IndexedSlices],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None,
+        roots: RootSource,
+    ) -> None:
+        """``update`` with gradients as ``split_gradients`` returns them."""
         state, options = self.state, self.options
         step = state.step.assign_add(1, read_value=True)
         # A number would otherwise be rounded to float32 on its way to float64.
@@ -136,7 +148,6 @@ class ShampooCore:
             is_missing = tf.reduce_any(tf.equal(status[STATUS.index("certified")], 0))
             own = self.division.take_status(status)
             when(is_missing, lambda: directions.set_identity(self.division.own, state, own))
-        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, state.dtype)
         dense = self.division.take(self._regularized(dense, decayed))
         stacked = self.division.stack(dense, state.dtype)
         with tf.name_scope("statistics"):
@@ -179,10 +190,11 @@ class ShampooCore:
         Returns:
             bool scalar, whether it did.
         """
-        applied = all_finite(gradients)
+        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, self.state.dtype)
+        applied = all_finite([*dense.values(), *rows.values()])
 
         def update() -> tf.Tensor:
-            self.update(gradients, learning_rate, decayed, roots)
+            self._update(dense, rows, learning_rate, decayed, roots)
             return tf.constant(True)
 
         def count() -> tf.Tensor:
@@ -248,7 +260,7 @@ class ShampooCore:
             state.collections.assign_add(1)
             state.window_collections.assign_add(1)
 
-        when(schedule.collection_due(self.options, step), collect)
+        when(schedule.collection_due(self.options, step, state.exchanged_at.read_value()), collect)
 
     def _shampoo_share(self, step: tf.Tensor) -> tf.Tensor | None:
         """For each tensor Shampoo's share of the direction in 0..1; None when nothing is preconditioned."""

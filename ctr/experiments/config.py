@@ -163,10 +163,10 @@ class ExperimentConfig(StrictModel):
             _check_name(f"arms.{name}.teacher", arm.teacher, self.teachers)
             _check_name(f"arms.{name}.sampling", arm.sampling, self.samplings)
             _check_name(f"arms.{name}.against", arm.against, [other for other in arms if other != name])
-        _check_once("seeds", self.seeds)
+        check_once("seeds", self.seeds)
         if self.sweep is not None:
-            _check_once("sweep.seeds", self.sweep.seeds)
-            _check_once("sweep.arms", self.sweep.arms)
+            check_once("sweep.seeds", self.sweep.seeds)
+            check_once("sweep.arms", self.sweep.arms)
             for name in self.sweep.arms:
                 _check_name("sweep.arms", name, arms)
             beyond = sorted(set(self.sweep.seeds) - set(self.seeds))
@@ -185,7 +185,8 @@ def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
         raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(known) or 'none is defined'}")
 
 
-def _check_once(key: str, values: tuple[Any, ...]) -> None:
+def check_once(key: str, values: tuple[Any, ...]) -> None:
+    """Raises ValueError where a value appears twice."""
     repeated = [value for value in values if values.count(value) > 1]
     if repeated:
         raise ValueError(f"{key}: {repeated[0]} appears twice")

@@ -100,7 +100,8 @@ def make_plan(
     manifests = read_manifests(log)
     checker = _Checker(log, where)
     baseline = changed(content, experiment.baseline.set)
-    teachers = _make_teachers(experiment, baseline, checker)
+    log_key = log_sha256(manifests)
+    teachers = _make_teachers(experiment, baseline, checker, log_key)
     samplings = _make_samplings(experiment, teachers)
     arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}
     contents = {name: _arm_content(arm, baseline, teachers, samplings) for name, arm in arms.items()}
@@ -125,7 +126,7 @@ def make_plan(
         title=experiment.title,
         note=experiment.note,
         log=str(log.resolve()),
-        log_sha256=log_sha256(manifests),
+        log_sha256=log_key,
         command=command,
         created=created,
         ctr_version=__version__,
@@ -226,18 +227,20 @@ def _without_seed(config: TrainConfig) -> str:
 
 
 def _make_teachers(
-    experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker
+    experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
 ) -> dict[str, Training]:
-    """The trainings of those teachers that an arm needs, itself or for its sampling."""
+    """The trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
     rules = (_teacher_of(experiment.samplings[name], experiment) for name in _used_samplings(experiment))
     used = {*rules, *(arm.teacher for arm in experiment.arms.values())}
-    teachers = {}
+    teachers: dict[str, Training] = {}
     for name, teacher in experiment.teachers.items():
         if name in used:
             content = {**changed(baseline, teacher.set), "record_predictions": True}
             config = checker.config(content, teacher.seed, f"teachers.{name}.set")
-            record = f"replay-{settings_key(config)}"
-            teachers[name] = Training(f"teacher-{name}", teacher.seed, config, record=record)
+            # A log that has grown has a sidecar of its own: no recording can add to that of the shorter log.
+            record = f"replay-{settings_key(config)}-{log_key[:8]}"
+            equal = next((one for one in teachers.values() if one.record == record), None)
+            teachers[name] = equal or Training(f"teacher-{name}", teacher.seed, config, record=record)
     return teachers
 
 

@@ -8,7 +8,7 @@
     OUT/failures/NAME-seed-S.txt        the last lines of the errors of a task that failed
 
 The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A teacher's
-predictions and the decisions of a sampling become sidecars of the log, ``replay-HASH``: several experiments share them.
+predictions and the decisions of a sampling become sidecars of the log, ``replay-...``: several experiments share them.
 """
 
 import hashlib
@@ -317,7 +317,8 @@ class Tasks:
 
     def stages(self) -> tuple[Sequence[Task], ...]:
         """All tasks in four stages, of which each needs only those before it."""
-        return [*self.teachers.values()], [*self.samplings.values()], self.runs(), self.loops()
+        teachers = {one.label: one for one in self.teachers.values()}
+        return [*teachers.values()], [*self.samplings.values()], self.runs(), self.loops()
 
 
 def settings_key(config: StrictModel) -> str:

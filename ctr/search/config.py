@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, load_model
-from ctr.experiments.config import Seed, training_content
+from ctr.experiments.config import Seed, check_once, training_content
 from ctr.io.files import check_output_folder
 
 SEARCH_FILE = "search.yaml"
@@ -141,6 +141,7 @@ class SearchConfig(StrictModel):
                 f"halving.candidates: {self.halving.candidates} cannot be reduced by {self.halving.eta} in "
                 f"{self.halving.rungs} rungs; allowed: {first} or more"
             )
+        check_once("seeds", self.seeds)
         return self
 
 

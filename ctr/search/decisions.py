@@ -87,8 +87,9 @@ def _problem(decision: Decision, schema: Schema) -> str:
     choices, part = decision.choices, decision.part
     if not choices:
         return "has no choice; at least one is required"
-    if repeated := next((one for index, one in enumerate(choices) if _in(one, choices[:index])), None):
-        return f"{repeated!r} appears twice"
+    for index, one in enumerate(choices):
+        if _in(one, choices[:index]):
+            return f"{one!r} appears twice"
     if part is None:
         own = next((key for key in _OWN_KEYS if _overlaps(key, decision.name)), None)
         return "is set by the search itself, so that no candidate may" if own else ""

@@ -130,8 +130,8 @@ def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"
     if any((out / name).exists() for name in ("rungs", "supernet")):
-        before = load_record(SearchConfig, path, "search").model_dump(mode="json")
-        ours = whole.model_dump(mode="json")
+        before = _comparable(load_record(SearchConfig, path, "search"), str(path))
+        ours = _comparable(whole, str(path))
         # These change nothing of what was searched.
         for words in ("title", "note", "seeds"):
             before[words] = ours[words]
@@ -146,6 +146,12 @@ def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -
             )
     write_atomic_bytes(path, dump_yaml(whole).encode())
     write_json(seen, {"log_sha256": sha256})
+
+
+def _comparable(search: SearchConfig, where: str) -> dict[str, Any]:
+    """A search as plain data; keys of its training configuration that were renamed since have their new names."""
+    config = parse_model(TrainConfig, dict(search.config), where, "config.", former_names=True)
+    return {**search.model_dump(mode="json"), "config": config.model_dump(mode="json")}
 
 
 def _shares(search: SearchConfig) -> list[float]:

@@ -157,6 +157,21 @@ def test_a_new_teacher_gives_its_students_other_folders(plan_of):
     assert before.arms["student"][0].folder != after.arms["student"][0].folder
 
 
+def test_a_log_that_has_grown_and_equal_teachers(plan_of, log, monkeypatch):
+    _, before = plan_of(WHOLE)
+    monkeypatch.setattr("ctr.experiments.planning.log_sha256", lambda manifests: "another")
+    _, grown = plan_of(WHOLE)
+    assert before.teachers["wide"].record != grown.teachers["wide"].record
+    assert before.arms["student"][0].folder != grown.arms["student"][0].folder
+    assert before.arms["smelu"][0].folder == grown.arms["smelu"][0].folder
+    # Two names of one teacher are one task.
+    twins = {**WHOLE["teachers"], "twin": WHOLE["teachers"]["wide"]}
+    arms = {**WHOLE["arms"], "other": {"teacher": "twin"}}
+    _, tasks = plan_of({**WHOLE, "teachers": twins, "arms": arms})
+    assert tasks.teachers["twin"] is tasks.teachers["wide"]
+    assert [task.label for task in tasks.stages()[0]] == ["teacher-wide seed 9"]
+
+
 def test_a_baseline_alone_is_an_experiment(plan_of):
     (arm,) = plan_of({"seeds": [1]})[0].arms
     assert arm.name == "baseline"

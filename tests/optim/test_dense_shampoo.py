@@ -18,6 +18,8 @@ from whole_moves import Whole
         ({"grafting": "lamb"}, True),
         ({"eigenvalue_correction": True}, False),
         ({"eigenvalue_correction": True, "beta2": 0.9}, True),
+        ({"grafting": "rmsprop", "grafted_norm": False, "beta2": 0.9}, True),
+        ({"grafting": "rmsprop", "beta2": 0.9}, False),
     ],
 )
 def test_averages_that_are_corrected_by_the_step_go_with_all_weights_or_none(options, counted):
@@ -46,9 +48,55 @@ SOAP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("changed", [{}, {"grafted_norm": True}, {"block_size": 3}])
+@pytest.mark.parametrize("changed", [{"block_size": 3}, {"epsilon": 1e-3}, {"eigenvalue_correction": False}])
+def test_second_moments_do_not_begin_anew_under_an_old_correction(changed):
+    def made(options):
+        optimizer = DenseShampoo(ShampooOptions(**options))
+        weight = tf.Variable(tf.ones([7, 5]))
+        optimizer.build({"w": weight})
+        return optimizer, weight
+
+    def saved(optimizer):
+        return Saved({name: np.array(v.numpy()) for name, v in optimizer.variables.items()}, [(7, 5)])
+
+    def step_size(optimizer, weight, seed):
+        before = weight.numpy()
+        optimizer.update([tf.random.stateless_normal([7, 5], (seed, 1))], tf.constant(1.0), False)
+        return np.sqrt(np.mean((weight.numpy() - before) ** 2))
+
+    old, weight = made(SOAP | changed)
+    for seed in range(40):
+        step_size(old, weight, seed)
+    new, weight = made(SOAP)
+    state = saved(new)
+    new.take_over(state, old, saved(old), {0: (0, Whole())})
+    for name, variable in new.variables.items():
+        variable.assign(state.arrays[name])
+    assert max(step_size(new, weight, 100 + seed) for seed in range(5)) < 3
+
+
+def test_fresh_statistics_have_roots_at_once():
+    def made(**options):
+        optimizer = DenseShampoo(ShampooOptions(**options))
+        optimizer.build({"w": tf.Variable(tf.ones([16, 12]))})
+        return optimizer
+
+    def saved(optimizer):
+        return Saved({name: np.array(v.numpy()) for name, v in optimizer.variables.items()}, [(16, 12)])
+
+    old, new = made(), made(block_size=8)
+    before, state = saved(old), saved(new)
+    before.arrays["shampoo/step"][...] = 307
+    new.take_over(state, old, before, {0: (0, Whole())})
+    for name, variable in new.variables.items():
+        variable.assign(state.arrays[name])
+    new.update([tf.random.stateless_normal([16, 12], (1, 2))], tf.constant(0.1), False)
+    assert (int(new.core.state.step), new.report()["layers_ready"]) == (308, 1)
+
+
+@pytest.mark.parametrize("changed", [{}, {"grafted_norm": True}])
 def test_averages_in_the_bases_are_taken_over_in_any_form(changed):
-    """Beside the average in NumPy; to bases that are there, to none, and to other blocks."""
+    """Beside the average in NumPy; to bases that are there, and to none."""
     rng = np.random.default_rng(0)
     shapes = [(7, 5), (4,), (6, 3)]
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.schedule import is_early, steps_to_next_exchange
+from ctr.optim.schedule import exchange_due, is_early, steps_to_next_exchange
 
 
 @pytest.mark.parametrize("growth", [0.0, 0.01, 0.1, 0.25, 0.3, 1 / 3, 0.7, 1.0])
@@ -20,3 +20,21 @@ def test_early_is_before_exchanges_are_as_far_apart_as_they_will_be(growth, freq
         gap = min(max(math.floor(growth * step), 1), frequency) if growth else frequency
         assert int(steps_to_next_exchange(options, number)) == gap
         assert bool(is_early(options, number)) == (gap < frequency)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 25])
+@pytest.mark.parametrize("phase", [0, 1, 9])
+def test_an_exchange_at_a_phase_comes_however_seldom_it_is_asked_for(every, phase):
+    options = reference.options(
+        early_growth=0.0, precondition_frequency=10, exchange_phase=phase, start_preconditioning_step=4
+    )
+    last, found = -1, []
+    for step in range(every, 100, every):
+        if bool(exchange_due(options, tf.constant(step, tf.int64), tf.constant(last, tf.int64))):
+            found.append(step)
+            last = step
+    asked = [step for step in range(every, 100, every) if step >= 4]
+    marks = [mark for mark in range(phase, 100, 10) if mark > asked[0]]
+    # The first at the start, and then as soon after each regular step as one is asked for.
+    expected = [asked[0], *(next((step for step in asked if step >= mark), None) for mark in marks)]
+    assert found == list(dict.fromkeys(step for step in expected if step is not None))

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shampoo_reference as reference
+from ctr.optim.options import ShampooOptions
+from ctr.optim.shampoo import ShampooCore
 from ctr.optim.sparse import row_statistics, sum_duplicates
 
 ROWS, WIDTH = 12, 3
@@ -146,6 +148,28 @@ def test_rows_for_a_weight_that_is_no_table_are_made_dense():
     dense = reference.train(other, [[scattered(*batch)] for batch in steps], RATE)
     assert reference.gaps(rows, dense, start).max() < 1e-12
     assert one.report()["layers_ready"] == 1
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+@pytest.mark.parametrize(("dtype", "value"), [(tf.float16, 100.0), (tf.bfloat16, 1.0)])
+def test_repeated_rows_of_a_small_dtype_are_summed_in_float32(dtype, value, is_table):
+    weight = tf.Variable(tf.zeros([4, 2], dtype))
+    core = ShampooCore(ShampooOptions(start_preconditioning_step=None), [weight], [0] if is_table else [])
+    gradient = tf.IndexedSlices(
+        tf.fill([4096, 2], tf.constant(value, dtype)), tf.zeros([4096], tf.int32), tf.constant([4, 2])
+    )
+    assert bool(core.update_if_finite([gradient], RATE))
+    np.testing.assert_allclose(core.state.accumulators[0][0], (4096 * value) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(tf.cast(weight, tf.float32), [[-RATE] * 2, *[[0.0] * 2] * 3], rtol=1e-3)
+
+
+def test_rows_whose_sum_is_not_finite_change_nothing():
+    weight = tf.Variable(tf.ones([4, 2]))
+    core = ShampooCore(ShampooOptions(), [weight], [0])
+    repeated = tf.IndexedSlices(tf.fill([100, 2], 1e18), tf.zeros([100], tf.int32), tf.constant([4, 2]))
+    assert not bool(core.update_if_finite([repeated], RATE))
+    assert core.report()["nonfinite_steps"] == 1
+    assert (weight.numpy() == 1).all() and core.state.accumulators[0].numpy().max() < 1
 
 
 @pytest.mark.slow

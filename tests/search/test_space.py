@@ -156,6 +156,7 @@ def test_absent_layers_keep_their_places_in_the_shape():
         ({"model.depth": (1, 2)}, {"method": "random"}, "space.model.depth: model.depth: unknown key"),
         ({"model.deep.units.0": ()}, {}, "space.model.deep.units.0: has no choice; at least one is required"),
         ({"model.deep.units.0": (8, 8)}, {}, "space.model.deep.units.0: 8 appears twice"),
+        ({"model.crosses.layers": (0, 0, 2)}, {}, "space.model.crosses.layers: 0 appears twice"),
         ({"model.deep.units.0": (8, -1)}, {}, "-1 is not allowed: whole numbers of at least 0"),
         ({"model.deep.units.0": (8, True)}, {}, "True is not allowed: whole numbers of at least 0"),
         ({"model.deep.units.0": (8, 70_000)}, {}, "widths of layers must be in 1..65536"),
