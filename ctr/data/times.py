@@ -1,9 +1,9 @@
 """Durations as configurations write them, such as ``30m``, and times as messages show them."""
 
 import re
-from datetime import UTC, datetime
 from typing import Annotated
 
+import numpy as np
 from pydantic import AfterValidator, Field
 
 from ctr.io.errors import InputError
@@ -52,5 +52,6 @@ Duration = Annotated[
 def format_time(time_us: int) -> str:
     """A time in microseconds since 1970 as ISO 8601 in UTC; a fraction of a second only where there is one."""
     seconds, fraction = divmod(time_us, 1_000_000)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    # Python knows no year after 9999, in which the last partition may end.
+    text = str(np.datetime64(seconds, "s"))
     return f"{text}.{fraction:06d}Z" if fraction else f"{text}Z"

@@ -264,7 +264,10 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
             f"feature {feature.name}: its source column {feature.source} is of type {kind}; a {feature.kind} reads "
             "strings, numbers and booleans: convert the column to strings"
         )
-    if not number:
+    if pa.types.is_float16(kind):
+        # Arrow finds no distinct values among them.
+        column = column.cast(pa.float32())
+    elif not number:
         column = column.cast(pa.large_string())
     return _of_dictionary(pc.dictionary_encode(column).unify_dictionaries(), lengths)
 

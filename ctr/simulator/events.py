@@ -97,6 +97,8 @@ class EventFiles:
             order = np.lexsort((number, arrival))
             hour = arrival[order] // HOUR_US
             count = len(order) if until is None else int(np.searchsorted(hour, until))
+            if not count:
+                continue
             begins = np.flatnonzero(np.diff(hour[:count], prepend=-1))
             for begin, end in zip(begins, [*begins[1:], count], strict=True):
                 self._write_hour(kind, int(hour[begin]), table.take(pa.array(order[begin:end])))

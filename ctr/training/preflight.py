@@ -181,8 +181,11 @@ def check_follow(log: Path, config: TrainConfig, run_dir: Path) -> None:
     """
     check_run_folder(run_dir)
     if (run_dir / "config.yaml").exists():
-        schema = read_schema(log)
-        _check_begun(run_dir, resolve(config, schema, read_manifests(log)), schema)
+        schema, manifests = read_schema(log), read_manifests(log)
+        check_schema(run_dir, schema)
+        # Without a partition, what depends on the log cannot be compared yet.
+        if manifests:
+            check_config(run_dir, resolve(config, schema, manifests))
 
 
 def _check_begun(run_dir: Path, config: TrainConfig, schema: Schema) -> None:

@@ -210,7 +210,8 @@ def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Arra
     """
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), field.type)
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    if not (is_list and pa.types.is_list(field.type)):
         return column
     bad = np.zeros(len(column), bool)
     items = column.flatten()

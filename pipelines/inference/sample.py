@@ -307,6 +307,13 @@ def _parquet_reason(kind: pa.DataType) -> str:
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return "it holds lists of lists or objects" if types.is_nested(kind.value_type) else ""
-    if types.is_time(kind) or types.is_duration(kind) or types.is_interval(kind):
+    unread = (
+        types.is_time,
+        types.is_duration,
+        types.is_interval,
+        types.is_fixed_size_binary,
+        types.is_binary_view,
+    )
+    if any(is_so(kind) for is_so in unread) or isinstance(kind, pa.BaseExtensionType):
         return f"it is of type {kind}"
     return f"it is of type {kind}" if types.is_nested(kind) else ""

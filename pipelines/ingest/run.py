@@ -57,6 +57,7 @@ from ctr.pipelines.ingest.state import (
     HeldRows,
     InputFile,
     check_anything_to_do,
+    check_rules,
     commit,
     digest_of,
     finish_publishing,
@@ -65,6 +66,7 @@ from ctr.pipelines.ingest.state import (
     read_blocks,
     read_held,
     read_state,
+    rules_of,
     write_blocks,
     write_held,
 )
@@ -154,6 +156,7 @@ class _Ingest:
         self._open_us = lateness_us + (0 if session is None else session.gap_us)
         with ingest_lock(out):
             self._state = finish_publishing(out, read_state(out))
+        check_rules(out, self._state, rules_of(mapping))
         self._inputs = compare_inputs(given, self._state, append)
         self._refuse_changed_files()
         self._rejects = RejectLog(self._inputs.names, max_reject_share)
@@ -370,7 +373,7 @@ class _Ingest:
             later = len(state.inputs) - self._inputs_before
             blocks = f"blocks-{digest_of(*(file.sha256 for file in added), str(len(state.inputs)))}.npy"
             write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
-        return Commit(added, staged, held, blocks)
+        return Commit(added, staged, held, blocks, rules_of(self._mapping))
 
     def _hold(self, merged: PartitionSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
         numbers: set[int] = set()

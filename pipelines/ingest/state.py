@@ -22,6 +22,7 @@ from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.log import Manifest, manifest_bytes, publish_manifest
+from ctr.data.mapping import Mapping
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic, write_atomic_bytes
@@ -76,6 +77,7 @@ class IngestState(StrictModel):
         published: the SHA-256 of each manifest that was published, by its name.
         publishing: manifests that have to be published before anything else.
         blocks: files with hashes of blocks of rows.
+        rules: how the mapping makes labels, weights, queries and partitions (``rules_of``); empty in earlier versions.
     """
 
     format: int = Field(default=1, ge=1, le=1)
@@ -84,6 +86,7 @@ class IngestState(StrictModel):
     published: dict[str, str] = {}
     publishing: tuple[Manifest, ...] = ()
     blocks: tuple[str, ...] = ()
+    rules: dict[str, str] = {}
 
     @property
     def lines(self) -> int:
@@ -100,12 +103,40 @@ class Commit:
         manifests: what it publishes, the shards being there.
         held: what is held back from now on; None: nothing.
         blocks: the name of a file with hashes of blocks, if any.
+        rules: those of the mapping.
     """
 
     inputs: Sequence[InputFile]
     manifests: Sequence[Manifest]
     held: HeldRows | None
     blocks: str | None
+    rules: dict[str, str]
+
+
+def rules_of(mapping: Mapping) -> dict[str, str]:
+    """What the files of a log have to share beside the features; the names of columns may differ between them."""
+    label, query = mapping.label, mapping.query
+    session = None if query is None else query.session
+    return {
+        "label": "0 or 1" if label.op is None else f"{label.op} {label.value}",
+        "weight": "none" if mapping.weight is None else "a column",
+        "query": "none"
+        if query is None
+        else "a column"
+        if session is None
+        else f"sessions of gap {session.gap}",
+        "partition": mapping.partition,
+    }
+
+
+def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
+    """Raises InputError where the rows of a log were made by other rules."""
+    for key, before in state.rules.items():
+        if before != rules[key]:
+            raise InputError(
+                f"{log}: its rows were ingested with {key}: {before}, and the mapping now has {key}: {rules[key]}; "
+                "allowed: the same, or another output directory"
+            )
 
 
 @contextmanager
@@ -160,6 +191,7 @@ def commit(log: Path, state: IngestState, added: Commit) -> IngestState:
             "publishing": tuple(added.manifests),
             "held": added.held,
             "blocks": (*state.blocks, *([] if added.blocks is None else [added.blocks])),
+            "rules": added.rules,
         }
     )
     _write_state(log, state)

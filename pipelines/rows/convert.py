@@ -38,6 +38,13 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
+def is_text_or_number(kind: pa.DataType) -> bool:
+    """Whether values of a type have a text of their own: text, numbers and booleans, or nothing."""
+    types = pa.types
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    return is_text(kind) or number or types.is_boolean(kind) or types.is_null(kind)
+
+
 def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> tuple[pa.Array, Bad]:
     """Applies ``convert``; values that it refuses with ArrowInvalid become null and are marked.
 
@@ -158,10 +165,14 @@ def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
     """
     if time.unit is not None:
         parsed, bad = _times_by_unit(column, time.unit)
-    elif pa.types.is_temporal(column.type) and time.format == "iso8601":
+    elif time.format == "iso8601" and (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
         zone = getattr(column.type, "tz", None)
         to_us = pa.timestamp("us", "UTC" if zone is not None else None)
-        parsed, bad = convert_checked(column, lambda values: values.cast(to_us, safe=False).cast(pa.int64()))
+        # Nanoseconds lose digits; what would overflow is refused.
+        truncates = getattr(column.type, "unit", None) == "ns"
+        parsed, bad = convert_checked(
+            column, lambda values: values.cast(to_us, safe=not truncates).cast(pa.int64())
+        )
     elif not (is_text(column.type) or pa.types.is_null(column.type)):
         raise InputError(f"of type {column.type}, which format {time.format} does not read")
     elif time.format == "iso8601":
@@ -246,6 +257,8 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
     if label.op is None:
         return _plain_labels(column)
     if isinstance(label.value, str):
+        if not is_text_or_number(column.type):
+            raise InputError(f"of type {column.type}, which the rule compares with no text")
         texts = column if is_text(column.type) else column.cast(pa.string())
         equal = pc.equal(texts, label.value)
         bad = equal.is_null().to_numpy(zero_copy_only=False)

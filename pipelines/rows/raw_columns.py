@@ -21,6 +21,7 @@ from ctr.pipelines.rows.convert import (
     WEIGHT_ALLOWED,
     check_encoded,
     check_utf8,
+    is_text_or_number,
     mix_ids,
     parse_ids,
     parse_labels,
@@ -49,10 +50,18 @@ class Verdict:
         if not len(places):
             return
         self.good[places] = False
-        found = values.take(pa.array(places)).to_pylist()
+        found = [_as_python(value) for value in values.take(pa.array(places))]
         for row, value in zip(self._chunk.rows[places].tolist(), found, strict=True):
             why = "missing" if value is None or value == "" else reason
             self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
+
+
+def _as_python(value: pa.Scalar) -> Any:
+    """The value, of a time beyond Python's years its number."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return value.value
 
 
 def checked_columns(
@@ -164,6 +173,10 @@ def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> 
         what = "no prefix" if rule.prefix is not None else f"no cast to {rule.cast}"
         raise InputError(
             f"derive.{name}: the column {rule.source} is of type {source.type}, which has {what}"
+        )
+    if not is_text_or_number(source.type):
+        raise InputError(
+            f"derive.{name}: the column {rule.source} is of type {source.type}; allowed: text, numbers and booleans"
         )
     texts = text_array(source)
     if rule.prefix is not None:

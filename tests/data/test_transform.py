@@ -158,6 +158,7 @@ def test_integers_booleans_and_dictionaries_are_their_text(buckets: int | None) 
     text = pa.array(["-7", None, "12"])
     for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
         assert table_ids(schema, {"s": text.cast(kind)})["c"] == expected
+    assert table_ids(schema, {"s": pa.array([-7, None, 12], pa.float16())})["c"] == expected
     numbers = pa.array([-7, None, 12]).dictionary_encode()
     assert table_ids(schema, {"s": numbers})["c"] == expected
     words = [f"w{number}" for number in range(300)]

@@ -368,3 +368,12 @@ def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["delivered_impressions"] == 300
     tables = [pa_csv.read_csv(path) for path in (tmp_path / "events" / "impressions").glob("*.csv")]
     assert sum(map(len, tables)) == 300
+
+
+def test_hours_in_which_nothing_is_due_have_no_file(tmp_path):
+    # Few clicks, half of them a day late: at times all that wait are for later.
+    content = {"days": 60, "queries_per_day": 10, "base_ctr": 0.05, "users": 50, "ads": 50, "words": 100}
+    events = {"late_click_share": 0.5, "late_click_seconds": 90_000}
+    config = parse_model(SimulatorConfig, {**content, "advertisers": 10, "events": events}, "test")
+    result = simulate(config, tmp_path / "log", events=tmp_path / "events")
+    assert result["delivered_clicks"] > 0 and (tmp_path / "events" / "clicks").is_dir()

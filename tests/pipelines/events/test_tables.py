@@ -479,6 +479,7 @@ def test_ids_that_grow_and_are_beyond_int64_are_set_aside_alone(tmp_path: Path) 
     [
         ("ids", pa.array([b"x" * 7] * 2, pa.binary(7))),
         ("ids", pa.array([1, 2])),
+        ("ids", pa.array([[1, 1], [1, 1]])),
         ("ids", pa.array(["a", "b"])),
         ("ids", pa.nulls(2)),
         ("tags", pa.array([["a"], ["b"]])),

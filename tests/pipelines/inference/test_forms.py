@@ -112,6 +112,22 @@ def test_parquet_and_json_keep_their_types_and_leave_nested_values_out(tmp_path)
         assert sample.malformed == malformed
 
 
+def test_columns_of_bytes_and_of_other_packages_types_are_left_out(tmp_path):
+    raw = [bytes(range(240 + n, 256)) + bytes(n) for n in range(3)]
+    columns = {
+        "click": pa.array([0, 1, 0]),
+        "key": pa.array(raw, pa.binary(16)),
+        "uuid": pa.array(raw, pa.uuid()),
+        "word": pa.array(["a", "b", "c"]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    sample = read_sample(find_table(tmp_path / "x.parquet"))
+    assert list(sample.columns) == ["click", "word"]
+    assert (
+        sample.unusable["key"] == "it is of type fixed_size_binary[16]" and "uuid" in sample.unusable["uuid"]
+    )
+
+
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.csv.gz", "x.parquet"])
 def test_the_sample_of_a_long_table_is_bounded_and_reaches_to_its_end(tmp_path, monkeypatch, name):
     monkeypatch.setattr(sampling, "HEAD_BYTES", 4000)

@@ -162,6 +162,39 @@ def test_without_append_the_next_file_is_refused_whole_and_told_what_to_do(tmp_p
     assert raw_logs.log_bytes(tmp_path / "log") == before
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"label": "rating >= 3"},
+            r"label: >= 4.0, and the mapping now has label: >= 3.0; allowed: the same",
+        ),
+        ({"query": None}, "query: sessions of gap 1800s, and the mapping now has query: none"),
+        ({"partition": "1h"}, "partition: 1d, and the mapping now has partition: 1h"),
+        ({"weight": None}, "weight: a column, and the mapping now has weight: none"),
+    ],
+)
+def test_a_log_has_one_rule_for_labels_weights_queries_and_partitions(tmp_path, changes, message):
+    content = {"label": "rating >= 4", "query": QUERIES["session"], "partition": "1d", "weight": "weight"}
+    paths = write_days(tmp_path / "in", make_days())
+    ingest(raw_logs.make_mapping(**content), [paths[0]], tmp_path / "log", append=True, now_us=NOW)
+    before = raw_logs.log_bytes(tmp_path / "log")
+    other = raw_logs.make_mapping(**content | changes)
+    # Neither a new file nor the same one.
+    for path in paths[1], paths[0]:
+        with pytest.raises(InputError, match=message):
+            ingest(other, [path], tmp_path / "log", append=True, now_us=NOW)
+    assert raw_logs.log_bytes(tmp_path / "log") == before
+
+
+def test_the_last_day_of_all_is_ingested(tmp_path):
+    rows = [{**row, "time": "253402257600"} for row in raw_logs.make_rows(20)]
+    path = raw_logs.write_rows(tmp_path / "in", rows, name="never")
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    result = ingest(mapping, [path], tmp_path / "log", now_us=NOW)
+    assert result.examples == 20 and "10000-01-01T00:00:00Z" in result.as_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_same_command_again_adds_nothing(tmp_path, query):

@@ -201,6 +201,39 @@ def test_times_of_an_unfit_type_are_refused():
         parse_times(pa.array([1]), time_spec(format="iso8601"))
     with pytest.raises(InputError, match="where numbers are required"):
         parse_times(pa.array([1], pa.timestamp("s")), time_spec(unit="s"))
+    for kind in (pa.time64("us"), pa.duration("s")):
+        with pytest.raises(
+            InputError, match=f"of type {kind}.* which format iso8601 does not read".replace("[", r"\[")
+        ):
+            parse_times(pa.array([1], kind), time_spec(format="iso8601"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "number"),
+    [("ms", -(2**63)), ("s", 2**62), ("s", 18_446_744_073_710 + 1_767_225_600), ("us", 2**62)],
+)
+def test_times_that_would_wrap_around_are_marked(unit, number):
+    column = pa.array([number, 0], pa.timestamp(unit))
+    assert checked(parse_times(column, time_spec(format="iso8601"))) == [(0, True), (0, False)]
+
+
+def test_rejected_times_beyond_the_years_of_python_are_described():
+    far = pa.array([9_223_371_331_200_000_000, -(10**17), NOON], pa.timestamp("us"))
+    chunk = Chunk(0, pa.table({"t": far}), np.arange(1, 4), [])
+    verdict = Verdict(chunk)
+    verdict.refuse(np.array([True, True, True]), "time", "out of range", far, "a time")
+    verdict = Verdict(chunk)
+    verdict.refuse(
+        np.array([True, False, True]), "time", "out of range", far.cast(pa.timestamp("us")), "a time"
+    )
+    assert [reject.row for reject in verdict.rejects] == [1, 3]
+    assert "9223371331200000000" in str(verdict.rejects[0]) and "2019" in str(verdict.rejects[1])
+
+
+def test_a_rule_for_texts_compares_neither_lists_nor_binary():
+    for column in (pa.array([["a"]]), pa.array([b"ab"], pa.binary(2))):
+        with pytest.raises(InputError, match="which the rule compares with no text"):
+            parse_labels(column, label_of("x == a"))
 
 
 def test_labels_are_0_1_true_or_false():

@@ -17,15 +17,20 @@ import pytest
 import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
-from ctr.data.log import PublishedPartitions, manifest_bytes, read_manifests
+from ctr.data.log import PublishedPartitions, manifest_bytes, read_manifests, read_schema
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
 from ctr.training.analysis.speed import RunningMedian
+from ctr.training.auto import resolve
+from ctr.training.config import TrainConfig
 from ctr.training.follow.watch import Followed, Polling, follow
 from ctr.training.loop import train
+from ctr.training.preflight import check_follow
 from growing_logs import ROOTS, Growing, constrained
 
 # Of 12 to 130 rows, some of them smaller than a batch, two without any.
@@ -230,6 +235,18 @@ def test_a_log_that_never_comes_is_waited_for_until_idle(short, make_config, tmp
     manifest.rename(short.folder / "aside")
     stopped = followed(short.folder, make_config(), tmp_path / "run", lambda: None, idle=0)
     assert "with a partition that has rows" in str(stopped.awaited)
+
+
+def test_a_log_that_begins_anew_is_waited_for_where_the_run_is(tmp_path):
+    log, run = tmp_path / "log", tmp_path / "run"
+    simulate(SimulatorConfig(examples=300), log)
+    run.mkdir()
+    config = resolve(TrainConfig(), read_schema(log), read_manifests(log))
+    (run / "config.yaml").write_text(dump_yaml(config))
+    (run / "schema.json").write_bytes((log / "schema.json").read_bytes())
+    for manifest in (log / "manifests").iterdir():
+        manifest.unlink()
+    check_follow(log, TrainConfig(), run)
 
 
 @pytest.fixture
