@@ -56,12 +56,13 @@ def measure(setting: Setting) -> dict[str, Any]:
         for name, own_seconds in seconds.items()
     }
     lower = [arm for arm in arms if arm.startswith(("Keras 2 mixed", "Keras 3 mixed", "PyTorch bfloat16"))]
-    keras = [arm for arm in arms if arm.startswith("Keras") and arm.endswith("float32")]
+    others = [arm for arm in arms if arm.startswith(("Keras", "PyTorch")) and " float32" in arm]
+    fastest = min(others, key=lambda arm: arms[arm]["step_ms"])
     return {
         "arms": arms,
         "own": own,
         "fastest_low_precision": min(lower, key=lambda arm: arms[arm]["step_ms"]),
-        "fastest_keras_float32": min(keras, key=lambda arm: arms[arm]["step_ms"]),
+        "float32_over_fastest": ratio(seconds[fastest], seconds["ctr float32"]),
         "pytorch": _told(have_torch, compiled, arms),
         "rivals_waiting_processor_seconds": waiting,
     }
