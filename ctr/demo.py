@@ -9,7 +9,15 @@ from ctr.eval.run_comparison import compare_runs
 from ctr.io.files import check_output_folder
 from ctr.objective.ramps import Ramp
 from ctr.simulator.config import SimulatorConfig
-from ctr.training.config import BatchConfig, CheckpointConfig, MetricsConfig, TrainConfig
+from ctr.training.config import (
+    TRAINER_SHAMPOO,
+    BatchConfig,
+    CheckpointConfig,
+    DenseOptimizerConfig,
+    MetricsConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
 
 Bar = Callable[..., None]
@@ -22,6 +30,7 @@ def _configs() -> dict[str, TrainConfig]:
         "checkpoint": CheckpointConfig(every_examples=100_000),
     }
     logistic = ModelConfig(prior=0.08, crosses=CrossConfig(layers=0), deep=DeepConfig(units=()))
+    dense = DenseOptimizerConfig(shampoo=TRAINER_SHAMPOO)
     dcn = ModelConfig(
         prior=0.08,
         crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(length=50_000)),
@@ -29,7 +38,7 @@ def _configs() -> dict[str, TrainConfig]:
     )
     return {
         "logistic-regression": TrainConfig(model=logistic, **common),
-        "dcn": TrainConfig(model=dcn, **common),
+        "dcn": TrainConfig(model=dcn, optimizer=OptimizerConfig(dense=dense), **common),
     }
 
 
