@@ -206,18 +206,12 @@ def jax_shampoo(
         "decoupled_weight_decay; allowed: False": decoupled_weight_decay and weight_decay > 0,
         "decoupled_learning_rate False; allowed: True": not decoupled_learning_rate,
         "statistics_compute_steps above 1; allowed: 1": statistics_compute_steps != 1,
-        "best_effort_memory_usage_reduction, which rounds the state; allowed: False": (
-            best_effort_memory_usage_reduction
-        ),
+        "best_effort_memory_usage_reduction; allowed: False": best_effort_memory_usage_reduction,
         f"beta1 {beta1!r}; allowed: from 0 to below 1": not 0 <= beta1 < 1,
-        f"preconditioning_compute_steps {preconditioning_compute_steps!r}; allowed: from 1 up": (
-            preconditioning_compute_steps < 1
-        ),
+        "preconditioning_compute_steps below 1; allowed: from 1 up": preconditioning_compute_steps < 1,
         "skip_preconditioning_rank_lt above 2; allowed: 1, 2": skip_preconditioning_rank_lt not in (1, 2),
     }
-    for what, wrong in refused.items():
-        if wrong:
-            raise ValueError(f"there is no equal here of {what}")
+    _refuse_if(refused)
     options = {
         **_SYNCHRONOUS,
         **_jax_graft(graft_type, beta2, diagonal_epsilon),
@@ -347,6 +341,13 @@ def _torch_graft(
             options |= {"grafting_beta2": decay, "grafting_epsilon": added}
     _refuse_others(name, fields)
     return options
+
+
+def _refuse_if(refused: Mapping[str, bool]) -> None:
+    """Raises ValueError for the first of these that is true."""
+    for what, wrong in refused.items():
+        if wrong:
+            raise ValueError(f"there is no equal here of {what}")
 
 
 def _refuse_others(name: str, fields: Mapping[str, Any]) -> None:

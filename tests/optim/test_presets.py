@@ -533,9 +533,17 @@ def test_how_tensors_are_laid_out():
             )
             for more in ({"momentum": 0.9}, {"dampening": 0.3}, {"use_nesterov": True})
         ),
-        ("jax_shampoo", {"best_effort_memory_usage_reduction": True}, "which rounds the state"),
+        (
+            "jax_shampoo",
+            {"best_effort_memory_usage_reduction": True},
+            "of best_effort_memory_usage_reduction; allowed: False",
+        ),
         ("jax_shampoo", {"beta1": 1.0}, "beta1 1.0; allowed: from 0 to below 1"),
-        ("jax_shampoo", {"preconditioning_compute_steps": 0}, "preconditioning_compute_steps 0; allowed"),
+        (
+            "jax_shampoo",
+            {"preconditioning_compute_steps": 0},
+            "preconditioning_compute_steps below 1; allowed",
+        ),
         (
             "torch_shampoo",
             {"iterate_averaging_config": {"type": "GeneralizedPrimalAveragingConfig"}},
