@@ -18,7 +18,7 @@ PARTS = {
 }
 TARGETS = (
     "step, over the fastest of Keras and PyTorch in bfloat16",
-    "step, over the fastest of Keras in float32",
+    "step in float32, over the fastest of Keras and PyTorch in float32",
     "step, of what its matrix products alone allow",
     "a pass over a log, of the step alone",
     "reader, examples/s",
