@@ -111,6 +111,8 @@ def torch_shampoo(
     """A configuration of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own.
 
     Args:
+        distributed_config: the newest versions merge dimensions as its ``target_parameter_dimensionality`` says (1 by
+            default), from the right; without it they are merged as in the versions before, from the left.
         **ignored: arguments that change no step beyond rounding.
 
     Raises:

@@ -117,6 +117,7 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
     """What the files of a log have to share beside the features; the names of columns may differ between them."""
     label, query = mapping.label, mapping.query
     session = None if query is None else query.session
+    # Durations in seconds: 1d and 24h are the same.
     return {
         "label": "0 or 1" if label.op is None else f"{label.op} {label.value}",
         "weight": "none" if mapping.weight is None else "a column",
@@ -124,8 +125,8 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
         if query is None
         else "a column"
         if session is None
-        else f"sessions of gap {session.gap}",
-        "partition": mapping.partition,
+        else f"sessions of gap {session.gap_us / 1e6:.15g} s",
+        "partition": f"{mapping.partition_us / 1e6:.15g} s",
     }
 
 

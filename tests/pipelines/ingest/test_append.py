@@ -169,8 +169,8 @@ def test_without_append_the_next_file_is_refused_whole_and_told_what_to_do(tmp_p
             {"label": "rating >= 3"},
             r"label: >= 4.0, and the mapping now has label: >= 3.0; allowed: the same",
         ),
-        ({"query": None}, "query: sessions of gap 1800s, and the mapping now has query: none"),
-        ({"partition": "1h"}, "partition: 1d, and the mapping now has partition: 1h"),
+        ({"query": None}, "query: sessions of gap 1800 s, and the mapping now has query: none"),
+        ({"partition": "1h"}, "partition: 86400 s, and the mapping now has partition: 3600 s"),
         ({"weight": None}, "weight: a column, and the mapping now has weight: none"),
     ],
 )
@@ -185,6 +185,9 @@ def test_a_log_has_one_rule_for_labels_weights_queries_and_partitions(tmp_path, 
         with pytest.raises(InputError, match=message):
             ingest(other, [path], tmp_path / "log", append=True, now_us=NOW)
     assert raw_logs.log_bytes(tmp_path / "log") == before
+    same = {"query": {"session": {"by": "user", "gap": "30m"}}, "partition": "24h"}
+    same_mapping = raw_logs.make_mapping(**content | same)
+    assert ingest(same_mapping, [paths[1]], tmp_path / "log", append=True, now_us=NOW).rows > 0
 
 
 def test_the_last_day_of_all_is_ingested(tmp_path):
