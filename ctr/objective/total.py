@@ -58,6 +58,7 @@ def loss_and_terms(
     duals: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
     workers: Workers = ALONE,
+    shifted: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the loss that the weights minimize, and what each term contributes to it.
 
@@ -73,6 +74,8 @@ def loss_and_terms(
         duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
         workers: those that divide the batch.
+        shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
+            labels; all other terms are about ``logits``. None: ``logits``.
 
     Returns:
         The loss, float32 scalar, and its terms, float32 [T], in the order of ``loss_terms``: each with its weight and
@@ -83,8 +86,10 @@ def loss_and_terms(
     def mean(losses: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(weighted_sum(losses, targets["own_weight"]), total_weight)
 
-    def of_component(logit: tf.Tensor, rank_score: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        loss = mean(logistic_loss(targets["label"], logit))
+    def of_component(
+        logit: tf.Tensor, rank_score: tf.Tensor, clicked: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        loss = mean(logistic_loss(targets["label"], clicked))
         parts = [loss]
         if config.ranking is not None:
             share = config.ranking.weight * ramps["ranking"]
@@ -98,7 +103,8 @@ def loss_and_terms(
             loss += parts[-1]
         return loss, parts
 
-    components = [of_component(*own) for own in zip(tf.unstack(logits), tf.unstack(rank_scores), strict=True)]
+    of_each = map(tf.unstack, (logits, rank_scores, logits if shifted is None else shifted))
+    components = [of_component(*own) for own in zip(*of_each, strict=True)]
     loss = tf.add_n([loss for loss, _ in components]) / len(components)
     by_term = zip(*(parts for _, parts in components), strict=True)
     terms = [tf.add_n(list(parts)) / len(components) for parts in by_term]

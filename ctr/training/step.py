@@ -418,9 +418,10 @@ class TrainStep:
                     moved = [model + step.move for model, step in zip(models, calibration, strict=False)]
                     effects = [_query_effect(targets, one[0]) for one in moved]
                     shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
+                    # The effects are made of the labels: the logistic loss alone may know them.
                     losses = [
-                        self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices)[0]
-                        for one in shifted
+                        self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices, known)[0]
+                        for one, known in zip(models, shifted, strict=True)
                     ]
                     learned, alone, left = tf.add_n(losses), shifted[0][0], effects[0][1]
         row_gradients, dense_gradients = tape.gradient(
@@ -450,6 +451,7 @@ class TrainStep:
         ramps: _Tensors,
         duals: list[tf.Tensor],
         slices: list[tf.Tensor],
+        shifted: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         return loss_and_terms(
             self.config.objective,
@@ -461,6 +463,7 @@ class TrainStep:
             duals,
             slices,
             self._workers,
+            shifted,
         )
 
     def _curvatures(

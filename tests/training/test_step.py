@@ -1,5 +1,6 @@
 """The whole training step against NumPy in float64, its gradients by finite differences."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from ctr.config import parse_model
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
+from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
@@ -240,6 +242,31 @@ def test_the_gradients_are_those_that_a_step_learns_by_and_change_nothing(gradie
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("label", [[0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 1]])
+def test_a_teacher_is_compared_with_a_prediction_that_knows_no_label(label):
+    model = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2}
+    config = make_config(model=model, objective={"distillation": {"teacher": "t", "weight": 0.7}})
+    example, teacher = Example(3), np.random.default_rng(5).normal(size=6).astype(np.float32)
+    rows = example.batch().rows
+    rows = dataclasses.replace(rows, label=np.array(label, np.float32), joined={TEACHER_LOGIT: teacher})
+    state = make_state(config)
+    feed = make_feed(Batch(rows, rows.slice(0, 0), 6), state.layouts, 8, config.objective)
+    step = TrainStep(state, config, jit=False)
+    with_teacher, alone = (step.gradients(feed, RAMPED | {"distillation": ramp})[0][0] for ramp in (1.0, 0.0))
+    found = np.zeros(20)
+    found[feed.plan_tensors[0]["distinct"].numpy()] = (with_teacher - alone).numpy()[:, -1]
+    # Of zero weights: the student predicts the prior for every row.
+    expected = np.zeros(20)
+    for row in range(6):
+        slope = 0.7 * example.weight[row] * (0.2 - 1 / (1 + np.exp(-teacher[row])))
+        for name in "ab":
+            expected[PLACES[name][1] + example.single[name][row]] += slope
+        for value in example.lists[row]:
+            expected[PLACES["m"][1] + value] += slope / len(example.lists[row])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(expected).max() > 0.1
+
+
 def test_a_compiled_step_agrees():
     config = make_config()
     states = [make_state(config), make_state(config)]
