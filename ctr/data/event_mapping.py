@@ -119,11 +119,15 @@ class EventMapping(StrictModel):
         impressions: how impressions are read.
         clicks: how clicks are read.
         partition: a duration of query time: the log is published in units of this length.
-        click_window: how long after its impression a click counts.
+        click_window: how long after its impression was shown a click counts.
+        clock_skew: how long before its impression was shown a click may come, and an impression before its query:
+            the clocks of devices and servers differ. Null: not at all.
+        show_window: how long after its query an impression may be shown; with ``impressions.timestamp`` alone.
+            Null: as long as the click window and the late window together.
         late_window: for how long after the click window an unmatched click is called late; after that, it is
             an orphan. Ids are remembered for both windows together. Null: as long as the click window.
         delay: how long after its time an event may arrive. A partition closes when everything has arrived
-            that happened before its end plus the click window.
+            that happened before its end plus the show window plus the click window.
         overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in
             the files before it. Null: not at all.
         future: how far an event's time may lie after its arrival, and an arrival after now. Null: unlimited.
@@ -140,6 +144,8 @@ class EventMapping(StrictModel):
     clicks: EventSource
     partition: Duration
     click_window: Duration
+    clock_skew: Duration | None = "1s"
+    show_window: Duration | None = None
     late_window: Duration | None = None
     delay: Duration
     overlap: Duration | None = None
@@ -154,12 +160,15 @@ class EventMapping(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         make_schema(self.features, self.impressions.derive)
-        if sum(self.windows_us) > _MOST_PARTITIONS * duration_us(self.partition):
+        impressions = self.impressions
+        if self.show_window is not None and impressions.timestamp is None:
+            raise ValueError("show_window: requires impressions.timestamp, when each impression was shown")
+        reach = sum(self.windows_us) + self.show_window_us + 2 * self.clock_skew_us
+        if reach > _MOST_PARTITIONS * duration_us(self.partition):
             raise ValueError(
-                f"partition: {self.partition} is less than a thousandth of both windows: "
+                f"partition: {self.partition} is less than a thousandth of the windows: "
                 "a click would belong to more than a thousand partitions"
             )
-        impressions = self.impressions
         if impressions.hashed and impressions.input.type != "parquet":
             raise ValueError("impressions.hashed: ids as a log packs them require Parquet files")
         if impressions.hashed and impressions.derive:
@@ -212,6 +221,18 @@ class EventMapping(StrictModel):
         """The click window and the late window, in microseconds."""
         window = duration_us(self.click_window)
         return window, window if self.late_window is None else duration_us(self.late_window)
+
+    @property
+    def clock_skew_us(self) -> int:
+        """How long before its impression a click may come, in microseconds."""
+        return 0 if self.clock_skew is None else duration_us(self.clock_skew)
+
+    @property
+    def show_window_us(self) -> int:
+        """How long after its query an impression may be shown, in microseconds; 0 where that is one time."""
+        if self.impressions.timestamp is None:
+            return 0
+        return sum(self.windows_us) if self.show_window is None else duration_us(self.show_window)
 
     @property
     def raw_columns(self) -> tuple[str, ...]:

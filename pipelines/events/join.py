@@ -17,11 +17,11 @@ from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema, unpack_ids
 from ctr.pipelines.events.rules import PartitionRules, known_from
-from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA
+from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA, EARLIER_SCHEMA
 
 LATE, ORPHAN = "late", "orphan"
 NOT_PUBLISHED = ("sampled_out", "duplicate_impressions", "conflicting_impressions")
-CLICK_COUNTERS = ("matched_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
+CLICK_COUNTERS = ("matched_clicks", "early_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
 UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), False)])
 
 
@@ -68,15 +68,16 @@ def join_partition(
 ) -> Joined:
     """Joins the events of the partition that begins at ``start`` (microseconds of query time).
 
-    A click counts for the impression of its id if it happened 0 to ``rules.window`` after it. Of impressions with one
+    A click counts for the impression of its id if it happened at most ``rules.window`` after it was shown and at most
+    ``rules.skew`` before. Of impressions with one
     id the earliest stays. One that differs from it in its arrival alone is a duplicate; any other one conflicts.
     A second click on one impression at another time matches as the first one does; at the same time it is a duplicate.
 
     Args:
         schema: the features.
         impressions: those of this partition, ``ctr.pipelines.events.tables.impression_schema``.
-        earlier: ``example_id, query_time`` of impressions before the partition; those earlier than
-            ``rules.lookback`` are ignored.
+        earlier: ``example_id, query_time, timestamp`` of impressions before the partition; those before
+            ``known_from`` are ignored.
         clicks: whatever ``rules.route_clicks`` gives the partition, ``CLICK_SCHEMA``.
     """
     impressions, clicks, earlier = (table.combine_chunks() for table in (impressions, clicks, earlier))
@@ -213,7 +214,7 @@ def _kept_values(table: pa.Table) -> list[str]:
 
 
 def _home_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> int:
-    return int(np.count_nonzero(rules.start_of(clicks.column("time").to_numpy()) == start))
+    return int(np.count_nonzero(rules.home_of(clicks.column("time").to_numpy()) == start))
 
 
 def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:
@@ -223,7 +224,7 @@ def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tup
     ids, times = ids[order], times[order]
     again = np.zeros(len(ids), bool)
     again[1:] = (ids[1:] == ids[:-1]) & (times[1:] == times[:-1])
-    at_home = rules.start_of(times) == start
+    at_home = rules.home_of(times) == start
     return clicks.take(pa.array(order[~again])), int(np.count_nonzero(again & at_home))
 
 
@@ -236,8 +237,8 @@ def _labels(rules: PartitionRules, start: int, rows: pa.Table, clicks: pa.Table)
     order = np.argsort(ids)
     clicked, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     place = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
-    after = times - rows.column("query_time").to_numpy()[place]
-    found = (ids[place] == clicked) & (after >= 0) & (after <= rules.window)
+    after = times - rows.column("timestamp").to_numpy()[place]
+    found = (ids[place] == clicked) & (after >= -rules.skew) & (after <= rules.window)
     label[place[found & (arrival < rules.closes_at(start))]] = 1
     return label
 
@@ -246,30 +247,33 @@ def _match_clicks(
     rules: PartitionRules, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
 ) -> tuple[pa.Table, dict[str, int]]:
     """Matches the distinct clicks of this partition; returns the unmatched ones and the counts."""
-    home = clicks.filter(pa.array(rules.start_of(clicks.column("time").to_numpy()) == start))
+    home = clicks.filter(pa.array(rules.home_of(clicks.column("time").to_numpy()) == start))
     clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     wanted = np.sort(clicked)
     known = []
     for table in (earlier, rows):
-        ids, shown = (table.column(name).to_numpy() for name in ("example_id", "query_time"))
-        there = _among(ids, wanted)
-        known.append((ids[there], shown[there]))
-    ids, shown = (np.concatenate(columns) for columns in zip(*known, strict=True))
-    order = np.lexsort((shown, ids))
-    ids, shown = ids[order], shown[order]
-    matched = late = np.zeros(len(clicked), bool)
+        columns = [table.column(name).to_numpy() for name in EARLIER_SCHEMA.names]
+        there = _among(columns[0], wanted)
+        known.append([column[there] for column in columns])
+    ids, asked, shown = (np.concatenate(columns) for columns in zip(*known, strict=True))
+    order = np.lexsort((shown, asked, ids))
+    ids, asked, shown = ids[order], asked[order], shown[order]
+    matched = late = early = np.zeros(len(clicked), bool)
     if len(ids):
         # The first of the places with this id is its earliest impression.
         place = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
         after = times - shown[place]
-        there = (ids[place] == clicked) & (after >= 0) & (after <= rules.lookback)
-        in_time = arrival < rules.closes_at(rules.start_of(shown[place]))
+        known_for = rules.window + rules.late_window
+        there = (ids[place] == clicked) & (after >= -rules.skew) & (after <= known_for)
+        in_time = arrival < rules.closes_at(rules.start_of(asked[place]))
         matched = there & (after <= rules.window) & in_time
+        early = matched & (after < 0)
         late = there & ~matched
     reason = np.where(late, LATE, ORPHAN)[~matched]
     unmatched = home.filter(pa.array(~matched)).append_column(UNMATCHED_SCHEMA.field("reason"), [reason])
     counts = {
-        "matched_clicks": int(np.count_nonzero(matched)),
+        "matched_clicks": int(np.count_nonzero(matched & ~early)),
+        "early_clicks": int(np.count_nonzero(early)),
         "late_clicks": int(np.count_nonzero(late)),
         "orphan_clicks": int(np.count_nonzero(~matched & ~late)),
     }

@@ -1,10 +1,11 @@
 """Which partitions an event belongs to, and when each partition is closed. Times are microseconds, UTC.
 
 An impression is published in the partition of its query time. A click is needed in every partition that may have its
-impression, and has one *home*, the partition of its own time, which counts it and reports whether it was matched. A
-partition closes when all that happened before its end plus the click window has had its time to arrive; what arrives
-later is too late for it. So if its arrival is known, the event alone shows whether it is too late: it does not depend
-on what else has been seen by then.
+impression, and has one *home*, which counts it and reports whether it was matched: the partition of its own time plus
+the difference of clocks that is allowed, so that no impression of a click is in a partition after its home. A
+partition closes when the clicks on all of its impressions have had their time to arrive; what arrives later is too late
+for it. So if its arrival is known, the event alone shows whether it is too late: it does not depend on what else has
+been seen by then.
 """
 
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ class PartitionRules:
 
     Attributes:
         length: of a partition; they begin at multiples of it.
-        window: from an impression, in which a click counts.
+        window: from when an impression was shown, in which a click counts.
         late_window: after the window, in which a click is called late.
         delay: from an event to its arrival, at most.
         overlap: from an arrival in a file back to earlier ones in files after it, at most.
+        skew: from a click to when its impression was shown, and from there to its query, at most: clocks differ.
+        show: from a query to when its impressions are shown, at most; 0 where that is one time.
     """
 
     length: int
@@ -38,19 +41,30 @@ class PartitionRules:
     late_window: int
     delay: int
     overlap: int = 0
+    skew: int = 0
+    show: int = 0
 
     def start_of(self, times: Times) -> Times:
         """The begin of the partition of each time."""
         return times - times % self.length
 
+    def home_of(self, times: Times) -> Times:
+        """The begin of the partition that counts clicks of these times."""
+        return self.start_of(times + self.ahead)
+
     def closes_at(self, start: Times) -> Times:
         """The arrival from which on an event is too late for the partition that begins at ``start``."""
-        return start + (self.length + self.window + self.delay)
+        return start + (self.length + self.show + self.window + self.delay)
+
+    @property
+    def ahead(self) -> int:
+        """How long before its impression's query a click can have been."""
+        return 2 * self.skew if self.show else self.skew
 
     @property
     def lookback(self) -> int:
-        """How long before a partition the impression of a late click in it can have been."""
-        return self.window + self.late_window
+        """How long before a click the query of its impression can have been, if the click is late."""
+        return self.show + self.window + self.late_window
 
 
 def partition_rules(mapping: EventMapping) -> PartitionRules:
@@ -58,7 +72,13 @@ def partition_rules(mapping: EventMapping) -> PartitionRules:
     window, late_window = mapping.windows_us
     overlap = 0 if mapping.overlap is None else duration_us(mapping.overlap)
     return PartitionRules(
-        duration_us(mapping.partition), window, late_window, duration_us(mapping.delay), overlap
+        length=duration_us(mapping.partition),
+        window=window,
+        late_window=late_window,
+        delay=duration_us(mapping.delay),
+        overlap=overlap,
+        skew=mapping.clock_skew_us,
+        show=mapping.show_window_us,
     )
 
 
@@ -81,11 +101,12 @@ def route_clicks(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.T
     """Clicks by each partition that may hold their impression, and those that are too late for their home."""
     times = table.column("time").to_numpy()
     arrival = table.column("arrival").to_numpy()
-    home = rules.start_of(times)
+    home = rules.home_of(times)
     late = arrival >= rules.closes_at(home)
     parts: dict[int, list[pa.Table]] = {}
-    first = rules.start_of(np.maximum(times - rules.window, 0))
-    for back in range(-(-rules.window // rules.length) + 1):
+    reach = rules.show + rules.window
+    first = rules.start_of(np.maximum(times - reach, 0))
+    for back in range(-(-(reach + rules.ahead) // rules.length) + 1):
         start = home - back * rules.length
         there = ~late & (start >= first)
         # A click that is too late for an earlier partition can still be counted as late at home.
@@ -99,4 +120,4 @@ def route_clicks(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.T
 
 def known_from(rules: PartitionRules, start: int) -> int:
     """The query time from which on earlier impressions matter to the partition that begins at ``start``."""
-    return start - rules.lookback
+    return start - rules.ahead - rules.lookback

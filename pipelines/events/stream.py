@@ -78,7 +78,7 @@ def first_needed(mapping: EventMapping, log: Path) -> int:
 def check_rules(mapping: EventMapping) -> PartitionRules:
     """The durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
     rules = partition_rules(mapping)
-    for name in ("length", "window", "late_window", "delay"):
+    for name in ("length", "window", "late_window", "delay", "skew", "show"):
         if getattr(rules, name) % _MILLISECOND:
             raise InputError(
                 f"mapping: a stream requires whole milliseconds; {name} is {getattr(rules, name)} us"
@@ -103,7 +103,7 @@ class PublishStream(beam.PTransform[Any, Any]):
         mapping, log, rules = self._mapping, self._log, check_rules(self._mapping)
         last = last_published(log)
         windows = FixedWindows(
-            Duration(micros=rules.length), Timestamp(micros=(rules.window + rules.delay) % rules.length)
+            Duration(micros=rules.length), Timestamp(micros=rules.closes_at(0) % rules.length)
         )
         return (
             events
@@ -165,7 +165,8 @@ class _Route(beam.DoFn):
             known = table.select(EARLIER_SCHEMA.names)
             times = known.column("query_time").to_numpy()
             begins = self._rules.start_of(times)
-            for ahead in range(1, -(-self._rules.lookback // self._rules.length) + 1):
+            reach = self._rules.lookback + self._rules.ahead
+            for ahead in range(1, -(-reach // self._rules.length) + 1):
                 starts = begins + ahead * self._rules.length
                 there = times >= known_from(self._rules, starts)
                 parts = split_by_partition(known.filter(pa.array(there)), starts[there])
@@ -231,7 +232,7 @@ class _Join(beam.DoFn):
             for table in found.get(kind, []):
                 if kind == "clicks":
                     # Other partitions than its own get the same click too.
-                    at_home = rules.start_of(table.column("time").to_numpy()) == start
+                    at_home = rules.home_of(table.column("time").to_numpy()) == start
                     table = table.filter(pa.array(np.asarray(at_home)))
                 if table.num_rows:
                     write_late(self._log, kind, table)

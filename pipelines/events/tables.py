@@ -39,7 +39,9 @@ Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")
 ARRIVAL = "arrival"
 CLICK_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("impression_id", "time", ARRIVAL)])
-EARLIER_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("example_id", "query_time")])
+EARLIER_SCHEMA = pa.schema(
+    [pa.field(name, pa.int64(), False) for name in ("example_id", "query_time", "timestamp")]
+)
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,13 @@ def _read_times(
 ) -> dict[str, np.ndarray]:
     times = {key: read_time_column(time, key, columns, verdict) for key, time in source.times.items()}
     _refuse_future(mapping, source, times, columns, verdict, now_us)
+    if "timestamp" in times:
+        column = columns[source.times["timestamp"].column or ""]
+        after, show, skew = times["timestamp"] - times["time"], mapping.show_window_us, mapping.clock_skew_us
+        allowed = f"up to {show // 1_000_000:,} s after the query (show_window)"
+        verdict.refuse(after > show, "timestamp", "shown too long after its query", column, allowed)
+        allowed = f"at most {mapping.clock_skew or '0s'} before the query (clock_skew)"
+        verdict.refuse(after < -skew, "timestamp", "shown before its query", column, allowed)
     return times
 
 

@@ -71,6 +71,8 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
         ("partition", "1 hour", "partition"),
         ("interval", "1h", "interval was renamed: use partition"),
         ("click_window", "0m", "click_window"),
+        ("clock_skew", "0s", "clock_skew"),
+        ("show_window", "1h", "show_window: requires impressions.timestamp"),
         (
             "impressions.time",
             {"row_order": {"start": "2026-01-01", "step_us": 1}},
@@ -102,7 +104,7 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
         ("partition", "0s", "a duration is a whole number and a unit"),
         ("click_window", "36501d", "36501d is longer than 36500d"),
         ("delay", "99999999999999d", "99999999999999d is longer than 36500d"),
-        ("late_window", "60d", "less than a thousandth of both windows"),
+        ("late_window", "60d", "less than a thousandth of the windows"),
         ("clicks.topic", "a b", "topic"),
         ("clicks.query_id", "q", "query_id"),
         ("features", [{"name": "a", "kind": "category", "source": "a"}] * 2, "feature a is defined twice"),

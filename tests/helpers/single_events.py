@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 class Impression(NamedTuple):
     id: int
     time: int
+    shown: int
     query: int
     color: int
     arrival: int
@@ -28,7 +29,7 @@ class Click(NamedTuple):
 class PlainPartition:
     """What a partition has become, as plain values."""
 
-    examples: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    examples: dict[int, tuple[int, int, int, int, int]] = field(default_factory=dict)
     unmatched: list[tuple[int, int, int, str]] = field(default_factory=list)
     conflicting: list[Impression] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
@@ -45,13 +46,20 @@ def join_plainly(
         return time // rules.length * rules.length
 
     def closes(start: int) -> int:
-        return start + rules.length + rules.window + rules.delay
+        return start + rules.length + rules.show + rules.window + rules.delay
+
+    # A click may be this much earlier than the query of its impression.
+    ahead = (2 if rules.show else 1) * rules.skew
+
+    def home_of(found: Impression | Click) -> int:
+        return begin(found.time + ahead) if isinstance(found, Click) else begin(found.time)
 
     def too_late(found: Impression | Click) -> bool:
-        return found.arrival >= closes(begin(found.time))
+        return found.arrival >= closes(home_of(found))
 
     there = [found for found in impressions if not too_late(found)]
-    reach = rules.window + rules.late_window
+    known_for = rules.window + rules.late_window
+    reach = ahead + rules.show + known_for
     for start in {begin(found.time) for found in there}:
         partition = reported[start]
         inside = [found for found in there if begin(found.time) == start]
@@ -62,7 +70,7 @@ def join_plainly(
                 partition.conflicting += copies
                 continue
             first, *others = copies
-            partition.examples[number] = (first.time, first.query, first.color, 0)
+            partition.examples[number] = (first.time, first.shown, first.query, first.color, 0)
             for other in others:
                 if other.content == first.content:
                     partition.counters["duplicate_impressions"] += 1
@@ -72,31 +80,31 @@ def join_plainly(
     for click in clicks:
         if too_late(click):
             continue
-        partition = reported[begin(click.time)]
+        partition = reported[home_of(click)]
         partition.counters["clicks"] += 1
         key = (click.id, click.time)
         if key in first_arrivals:
             partition.counters["duplicate_clicks"] += 1
         first_arrivals[key] = min(click.arrival, first_arrivals.get(key, click.arrival))
     for (number, time), arrival in first_arrivals.items():
-        home = reported[begin(time)]
-        known = [
-            f for f in there if f.id == number and begin(time) - reach <= f.time < begin(time) + rules.length
-        ]
-        shown = min((f.time for f in known), default=None)
-        after = -1 if shown is None else time - shown
-        in_time = shown is not None and arrival < closes(begin(shown))
-        if shown is not None and 0 <= after <= rules.window and in_time:
-            home.counters["matched_clicks"] += 1
+        start = begin(time + ahead)
+        home = reported[start]
+        known = [f for f in there if f.id == number and start - reach <= f.time < start + rules.length]
+        # Of several with one id, that which was published: the others are duplicates or conflicts.
+        first = min(known, key=lambda f: f.content, default=None)
+        after = None if first is None else time - first.shown
+        in_time = first is not None and arrival < closes(begin(first.time))
+        if after is not None and -rules.skew <= after <= rules.window and in_time:
+            home.counters["matched_clicks" if after >= 0 else "early_clicks"] += 1
             home.matched.add(number)
         else:
-            reason = "late" if 0 <= after <= reach else "orphan"
+            reason = "late" if after is not None and -rules.skew <= after <= known_for else "orphan"
             home.counters[f"{reason}_clicks"] += 1
             home.unmatched.append((number, time, arrival, reason))
         for partition in reported.values():
             row = partition.examples.get(number)
-            if row and 0 <= time - row[0] <= rules.window and arrival < closes(begin(row[0])):
-                partition.examples[number] = (*row[:3], 1)
+            if row and -rules.skew <= time - row[1] <= rules.window and arrival < closes(begin(row[0])):
+                partition.examples[number] = (*row[:4], 1)
     for partition in reported.values():
         partition.counters["conflicting_impressions"] = len(partition.conflicting)
         partition.unmatched.sort()

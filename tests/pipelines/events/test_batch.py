@@ -192,7 +192,9 @@ def test_events_in_several_folders_count_together(events: Any, log: Path, tmp_pa
 def test_the_log_is_that_of_a_join_of_single_events(events: Any, log: Path) -> None:
     mapping = event_files.mapping()
     shown = [
-        single_events.Impression(e["impression_id"], e["event_time"], e["query_id"], 0, e["arrival_time"])
+        single_events.Impression(
+            e["impression_id"], e["event_time"], e["event_time"], e["query_id"], 0, e["arrival_time"]
+        )
         for e in events["impressions"]
     ]
     clicks = [single_events.Click(*(e[name] for name in CLICK)) for e in events["clicks"]]
@@ -200,7 +202,7 @@ def test_the_log_is_that_of_a_join_of_single_events(events: Any, log: Path) -> N
     examples = {number: row for partition in reported.values() for number, row in partition.examples.items()}
     found = raw_logs.read_log(log)
     assert [(e["query_time"], e["query_id"], e["example_id"], e["label"]) for e in found] == sorted(
-        (time, query, number, label) for number, (time, query, _, label) in examples.items()
+        (time, query, number, label) for number, (time, _, query, _, label) in examples.items()
     )
     source = {(e["impression_id"], e["event_time"]): e for e in events["impressions"]}
     colors = ("red", "green", "blue", "pink")

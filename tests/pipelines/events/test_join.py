@@ -27,9 +27,9 @@ IMPRESSIONS = pa.schema([*shard_schema(SCHEMA), pa.field("arrival", pa.int64(), 
 
 
 def impression_table(found: Sequence[Impression]) -> pa.Table:
-    number, time, query, color, arrival = np.array(found, np.int64).reshape(-1, 5).T
+    number, time, shown, query, color, arrival = np.array(found, np.int64).reshape(-1, 6).T
     ones = np.ones(len(found), np.float32)
-    columns = [time, time, query, number, np.zeros(len(found), np.int8), ones, ones]
+    columns = [time, shown, query, number, np.zeros(len(found), np.int8), ones, ones]
     ids = pack_ids(color.astype(np.int32)[:, None])
     return pa.table([*map(pa.array, columns), ids, pa.array(arrival)], schema=IMPRESSIONS)
 
@@ -74,9 +74,9 @@ def join_all(
 
 def plain_impressions(table: pa.Table) -> list[Impression]:
     color = unpack_ids(table.column("ids").combine_chunks(), SCHEMA)[:, 0].tolist() if table.num_rows else []
-    names = ("example_id", "query_time", "query_id")
-    number, time, query = (table.column(name).to_pylist() for name in names)
-    return list(map(Impression, number, time, query, color, table.column("arrival").to_pylist()))
+    names = ("example_id", "query_time", "timestamp", "query_id")
+    columns = (table.column(name).to_pylist() for name in names)
+    return list(map(Impression, *columns, color, table.column("arrival").to_pylist()))
 
 
 def plain(joined: Joined) -> PlainPartition:
@@ -89,7 +89,7 @@ def plain(joined: Joined) -> PlainPartition:
     assert keys == sorted(keys)
     labels = rows.column("label").to_pylist()
     examples = {
-        found.id: (found.time, found.query, found.color, label)
+        found.id: (found.time, found.shown, found.query, found.color, label)
         for found, label in zip(shown, labels, strict=True)
     }
     assert len(examples) == rows.num_rows
@@ -116,6 +116,8 @@ RULES = st.builds(
     window=st.sampled_from([1, 4, 10, 23]),
     late_window=st.sampled_from([1, 6, 30]),
     delay=st.sampled_from([1, 3, 12]),
+    skew=st.sampled_from([0, 0, 2, 7]),
+    show=st.sampled_from([0, 0, 3, 17]),
 )
 Case = tuple[PartitionRules, list[Impression], list[Click]]
 
@@ -134,7 +136,8 @@ def cases(draw: st.DrawFn) -> Case:
     impressions = []
     for _ in range(draw(st.integers(0, 9))):
         time = draw(times)
-        found = Impression(draw(numbers), time, draw(st.integers(0, 1)), draw(st.integers(0, 1)), 0)
+        shown = time + (draw(st.integers(-rules.skew, rules.show)) if rules.show else 0)
+        found = Impression(draw(numbers), time, shown, draw(st.integers(0, 1)), draw(st.integers(0, 1)), 0)
         impressions += [
             found._replace(arrival=draw(arrivals(rules, time)))
             for _ in range(draw(st.sampled_from([1, 1, 1, 2])))
@@ -144,8 +147,9 @@ def cases(draw: st.DrawFn) -> Case:
         if impressions and draw(st.booleans()):
             shown = draw(st.sampled_from(impressions))
             reach = rules.window + rules.late_window
-            afters = [-1, 0, 1, rules.window - 1, rules.window, rules.window + 1, reach, reach + 1]
-            number, time = shown.id, max(shown.time + draw(st.sampled_from(afters)), 0)
+            edges = [-rules.skew, 0, rules.window, reach]
+            afters = [edge + by for edge in edges for by in (-1, 0, 1)]
+            number, time = shown.id, max(shown.shown + draw(st.sampled_from(afters)), 0)
         else:
             number, time = draw(numbers), draw(times)
         for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
@@ -226,7 +230,9 @@ def test_matched_clicks_are_those_of_the_clicked_examples(case: Case) -> None:
     impressions = [f for f in impressions if max(shown[f.id]) - min(shown[f.id]) <= rules.late_window]
     reported, *_ = join_plainly(rules, impressions, clicks)
     joined, *_ = join_all(rules, [impression_table(impressions)], [click_table(clicks)])
-    clicked = {number for found in joined.values() for number, row in plain(found).examples.items() if row[3]}
+    clicked = {
+        number for found in joined.values() for number, row in plain(found).examples.items() if row[-1]
+    }
     assert clicked == {number for partition in reported.values() for number in partition.matched}
 
 
@@ -238,11 +244,27 @@ def test_a_click_counts_from_its_impression_to_the_end_of_the_window(
     after: int, label: int, reason: str | None
 ) -> None:
     rules = PartitionRules(length=5, window=10, late_window=4, delay=100)
-    impression, click = Impression(7, 3, 0, 0, 3), Click(7, 3 + after, 20)
+    impression, click = Impression(7, 3, 3, 0, 0, 3), Click(7, 3 + after, 20)
     joined, *_ = join_all(rules, [impression_table([impression])], [click_table([click])])
     assert joined[0].examples.column("label").to_pylist() == [label]
     reasons = [row["reason"] for found in joined.values() for row in found.unmatched.to_pylist()]
     assert reasons == ([] if reason is None else [reason])
+
+
+@pytest.mark.parametrize("shown", [3, 6, 12])
+@pytest.mark.parametrize(
+    ("after", "counter"),
+    [(-3, "orphan"), (-2, "early"), (-1, "early"), (0, "matched"), (10, "matched"), (11, "late")],
+)
+def test_the_window_begins_when_the_impression_was_shown(shown: int, after: int, counter: str) -> None:
+    rules = PartitionRules(length=5, window=10, late_window=4, delay=100, skew=2, show=9)
+    impression, click = Impression(7, 3, shown, 0, 0, 20), Click(7, shown + after, 21)
+    joined, *_ = join_all(rules, [impression_table([impression])], [click_table([click])])
+    assert joined[0].examples.column("label").to_pylist() == [counter in ("early", "matched")]
+    counted = Counter[str]()
+    for found in joined.values():
+        counted.update({name: found.counters[name] for name in CLICK_COUNTERS})
+    assert +counted == {f"{counter}_clicks": 1}
 
 
 @pytest.mark.parametrize(("arrival", "label", "late"), [(17, 1, 0), (18, 0, 0), (22, 0, 0), (23, 0, 1)])
@@ -251,7 +273,7 @@ def test_a_click_that_arrives_as_the_partition_closes_is_too_late(
 ) -> None:
     # The partition of the impression closes at 5 + 10 + 3, that of the click 5 later.
     rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
-    impressions = impression_table([Impression(7, 3, 0, 0, 3)])
+    impressions = impression_table([Impression(7, 3, 3, 0, 0, 3)])
     joined, _, aside = join_all(rules, [impressions], [click_table([Click(7, 6, arrival)])])
     assert joined[0].examples.column("label").to_pylist() == [label]
     assert aside.num_rows == late
@@ -260,7 +282,7 @@ def test_a_click_that_arrives_as_the_partition_closes_is_too_late(
 
 def test_an_impression_that_arrives_as_its_partition_closes_is_too_late() -> None:
     rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
-    table = impression_table([Impression(1, 3, 0, 0, 17), Impression(2, 3, 0, 0, 18)])
+    table = impression_table([Impression(1, 3, 3, 0, 0, 17), Impression(2, 3, 3, 0, 0, 18)])
     routed, late = route_impressions(rules, table)
     assert routed[0].column("example_id").to_pylist() == [1]
     assert late.column("example_id").to_pylist() == [2]

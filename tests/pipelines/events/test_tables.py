@@ -186,6 +186,20 @@ def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:
     assert prepared.last_arrival == NOW_US + 300_000_000
 
 
+def test_an_impression_is_shown_within_the_show_window_and_not_before_its_query(tmp_path: Path) -> None:
+    content = event_files.content(clock_skew="2s", show_window="30s")
+    content["impressions"]["timestamp"] = {"column": "shown_at", "unit": "us"}
+    mapping = parse_model(EventMapping, content, "test")
+    shown = [TIME + by * 1_000_000 for by in (-3, -2, 0, 30, 31)]
+    events = [{**GOOD, "shown_at": at} for at in shown]
+    prepared = read_lines(mapping, "impressions", tmp_path, *events)
+    assert prepared.table.column("timestamp").to_pylist() == shown[1:4]
+    assert [(reject.row, reject.key, reject.reason) for reject in prepared.rejects] == [
+        (5, "timestamp", "shown too long after its query"),
+        (1, "timestamp", "shown before its query"),
+    ]
+
+
 def test_any_time_is_allowed_where_the_mapping_says_so(tmp_path: Path) -> None:
     late = {**GOOD, "event_time": NOW_US + 10**15, "arrival_time": NOW_US + 10**14}
     assert len(read_lines(event_files.mapping(), "impressions", tmp_path, GOOD, late).rejects) == 1
