@@ -25,6 +25,7 @@ from ctr.cli_output import (
 from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
 from ctr.cli_train import end_worker, train
 from ctr.io.errors import InputError, one_line, printable
+from ctr.io.signals import Interrupted
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
 
@@ -438,12 +439,15 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
     }
 
 
+_RESUMED = ("demo", "quickstart", "replay", "search", "train")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or 130 where it was
-        interrupted; usage errors exit with 2.
+        0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or, where it was
+        interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser().parse_args(given)
@@ -479,7 +483,11 @@ def _run(arguments: argparse.Namespace) -> int:
             "train (in a checkout: pip install '.[train]')"
         )
         return 1
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.status
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        resumes = arguments.command in _RESUMED
+        print(f"interrupted{'; the same command resumes' if resumes else ''}", file=sys.stderr)
         return 130
     return 0

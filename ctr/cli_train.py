@@ -26,6 +26,7 @@ from ctr.cli_output import (
     training_bar,
 )
 from ctr.io.errors import InputError, one_line
+from ctr.io.signals import stop_signals
 from ctr.workers.cluster import Cluster, read_cluster
 
 _TIMEOUT_SECONDS = 60.0
@@ -123,7 +124,7 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
         given = arguments.log, config, arguments.out
         with (
             closing(training_bar(sum(manifest.rows for manifest in read_manifests(arguments.log)))) as bar,
-            _joined(arguments, cluster) as workers,
+            _joined(arguments, cluster) as joined,
         ):
             summary = train_run(
                 *given,
@@ -132,7 +133,7 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
                 export_from_run,
                 _init_from(arguments),
                 bar.phase,
-                **workers,
+                **joined,
                 chips=chips,
             )
         if is_first:
@@ -169,7 +170,6 @@ def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterato
 
 
 def _follow(arguments: argparse.Namespace, config: Any) -> None:
-    from ctr.io.signals import stop_signals
     from ctr.training.preflight import check_follow
 
     check_follow(arguments.log, config, arguments.out)
@@ -204,9 +204,10 @@ def _init_from(arguments: argparse.Namespace) -> Any:
 
 @contextmanager
 def _joined(arguments: argparse.Namespace, cluster: Cluster | None) -> Iterator[dict[str, Any]]:
-    """Joins the workers of a cluster; yields what a run is to be given besides, nothing for a process alone."""
+    """Joins the workers of a cluster; yields what a run is to be given: these, or why a process alone is to stop."""
     if cluster is None:
-        yield {}
+        with stop_signals() as stop:
+            yield {"stop": stop}
         return
     global _has_joined
     from ctr.workers.collectives import join

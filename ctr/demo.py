@@ -7,6 +7,7 @@ from typing import Any
 from ctr.eval.report import write_report
 from ctr.eval.run_comparison import compare_runs
 from ctr.io.files import check_output_folder
+from ctr.io.signals import stop_signals
 from ctr.objective.ramps import Ramp
 from ctr.simulator.config import SimulatorConfig
 from ctr.training.config import (
@@ -76,7 +77,8 @@ def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable
         run = out / name
         say(f"Training {name} in one pass -> {run}")
         shown = bar(examples, "examples")
-        train(log, config, run, shown, phase=shown.phase)
+        with stop_signals() as stop:
+            train(log, config, run, shown, phase=shown.phase, stop=stop)
         shown.close()
         runs.append(run)
     say(f"\n{compare_runs(*runs).as_text()}\n")

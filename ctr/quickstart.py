@@ -23,6 +23,7 @@ from ctr.data.mapping import Mapping, load_mapping
 from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_folder, write_atomic_bytes
+from ctr.io.signals import stop_signals
 from ctr.pipelines.inference.forms import find_table
 from ctr.pipelines.inference.infer import Inference, Options, infer
 from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
@@ -281,6 +282,7 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
     tools.say(f"Training in one pass -> {run}")
     bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")
     try:
-        return train(log, config, run, bar, phase=bar.phase)
+        with stop_signals() as stop:
+            return train(log, config, run, bar, phase=bar.phase, stop=stop)
     finally:
         bar.close()

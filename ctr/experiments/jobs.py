@@ -105,6 +105,8 @@ def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
             # No worker of the cluster that this process may belong to.
             env={**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_CONFIG": "", **dict(job.environment)},
             stdin=subprocess.DEVNULL,
+            # A terminal's signals reach this process alone, which passes one on: a second one ends a training at once.
+            start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -114,7 +116,7 @@ def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
         return Outcome(False, 0.0, f"its process cannot be started: {fault}")
     errors = _wait(process, interrupted)
     status = process.returncode
-    if interrupted() or status in (130, -signal.SIGINT):
+    if interrupted() or status in (130, 143, -signal.SIGINT):
         return None
     seconds = round(time.perf_counter() - begun, 1)
     if status == 0:

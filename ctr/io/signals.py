@@ -12,16 +12,32 @@ Stop = Callable[[], str | None]
 """Why to stop, in a word, or None."""
 
 
+class Interrupted(Exception):  # noqa: N818  (not an error: what was done is kept)
+    """Raised where work was to stop and has, with what was done kept.
+
+    Attributes:
+        status: of the process, as a shell has it.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        """``name``: of the signal; ``text``: where the work stopped, and how it goes on."""
+        super().__init__(text)
+        self.status = 128 + signal.Signals[name]
+
+
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
     """Within the block the first of these signals is only noted; a second one ends the process at once.
 
-    Handlers are set whatever they were: a process started in the background by a shell ignores SIGINT. For the
-    main thread alone.
+    Handlers are set whatever they were: a process started in the background by a shell ignores SIGINT. In another
+    thread than the main one no signal is noted.
 
     Yields:
         A function that returns the name of the signal that came, or None.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
     came: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:

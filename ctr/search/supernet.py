@@ -23,6 +23,7 @@ from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder
+from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
 from ctr.search.config import SearchConfig
 from ctr.search.controller import entropy, new_controller
@@ -195,10 +196,12 @@ def _one_pass(
 
     shown: list[int] = []
     learner = Learner(make_state, make_trainer)
-    with open_session(log, config, run_dir, report, learner=learner) as session:
+    with stop_signals() as stop, open_session(log, config, run_dir, report, learner=learner) as session:
         # A save that finds broken weights goes back to a checkpoint, from where the pass goes on.
         while not is_done():
-            session.advance(partial=True, stop=is_done)
+            session.advance(partial=True, stop=lambda: is_done() or stop() is not None)
+            if (reason := stop()) is not None:
+                session.interrupt(reason)
             if not session.save():
                 break
         return {name: np.array(array) for name, array in session.run.state.arrays().items()}

@@ -278,12 +278,15 @@ class CheckpointConfig(StrictModel):
 
     Attributes:
         every_examples: examples between two checkpoints.
+        every_minutes: a checkpoint is also written after so many minutes without one. It changes no result. Null: by
+            examples alone.
         keep: number of checkpoints to keep on disk, the newest ones.
         disk_limit_gb: maximum size of all checkpoints together, in 10^9 bytes. Fewer than ``keep`` are kept
             if they would exceed it, but always the newest one. Null: no limit.
     """
 
     every_examples: int = Field(default=1_000_000, ge=1)
+    every_minutes: float | None = Field(default=10.0, gt=0)
     keep: int = Field(default=2, ge=1)
     disk_limit_gb: float | None = Field(default=None, gt=0)
 

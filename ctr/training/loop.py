@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from ctr.data.reader import Rows
 from ctr.io.errors import InputError
+from ctr.io.signals import Interrupted, Stop
 from ctr.training.agreement import agree, check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -71,6 +72,7 @@ def train(
     phase: Phase | None = None,
     workers: Workers = ALONE,
     chips: Chips | None = None,
+    stop: Stop = lambda: None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
@@ -80,6 +82,7 @@ def train(
         log, config, run_dir, progress, exporter, phase, workers, chips: see ``open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
         init_from: another run, from whose weights and place in the log a new one begins.
+        stop: asked after each batch why to stop; None: it goes on.
 
     Returns:
         The content of summary.json; with ``record`` also ``recorded``, what was published, and of a run that was
@@ -88,6 +91,7 @@ def train(
     Raises:
         LearningError: the files are complete, but nothing was learned, or the weights are of no use; nothing is
             recorded (``ctr.training.run.results.learning_failure``).
+        Interrupted: it was to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
     with workers.noticing_losses():
@@ -102,7 +106,7 @@ def train(
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
             ) as session:
-                summary = session.finish()
+                summary = session.finish(stop)
         with workers.together():
             if workers.is_chief:
                 assert summary is not None
@@ -168,6 +172,8 @@ def one_pass(
             if run.is_checkpoint_due():
                 _check_weights(run, trainer)
                 run.save()
+            elif run.is_time_to_save():
+                _save_in_passing(run, trainer)
             if stop():
                 return run.position.examples
     passed = held[0] if held else max(run.position.examples, inputs.log.rows)
@@ -184,6 +190,12 @@ def _export(run: Run, exporter: Exporter) -> None:
 
 def _check_weights(run: Run, trainer: Trainer) -> bool:
     return run.check_weights(trainer.predicts_soundly(run.ramps()))
+
+
+def _save_in_passing(run: Run, trainer: Trainer) -> None:
+    """Writes a checkpoint that is not due, unless the weights are broken, which the next one that is due deals with."""
+    if run.weight_fault(trainer.predicts_soundly(run.ramps())) is None:
+        run.save(is_due=False)
 
 
 def _close_window(run: Run, trainer: Trainer, timing: dict[str, float]) -> dict[str, Any]:
@@ -410,6 +422,19 @@ class Session:
         self.run.workers.wait_for_all()
         return went_back
 
+    def interrupt(self, reason: str) -> NoReturn:
+        """Writes a checkpoint of where it stands. It changes no result: what resumes there ends in the same bits.
+
+        Raises:
+            Interrupted: always. ``reason``: the name of the signal.
+        """
+        self._check_usable()
+        run = self.run
+        if run.position.examples != run.saved_at:
+            _save_in_passing(run, self.trainer)
+        run.files.background.wait()
+        raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
+
     def _write_results(self, failure: str | None) -> dict[str, Any]:
         run, summary = self.run, None
         # Each worker keeps some of the ids.
@@ -419,19 +444,25 @@ class Session:
                 summary = write_results(self.inputs, run, failure, self.trainer.timing(), grown)
         return run.workers.from_first(summary)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.
+
+        Args:
+            stop: asked after each batch why to stop; None: it goes on.
 
         Returns:
             The content of summary.json.
 
         Raises:
             LearningError: all is written, but nothing was learned, or the weights are of no use.
+            Interrupted: it was to stop; a checkpoint has all that it passed.
             InputError: see ``advance``.
         """
         run, trainer, fault = self.run, self.trainer, None
         while True:
-            self.advance(partial=True)
+            self.advance(partial=True, stop=lambda: stop() is not None)
+            if (reason := stop()) is not None:
+                self.interrupt(reason)
             try:
                 predicts = trainer.predicts_soundly(run.ramps())
                 if not run.check_weights(predicts):
@@ -444,7 +475,7 @@ class Session:
             _close_window(run, trainer, {})
         if self._exporter is not None and failure is None:
             _export(run, self._exporter)
-        if run.position.examples != run.saved_at:
+        if run.position.examples != run.position.due_from or run.position.examples != run.saved_at:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()

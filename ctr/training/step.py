@@ -420,7 +420,9 @@ class TrainStep:
                     shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
                     # The effects are made of the labels: the logistic loss alone may know them.
                     losses = [
-                        self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices, known)[0]
+                        self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices, known)[
+                            0
+                        ]
                         for one, known in zip(models, shifted, strict=True)
                     ]
                     learned, alone, left = tf.add_n(losses), shifted[0][0], effects[0][1]

@@ -35,8 +35,8 @@ def main(given: Mapping[str, Any]) -> None:
     if given["kill_after"]:
         begin = Run.save
 
-        def save(run: Run) -> None:
-            begin(run)
+        def save(run: Run, is_due: bool = True) -> None:
+            begin(run, is_due)
             run.files.background.wait()
 
         Run.save = save

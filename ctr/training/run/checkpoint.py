@@ -130,6 +130,9 @@ def save(
         content["worker_files"] = collect_parts(partial, digest, share)
     content["state_sha256"] = _state_hash(content)
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
+    if final.exists():
+        # One that was not due, of the same position.
+        final.rename(folder / f"{final.name}.former{_PARTIAL}")
     partial.rename(final)
     sync_folder(folder)
     clean_up(folder, keep, sound[1])

@@ -59,6 +59,7 @@ class Position:
         applied_begin: the first row of the last batch whose step was applied; -1: none yet.
         quarantined_rows: good rows that were scored and, being quarantined by a rollback, not learned from.
         mark: a ``Mark``, as a list.
+        due_from: the row from which the examples until the next checkpoint count: that of the last one that was due.
         scored_until: query time, in microseconds, and query id of the last row that was scored, rejects included.
         learned_until: the same of the last row that was learned from, or quarantined.
         constraint_until: the same in each constraint log.
@@ -85,6 +86,7 @@ class Position:
     applied_begin: int = -1
     quarantined_rows: int = 0
     mark: list[int] = field(default_factory=lambda: list(Mark()))
+    due_from: int = 0
     scored_until: list[int] | None = None
     learned_until: list[int] | None = None
     constraint_until: dict[str, list[int]] = field(default_factory=dict)

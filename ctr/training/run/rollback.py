@@ -175,9 +175,7 @@ def _no_way_back(run_dir: Path, mark: Mark, position: Position, what: str) -> In
     )
 
 
-def is_checkpoint_due(
-    limit: int | None, every: int, saved_at: int, position: Position, past: Sequence[Rollback]
-) -> bool:
+def is_checkpoint_due(limit: int | None, every: int, position: Position, past: Sequence[Rollback]) -> bool:
     """Whether the next checkpoint is to be written.
 
     None is within a streak of skipped steps, when weights are in doubt. After a rollback one is written early, when
@@ -187,11 +185,10 @@ def is_checkpoint_due(
     Args:
         limit: see ``rows_of_streak``.
         every: how many rows there are between checkpoints.
-        saved_at: the position of the last one.
     """
     if limit is not None and position.skipped_in_a_row:
         return False
-    if position.examples - saved_at >= every:
+    if position.examples - position.due_from >= every:
         return True
     if limit is None or not past or past[-1].checkpoint != Mark(*position.mark).examples:
         return False

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,7 +102,7 @@ class Run:
         self.position = Position(
             constraint_logs=none, constraint_rejected=dict(none), constraint_read=dict(none)
         )
-        self.saved_at = 0
+        self.saved_at, self._saved_when = 0, time.monotonic()
         self.metrics = RunMetrics(self.config, self.schema, self.state, self._constraint_names)
         self.files = RunFiles(self.run_dir, self.config, self.workers.is_chief)
 
@@ -148,9 +149,10 @@ class Run:
         if saved is not None:
             self._restore(*saved)
             lengths, parts = saved[1]["lengths"], saved[1]["prediction_parts"]
-            mark_here(self.position)
+            if self.position.due_from == self.position.examples:
+                mark_here(self.position)
         folder = self.run_dir / "checkpoints"
-        self.saved_at = self.position.examples
+        self.saved_at, self._saved_when = self.position.examples, time.monotonic()
         with self.workers.together():
             if self.workers.is_chief:
                 checkpoint.clean_up(folder, self.config.checkpoint.keep, self.position.mark[0])
@@ -211,15 +213,27 @@ class Run:
     def is_checkpoint_due(self) -> bool:
         """Whether the next checkpoint is to be written now."""
         limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
-        return rollback.is_checkpoint_due(limit, every, self.saved_at, self.position, self.rollbacks)
+        return rollback.is_checkpoint_due(limit, every, self.position, self.rollbacks)
 
-    def save(self) -> None:
+    def is_time_to_save(self) -> bool:
+        """Whether the newest checkpoint is so old that another one is to be written, though none is due."""
+        minutes = self.config.checkpoint.every_minutes
+        return minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
+
+    def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``files.background`` finishes it.
 
         One at a time: it waits for the one before. Raises what went wrong with that.
+
+        Args:
+            is_due: False for one that depends on the time or a signal. No rollback goes back to it and none that is
+                due counts from it, so that a run comes to the same wherever such checkpoints are written.
         """
         self.files.background.wait()
-        sound = self.position.mark[0], mark_here(self.position).examples
+        sound = self.position.mark[0], self.position.mark[0]
+        if is_due:
+            self.position.due_from = self.position.examples
+            sound = sound[0], mark_here(self.position).examples
         content = {
             **copy.deepcopy(self.progress()),
             # Where raw values may be; only ever read to show them.
@@ -234,7 +248,7 @@ class Run:
         copied = self._copies.copy(self._weight_layout(), weights, metrics)
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
         self.files.write_checkpoint(self.position.examples, copied, content, sound, share)
-        self.saved_at = self.position.examples
+        self.saved_at, self._saved_when = self.position.examples, time.monotonic()
 
     def _share_of_checkpoint(self, nbytes: int) -> Share | None:
         """What this one of several workers writes of the next checkpoint, with which all of them begin here."""

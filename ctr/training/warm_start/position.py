@@ -68,6 +68,7 @@ def begin_position(
             f"{log.path}: has no row after those that {source} was trained on, the first {position.examples}; "
             "with --follow the new run waits for more"
         )
+    position.due_from = position.examples
     zeros = dict.fromkeys(inputs.constraint_logs, 0)
     position.constraint_rejected, position.constraint_read = dict(zeros), dict(zeros)
     return position
