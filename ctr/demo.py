@@ -70,7 +70,7 @@ def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable
     log = out / "log"
     say(f"Simulating {examples} examples -> {log}")
     shown = bar(examples, "examples")
-    simulate(SimulatorConfig(examples=examples), log, shown)
+    simulate(SimulatorConfig(examples=examples, buckets=False), log, shown)
     shown.close()
     runs = []
     for name, config in _configs().items():

@@ -31,7 +31,7 @@ from ctr.serving.export import export_from_run
 from ctr.simulator.auction import Policy
 from ctr.simulator.clicks import Placed, logistic
 from ctr.simulator.day import days, make_world
-from ctr.simulator.features import SCHEMA, FeatureIds
+from ctr.simulator.features import FeatureIds, world_schema
 from ctr.simulator.folders import ORIGIN_FILE, check_days, check_loop_folders
 from ctr.simulator.inventory import Ads
 from ctr.simulator.loop_record import record_days
@@ -79,7 +79,7 @@ def run_closed_loop(
     logs = (out / "log", *sorted((out / "constraints").glob("*")))
     world_config = read_world(out / "log")
     world = make_world(world_config)
-    ids = FeatureIds(world)
+    ids = FeatureIds(world, world_schema(world_config))
     with open_session(out / "log", config, out / "run", exporter=export_from_run) as session:
         begin = _first_day_to_serve(session, logs, first)
         for day in islice(days(world_config, world, begin), max(first + day_count - begin, 0)):
@@ -166,7 +166,7 @@ def check_loop(config: TrainConfig, log: Path) -> None:
         InputError: the log was not simulated, or the run needs more than the simulator gives.
     """
     world = read_world(log)
-    check_log(log, SCHEMA)
+    check_log(log, world_schema(world))
     distillation = config.objective.distillation
     if config.sampling is not None:
         raise InputError("config: sampling: the sample has no decisions for the days that the loop adds")
@@ -251,7 +251,7 @@ def model_policy(session: Session, ids: FeatureIds) -> Policy:
             **dict.fromkeys(("train_weight", "metric_weight"), nothing.astype(np.float32)),
         }
         table = ids.table(keys, queries, placed)
-        logit = session.score(rows_of_table(table, SCHEMA, 0))
+        logit = session.score(rows_of_table(table, ids.schema, 0))
         return logistic(logit.astype(np.float64)).astype(np.float32)
 
     return predict

@@ -35,6 +35,8 @@ class WorldConfig(StrictModel):
         advertisers: the number of advertisers.
         words: the number of words that queries and ads use.
         topics: the number of hidden topics of queries, words and ads.
+        buckets: whether ids of users, ads, words and their combinations are hashed into buckets, of which some
+            share one; if not, each has its own, as in logs of other sources without ``buckets``.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {
@@ -59,6 +61,7 @@ class WorldConfig(StrictModel):
     advertisers: int = Field(default=250, ge=1, le=100_000)
     words: int = Field(default=3_000, ge=2, le=1_000_000)
     topics: int = Field(default=20, ge=2, le=200)
+    buckets: bool = True
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -11,7 +11,7 @@ from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.transform import transform_table
 from ctr.simulator.clicks import Placed, ad_age_days
-from ctr.simulator.config import MAX_SLOTS
+from ctr.simulator.config import MAX_SLOTS, WorldConfig
 from ctr.simulator.inventory import Ads
 from ctr.simulator.traffic import NO_WORD, Queries
 from ctr.simulator.world import AGE_GROUPS, COUNTRIES, DEVICES, FORMATS, RENDERINGS, World
@@ -40,6 +40,19 @@ SCHEMA = Schema(
         Cross(name="format_device", of=("format", "device"), buckets=100, tower="ui"),
     )
 )
+
+
+def world_schema(config: WorldConfig) -> Schema:
+    """The features of a world's log: ``SCHEMA``, without its buckets where ids are not hashed."""
+    if config.buckets:
+        return SCHEMA
+    features = []
+    for feature in SCHEMA.features:
+        is_hashed = isinstance(feature, Cross | Text) or (
+            isinstance(feature, Category) and feature.vocabulary is None
+        )
+        features.append(feature.model_copy(update={"buckets": None}) if is_hashed else feature)
+    return Schema(features=tuple(features))
 
 
 def _named(numbers: np.ndarray, names: pa.Array) -> pa.DictionaryArray:
@@ -120,7 +133,7 @@ def _columns(table: pa.Table, rows: np.ndarray) -> dict[str, pa.ChunkedArray]:
 
 @dataclass(frozen=True)
 class _Ids:
-    """M entities: their raw columns, and ids of features: int32 [M, F], and a list array for each multivalent one."""
+    """M entities: their raw columns, and ids of features: [M, F], and a list array for each multivalent one."""
 
     raw: pa.Table
     names: tuple[str, ...]
@@ -128,13 +141,13 @@ class _Ids:
     lists: dict[str, pa.ListArray]
 
 
-def _ids_of(table: pa.Table, names: tuple[str, ...]) -> _Ids:
+def _ids_of(whole: Schema, table: pa.Table, names: tuple[str, ...]) -> _Ids:
     needed = set(names)
     for name in names:
-        feature = SCHEMA.by_name[name]
+        feature = whole.by_name[name]
         if isinstance(feature, Cross):
             needed |= set(feature.of)
-    schema = Schema(features=tuple(feature for feature in SCHEMA.features if feature.name in needed))
+    schema = Schema(features=tuple(feature for feature in whole.features if feature.name in needed))
     matrix, lists = transform_table(schema, table)
     single = tuple(name for name in names if name in schema.single_valued)
     arrays = {}
@@ -149,19 +162,21 @@ def _ids_of(table: pa.Table, names: tuple[str, ...]) -> _Ids:
 class FeatureIds:
     """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once.
 
-    ``table`` has what the transformation of ``raw`` gives row by row.
+    ``schema`` has the features. ``table`` has what the transformation of ``raw`` gives row by row.
     """
 
-    def __init__(self, world: World) -> None:
-        self._users = _ids_of(raw_users(world), ("user_id", "age_group", "country"))
-        self._pages = _ids_of(raw_pages(), ("format", "rendering", "position", "format_device"))
+    def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
+        """Hashes what is the same on all days. ``schema``: of the log, see ``world_schema``."""
+        self.schema = schema
+        self._users = _ids_of(schema, raw_users(world), ("user_id", "age_group", "country"))
+        self._pages = _ids_of(schema, raw_pages(), ("format", "rendering", "position", "format_device"))
         self._day: tuple[_Ids, _Ids] | None = None
 
     def begin_day(self, queries: Queries, ads: Ads) -> None:
         """Hashes the new entities of a day."""
         self._day = (
-            _ids_of(raw_queries(queries), ("device", "hour", "day_of_week", "query_words")),
-            _ids_of(raw_ads(ads, queries.day), ("ad_id", "advertiser", "ad_words", "ad_age")),
+            _ids_of(self.schema, raw_queries(queries), ("device", "hour", "day_of_week", "query_words")),
+            _ids_of(self.schema, raw_ads(ads, queries.day), ("ad_id", "advertiser", "ad_words", "ad_age")),
         )
 
     def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
@@ -172,18 +187,19 @@ class FeatureIds:
             queries: a part of the day's.
             placed: N ads on their pages.
         """
-        matrix = np.empty((len(placed), len(SCHEMA.single_valued)), np.int32)
+        single = self.schema.single_valued
+        matrix = np.empty((len(placed), len(single)), self.schema.id_type)
         columns = dict(keys)
         for ids, rows in self._entities(queries, placed):
-            places = [SCHEMA.single_valued.index(name) for name in ids.names]
+            places = [single.index(name) for name in ids.names]
             matrix[:, places] = ids.matrix[rows]
             columns |= {name: array.take(pa.array(rows)) for name, array in ids.lists.items()}
         columns[IDS_COLUMN] = pack_ids(matrix)
-        target = shard_schema(SCHEMA)
+        target = shard_schema(self.schema)
         return pa.table({field.name: columns[field.name] for field in target}).cast(target)
 
     def raw(self, queries: Queries, placed: Placed) -> pa.Table:
-        """The source columns of ``SCHEMA`` for the same rows, texts as strings or dictionaries."""
+        """The source columns of the features for the same rows, texts as strings or dictionaries."""
         columns: dict[str, pa.ChunkedArray] = {}
         for ids, rows in self._entities(queries, placed):
             columns |= _columns(ids.raw, rows)

@@ -14,7 +14,7 @@ from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.io.files import write_atomic
 from ctr.simulator.config import DAY_US, WorldConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT
-from ctr.simulator.features import SCHEMA
+from ctr.simulator.features import world_schema
 from ctr.simulator.simulate import AUCTION, logged_queries
 from ctr.simulator.traffic import draw_queries
 from ctr.simulator.world import World
@@ -38,7 +38,7 @@ def record_days(config: WorldConfig, world: World, out: Path, first: int) -> lis
         # A day on which nothing was shown has no shards.
         shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
         for entry in manifest.shards:
-            rows = read_shard(out / "log", entry, SCHEMA)
+            rows = read_shard(out / "log", entry, world_schema(config))
             shown.append(rows.column("query_id").to_numpy() - base)
             label.append(rows.column("label").to_numpy())
         price = read_sidecar_partition(out / "log", AUCTION, manifest).column("price").to_numpy()

@@ -29,7 +29,7 @@ from ctr.simulator.day import (
     serve,
 )
 from ctr.simulator.events import EventFiles
-from ctr.simulator.features import SCHEMA, FeatureIds
+from ctr.simulator.features import FeatureIds, world_schema
 from ctr.simulator.folders import WORLD_FILE, check_simulation, check_world
 from ctr.simulator.traffic import Queries
 from ctr.simulator.world import World
@@ -109,7 +109,7 @@ def simulate(
     check_simulation(folders, events)
     for folder in folders:
         begin_log(config.world, folder)
-    ids, counts = FeatureIds(world), Counts()
+    ids, counts = FeatureIds(world, world_schema(config)), Counts()
     files = None if events is None else EventFiles(config, events, ids)
     policy = crude_policy(config, world)
     for day in islice(days(config.world, world), config.days):
@@ -128,7 +128,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
     Raises:
         InputError: it holds something else.
     """
-    create_log(folder, SCHEMA)
+    create_log(folder, world_schema(config))
     path = folder / WORLD_FILE
     if create_exclusively(path, dump_yaml(config).encode()):
         return
@@ -237,7 +237,7 @@ def _publish(
     folder: Path, config: WorldConfig, day: Day, rows: pa.Table, truth: pa.Table, auction: pa.Table
 ) -> Manifest:
     start = config.day_us(day.number)
-    manifest = publish_partition(folder, SCHEMA, start, start + DAY_US, rows)
+    manifest = publish_partition(folder, world_schema(config), start, start + DAY_US, rows)
     for name, table in ((TRUTH, truth), (AUCTION, auction)):
         table = table.add_column(0, "example_id", rows.column("example_id"))
         write_sidecar_partition(folder, name, manifest, table)

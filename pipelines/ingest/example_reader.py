@@ -63,7 +63,7 @@ class TimesFound:
     def warnings(self, rows: int) -> Iterator[str]:
         """Warns of unlikely times among those of so many rows."""
         for count, what, extreme, time_us in (
-            (self.before, "before the year 2000", "earliest", self.first),
+            (self.before, "before the year 1990", "earliest", self.first),
             (self.after, "in the future", "latest", self.last),
         ):
             if count and time_us is not None:

@@ -77,8 +77,8 @@ from ctr.pipelines.spill import PartitionSpill, spill_folder
 BLOCK_BYTES = 16 << 20
 """Bytes of an input file that are read, checked and transformed at a time."""
 
-EARLY_US = 946_684_800_000_000
-"""2000-01-01: an earlier time is more often a wrong unit of time than a log."""
+EARLY_US = 631_152_000_000_000
+"""1990-01-01: an earlier time is more often a wrong unit of time than a log."""
 
 _STAGES = ("read", "transform", "spill", "sort", "publish")
 

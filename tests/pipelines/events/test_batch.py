@@ -71,7 +71,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def make(**events: Any) -> Path:
         folder = tmp_path_factory.mktemp("simulated")
         world = {"examples": 400, "queries_per_day": 50, "users": 20, "ads": 20, "words": 30, "topics": 3}
-        content = {**world, "advertisers": 3, "base_ctr": 0.3, "events": events}
+        content = {**world, "advertisers": 3, "base_ctr": 0.3, "buckets": False, "events": events}
         simulate(parse_model(SimulatorConfig, content, "test"), folder / "log", events=folder / "events")
         return folder
 
