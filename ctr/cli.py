@@ -450,7 +450,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = make_parser().parse_args(given)
+    try:
+        arguments = make_parser().parse_args(given)
+    except InputError as error:
+        print_error(one_line(error))
+        return 1
     arguments.words = given
     arguments.given = shlex.join(["ctr", *given])
     connect()

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ctr import __version__
+from ctr.io.errors import InputError
+from ctr.io.paths import local_path
 
 FORMATS = {
     "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
@@ -55,6 +57,13 @@ class _CommandParser(argparse.ArgumentParser):
             finally:
                 self._splits = True
         return super().parse_known_args(args, namespace)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)  # type: ignore[misc]
+        except InputError as error:
+            name = action.option_strings[-1] if action.option_strings else action.metavar
+            raise InputError(f"{name} {error}") from None
 
 
 def _name_first(given: Sequence[str], below: _Commands) -> Sequence[str]:
@@ -157,7 +166,9 @@ def _add_settings(parser: argparse.ArgumentParser, example: str) -> None:
 
 
 def _add_log_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="LOG", help="output directory of the log")
+    parser.add_argument(
+        "--out", type=local_path, required=True, metavar="LOG", help="output directory of the log"
+    )
 
 
 def _demo(commands: _Commands) -> None:
@@ -165,7 +176,11 @@ def _demo(commands: _Commands) -> None:
         commands, "demo", "simulate a log, train two models on it, compare them and write a report"
     )
     demo.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="output directory (runs/demo)"
+        "--out",
+        type=local_path,
+        default=Path("runs/demo"),
+        metavar="DIR",
+        help="output directory (runs/demo)",
     )
     demo.add_argument(
         "--examples", type=int, default=300_000, metavar="N", help="examples to simulate (300000)"
@@ -180,13 +195,13 @@ def _quickstart(commands: _Commands) -> None:
     )
     quickstart.add_argument(
         "input",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="CSV, TSV, JSON lines or Parquet file, or a directory of them",
     )
     quickstart.add_argument(
         "--out",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="output directory (NAME-quickstart beside the file); rerun to resume",
     )
@@ -213,17 +228,22 @@ def _simulate(commands: _Commands) -> None:
     length = simulate.add_mutually_exclusive_group(required=True)
     length.add_argument("--examples", type=int, metavar="N", help="examples to simulate")
     length.add_argument("--days", type=int, metavar="N", help="whole days to simulate")
-    simulate.add_argument("--config", type=Path, metavar="FILE", help="YAML file with the world's settings")
+    simulate.add_argument(
+        "--config", type=local_path, metavar="FILE", help="YAML file with the world's settings"
+    )
     _add_log_out(simulate)
     simulate.add_argument(
-        "--randomized", type=Path, metavar="LOG", help="also write the randomized traffic to a log of its own"
+        "--randomized",
+        type=local_path,
+        metavar="LOG",
+        help="also write the randomized traffic to a log of its own",
     )
     simulate.add_argument(
         "--randomised", action=_Renamed, nargs="?", const="--randomized", help=argparse.SUPPRESS
     )
     simulate.add_argument(
         "--events",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="also write the same traffic as raw impressions and clicks",
     )
@@ -232,12 +252,15 @@ def _simulate(commands: _Commands) -> None:
     )
     simulate.add_argument(
         "--policy",
-        type=Path,
+        type=local_path,
         metavar="RUN",
         help="let the model of this run choose the ads of the days after its log, and learn from them",
     )
     simulate.add_argument(
-        "--log", type=Path, metavar="LOG", help="with --policy: the simulated log that the run was trained on"
+        "--log",
+        type=local_path,
+        metavar="LOG",
+        help="with --policy: the simulated log that the run was trained on",
     )
     _add_settings(simulate, "events.format=csv")
 
@@ -254,7 +277,7 @@ def _ingest(commands: _Commands) -> None:
     _add_append(table)
     table.add_argument(
         "--mapping",
-        type=Path,
+        type=local_path,
         required=True,
         metavar="FILE",
         help="YAML file that names columns and features",
@@ -267,7 +290,7 @@ def _ingest(commands: _Commands) -> None:
 def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.ArgumentParser:
     added = _command(formats, name, does, command="ingest")
     # Events may come from Kafka instead, and rows that are held back may be published without others.
-    added.add_argument("input", type=Path, nargs="*", metavar="INPUT", help="files or directories")
+    added.add_argument("input", type=local_path, nargs="*", metavar="INPUT", help="files or directories")
     _add_log_out(added)
     added.add_argument(
         "--max-reject-share",
@@ -302,7 +325,7 @@ def _add_append(table: argparse.ArgumentParser) -> None:
 def _add_events(events: argparse.ArgumentParser) -> None:
     events.add_argument(
         "--mapping",
-        type=Path,
+        type=local_path,
         required=True,
         metavar="FILE",
         help="YAML file that names columns and features",
@@ -353,14 +376,16 @@ def _sample(commands: _Commands) -> None:
     sample = _command(
         commands, "sample", "choose by hash which examples of a log to train on, with importance weights"
     )
-    sample.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+    sample.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
     sample.add_argument(
         "--name", required=True, help="name of the sampling and of the sidecar that it writes"
     )
-    sample.add_argument("--config", type=Path, metavar="FILE", help="YAML file with rates and conditions")
+    sample.add_argument(
+        "--config", type=local_path, metavar="FILE", help="YAML file with rates and conditions"
+    )
     sample.add_argument(
         "--out",
-        type=Path,
+        type=local_path,
         metavar="LOG",
         help="write the kept examples to a log of their own instead of a sidecar",
     )
@@ -369,16 +394,16 @@ def _sample(commands: _Commands) -> None:
 
 def _train(commands: _Commands) -> None:
     train = _command(commands, "train", "train in one pass over a log, or resume a run")
-    train.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+    train.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
     train.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file with settings (without it: the defaults)"
+        "--config", type=local_path, metavar="FILE", help="YAML file with settings (without it: the defaults)"
     )
     train.add_argument(
-        "--out", type=Path, required=True, metavar="RUN", help="run directory; rerun to resume"
+        "--out", type=local_path, required=True, metavar="RUN", help="run directory; rerun to resume"
     )
     train.add_argument(
         "--init-from",
-        type=Path,
+        type=local_path,
         metavar="RUN",
         help="warm start: begin with the weights of another run, where it stopped",
     )
@@ -435,12 +460,16 @@ def _export(commands: _Commands) -> None:
     )
     export.add_argument(
         "run",
-        type=Path,
+        type=local_path,
         metavar="RUN",
         help="run directory, or a model that a run exported as a delta, to write it as a whole",
     )
     export.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="output directory of the model's versions"
+        "--out",
+        type=local_path,
+        required=True,
+        metavar="DIR",
+        help="output directory of the model's versions",
     )
     export.add_argument(
         "--checkpoint", type=int, metavar="P", help="export the checkpoint at position P (the newest one)"
@@ -451,19 +480,23 @@ def _score(commands: _Commands) -> None:
     score = _command(commands, "score", "predict the clicks of a log or of raw rows with an exported model")
     score.add_argument(
         "model",
-        type=Path,
+        type=local_path,
         metavar="MODEL",
         help="directory of a model, or of its versions: the newest is used",
     )
     score.add_argument(
         "input",
-        type=Path,
+        type=local_path,
         nargs="+",
         metavar="INPUT",
         help="an example log, or files or directories of raw rows",
     )
     score.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="Parquet file to write the predictions to"
+        "--out",
+        type=local_path,
+        required=True,
+        metavar="FILE",
+        help="Parquet file to write the predictions to",
     )
     for name, text in (("start", "from this one on"), ("end", "before this one")):
         score.add_argument(
@@ -479,7 +512,7 @@ def _score(commands: _Commands) -> None:
     read_as = score.add_mutually_exclusive_group()
     read_as.add_argument("--format", choices=tuple(FORMATS), help="format of the raw rows")
     read_as.add_argument(
-        "--mapping", type=Path, metavar="FILE", help="YAML file that names the columns of the raw rows"
+        "--mapping", type=local_path, metavar="FILE", help="YAML file that names the columns of the raw rows"
     )
 
 
@@ -488,7 +521,7 @@ def _replay(commands: _Commands) -> None:
         commands, "replay", "train the arms of an experiment on one log, and report what each gains and costs"
     )
     replay.add_argument(
-        "experiment", type=Path, nargs="?", metavar="EXPERIMENT", help="YAML file with the arms"
+        "experiment", type=local_path, nargs="?", metavar="EXPERIMENT", help="YAML file with the arms"
     )
     _add_runs(replay)
 
@@ -498,7 +531,7 @@ def _search(commands: _Commands) -> None:
         commands, "search", "search for the configuration that is most accurate at a cost, and judge it"
     )
     search.add_argument(
-        "search", type=Path, nargs="?", metavar="SEARCH", help="YAML file with the space and the method"
+        "search", type=local_path, nargs="?", metavar="SEARCH", help="YAML file with the space and the method"
     )
     _add_runs(search)
     search.add_argument(
@@ -508,9 +541,9 @@ def _search(commands: _Commands) -> None:
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     """Adds what commands take that train many runs on one log."""
-    parser.add_argument("--log", type=Path, metavar="LOG", help="directory of the log")
+    parser.add_argument("--log", type=local_path, metavar="LOG", help="directory of the log")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="output directory; rerun to resume"
+        "--out", type=local_path, required=True, metavar="DIR", help="output directory; rerun to resume"
     )
     _add_settings(parser, "'seeds=[1, 2, 3]'")
     parser.add_argument(
@@ -526,11 +559,11 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
 def _compare(commands: _Commands) -> None:
     compare = _command(commands, "compare", "compare two runs metric by metric, with paired 95% intervals")
     compare.add_argument(
-        "run_a", type=Path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
+        "run_a", type=local_path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
     )
     compare.add_argument(
         "run_b",
-        type=Path,
+        type=local_path,
         metavar="RUN_B",
         help="second run directory, of the same kind; differences are RUN_B - RUN_A",
     )
@@ -542,22 +575,29 @@ def _evaluate(commands: _Commands) -> None:
     )
     evaluate.add_argument(
         "predictions",
-        type=Path,
+        type=local_path,
         nargs="+",
         metavar="PREDICTIONS",
         help="run directories, directories of Parquet files, or Parquet files",
     )
     evaluate.add_argument(
-        "--against", type=Path, nargs="+", metavar="PREDICTIONS", help="predictions to compare them with"
+        "--against",
+        type=local_path,
+        nargs="+",
+        metavar="PREDICTIONS",
+        help="predictions to compare them with",
     )
     _add_beam_options(evaluate)
 
 
 def _report(commands: _Commands) -> None:
     report = _command(commands, "report", "write one HTML file with the plots of one or more runs")
-    report.add_argument("run", type=Path, nargs="+", metavar="RUN", help="run directories")
+    report.add_argument("run", type=local_path, nargs="+", metavar="RUN", help="run directories")
     report.add_argument(
-        "--out", type=Path, metavar="FILE", help="HTML file to write (report.html in the first run directory)"
+        "--out",
+        type=local_path,
+        metavar="FILE",
+        help="HTML file to write (report.html in the first run directory)",
     )
 
 
@@ -565,14 +605,14 @@ def _inspect(commands: _Commands) -> None:
     inspect = _command(
         commands, "inspect", "describe a log: rows, clicks, times, gaps, partitions, features and their ids"
     )
-    inspect.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+    inspect.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
 
 
 def _vocabulary(commands: _Commands) -> None:
     vocabulary = _command(
         commands, "vocabulary", "list the ids that have a row of their own in a run: use, age, norm and value"
     )
-    vocabulary.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    vocabulary.add_argument("run", type=local_path, metavar="RUN", help="run directory")
     vocabulary.add_argument("--feature", metavar="NAME", help="list this feature (all whose ids grow)")
     vocabulary.add_argument(
         "--sort",
@@ -583,7 +623,7 @@ def _vocabulary(commands: _Commands) -> None:
     vocabulary.add_argument("--limit", type=int, default=50, metavar="N", help="ids to list (50)")
     vocabulary.add_argument(
         "--log",
-        type=Path,
+        type=local_path,
         metavar="LOG",
         help="log with the raw values (the one that the run was trained on)",
     )
@@ -647,7 +687,7 @@ def _complete_arguments(parser: argparse.ArgumentParser, files: object, command:
             action.complete = _words(f"_ctr_{command}_keys", [f"{key}=" for key in keys])  # type: ignore[attr-defined]
         elif (command, action.dest) == ("config", "key"):
             action.complete = _words("_ctr_config_keys", config_keys("train"))  # type: ignore[attr-defined]
-        elif action.type is Path:
+        elif action.type is local_path:
             action.complete = files  # type: ignore[attr-defined]
 
 

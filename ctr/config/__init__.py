@@ -11,14 +11,28 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 
 import annotated_types
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr.io.documents import parse_yaml, read_short_floats
 from ctr.io.errors import InputError
 from ctr.io.files import not_text, require_file
+from ctr.io.paths import address_fault
 
 log = logging.getLogger(__name__)
+
+
+def _refuse_address(value: Any) -> Any:
+    if isinstance(value, str | Path) and (fault := address_fault(value)):
+        raise ValueError(fault)
+    return value
+
+
+LocalPath = Annotated[Path, BeforeValidator(_refuse_address)]
+"""The type of every key that is a path: refuses addresses such as ``s3://bucket/log``."""
+
+LocalName = Annotated[str, BeforeValidator(_refuse_address)]
+"""The type of a key that is the text of a path, or a glob of files."""
 
 
 class StrictModel(BaseModel):

@@ -17,6 +17,7 @@ from ctr.eval.logistic import sigmoid
 from ctr.eval.prediction_difference import JoinedPredictions
 from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
+from ctr.io.paths import check_local
 from ctr.pipelines.rows.sources import faults_named, require_columns
 
 ROW = np.dtype(
@@ -92,6 +93,7 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
             found.append(given)
             continue
         if not given.is_dir():
+            check_local(given)
             raise InputError(f"input {given}: no such file or folder")
         folder = given / "predictions" if (given / "predictions").is_dir() else given
         files = sorted(folder.glob("*.parquet"))
