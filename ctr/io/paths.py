@@ -1,6 +1,6 @@
 """Paths of this machine, told from addresses of stores elsewhere such as ``gs://bucket/log``.
 
-Such an address would be taken for the local path ``gs:/bucket/log``, and the output of a command would be written there.
+Such an address would be taken for the local path ``gs:/bucket/log``, and what a command makes would be written there.
 """
 
 import os

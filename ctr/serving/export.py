@@ -291,6 +291,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "batches": position["batches"],
             "trained_examples": position["trained_examples"],
             "last_query_time": progress["window_times"][1],
+            "learned_until": position.get("learned_until"),
         },
         "logs": progress["consumed"],
         "weights": weights_hash(snapshot),

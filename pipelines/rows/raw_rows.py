@@ -45,6 +45,7 @@ from ctr.pipelines.rows.raw_columns import (
 )
 from ctr.pipelines.rows.reader import RawReader
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
+from ctr.serving.learned import TIME
 
 BLOCK_BYTES = 4 << 20
 """Bytes of an input file that are read at a time."""
@@ -63,6 +64,7 @@ _LABELED = [
     pa.field("label", pa.int8()),
     pa.field("train_weight", pa.float32()),
     pa.field("metric_weight", pa.float32()),
+    pa.field(TIME, pa.int64()),
 ]
 
 _TABLE_INPUTS: dict[str, Any] = {
@@ -144,7 +146,7 @@ def read_raw_rows(
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
     wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
     timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
-    timed |= labeled and mapping.example_id is None
+    timed |= labeled
     needed = [rule.source for rule in wanted.values() if not rule.of_time]
     needed += [name for name in given if name not in wanted]
     needed += [mapping.example_id] if mapping.example_id else []
@@ -215,6 +217,7 @@ def _labeled_keys(
     name_hash = string_ids(pa.array([file.name], pa.string()))[0]
     # Without times no id is made of them.
     known = np.zeros(len(chunk.rows), np.int64) if times is None else times
+    is_own = times is not None and mapping.time.column is not None
     labels, weights = read_labels(mapping, columns, verdict), read_weights(mapping, columns, verdict)
     ids, queries = read_keys(mapping, name_hash, columns, chunk, known, verdict)
     values = {
@@ -223,6 +226,7 @@ def _labeled_keys(
         "label": labels,
         "train_weight": weights,
         "metric_weight": weights,
+        TIME: known if is_own else pa.nulls(len(chunk.rows), pa.int64()),
     }
     return {name: pa.array(column) for name, column in values.items()}
 
