@@ -450,6 +450,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] in ([], ["help"]):
+        given = [*given[1:], "--help"]
     try:
         arguments = make_parser().parse_args(given)
     except InputError as error:

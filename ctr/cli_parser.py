@@ -4,11 +4,12 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from ctr import __version__
 from ctr.io.errors import InputError
 from ctr.io.paths import local_path
+from ctr.io.words import did_you_mean
 
 FORMATS = {
     "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
@@ -37,7 +38,39 @@ CONFIGS = {
 _Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
+    """A parser that says which word may have been meant by one that is not known."""
+
+    _given: Sequence[str] = ()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action,
+                f"invalid choice: {value!r} (choose from {', '.join(known)}){did_you_mean(str(value), known)}",
+            )
+
+    def error(self, message: str) -> NoReturn:
+        options = [name for action in self._actions for name in action.option_strings]
+        if message.startswith("the following arguments are required"):
+            # A misspelled option is the likely cause.
+            names = [word.partition("=")[0] for word in self._given if word[:2] == "--" != word]
+            unknown = [name for name in names if not any(option.startswith(name) for option in options)]
+            if unknown:
+                self._given = ()
+                self._refuse_unknown(unknown)
+        super().error(message)
+
+    def _refuse_unknown(self, words: Sequence[str]) -> NoReturn:
+        given = words[0].partition("=")[0]
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        # A single dash in place of two is forgiven only here.
+        meant = did_you_mean(f"--{given.lstrip('-')}", known) if given.startswith("-") else ""
+        self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
+
+
+class _CommandParser(_Parser):
     """The parser of a command, which takes options and words in any order.
 
     ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind FILE --out LOG``.
@@ -49,14 +82,20 @@ class _CommandParser(argparse.ArgumentParser):
         below = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         if below:
             return super().parse_known_args(_name_first(args, below[0]), namespace)
+        self._given = list(args or ())
         # argparse gives an argument that may be absent nothing at all when an option stands before its words.
         if self._splits and any(action.nargs == "*" for action in self._actions):
             self._splits = False
             try:
-                return self.parse_known_intermixed_args(args, namespace)
+                found, unknown = self.parse_known_intermixed_args(args, namespace)
             finally:
                 self._splits = True
-        return super().parse_known_args(args, namespace)
+        else:
+            found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._splits:
+            # Here, where the options of the command are known.
+            self._refuse_unknown(unknown)
+        return found, unknown
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -109,7 +148,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     ``format`` names the format of ``ctr ingest``.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ctr", description="Train click-through-rate models in a single pass over time-ordered logs."
     )
     parser.add_argument("--version", action="version", version=f"ctr {__version__}")
