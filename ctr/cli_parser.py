@@ -244,6 +244,11 @@ def _quickstart(commands: _Commands) -> None:
         metavar="DIR",
         help="output directory (NAME-quickstart beside the file); rerun to resume",
     )
+    quickstart.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write the mapping file and nothing else, to be read and edited",
+    )
     roles = quickstart.add_argument_group("what the columns are, where the guess is not certain or not right")
     for option, metavar, text in (
         ("--label", "RULE", "column of the label, or a rule such as 'rating>=4'"),

@@ -134,6 +134,23 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
     }
 
 
+def infer_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
+    """Infers a mapping and writes it, and nothing else; the same command goes on from there.
+
+    Args: see ``run_quickstart``.
+
+    Returns:
+        ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
+
+    Raises:
+        InputError: as ``run_quickstart`` until the table is ingested.
+    """
+    check_quickstart_folder(out)
+    record = _begin(given, out, options, tools)
+    commands = _commands(given, out)
+    return {"mapping": str(out / MAPPING), "columns": list(record.guesses), "commands": commands}
+
+
 def result_text(out: Path, result: dict[str, Any]) -> str:
     """The end of the command for people: metrics, how to repeat each step, and the report."""
     lines = [

@@ -168,7 +168,7 @@ def test_help_needs_no_dashes(capsys, given, same):
         ("trian log --out run", "did you mean train?"),
         ("help trian", "did you mean train?"),
         ("ingest tabel f --out log", "did you mean table?"),
-        ("train log --out run --polll 3", "did you mean --poll?"),
+        ("train log --out run --polll 3", "did you mean --poll"),
         ("train log --outt run", "--outt; did you mean --out"),
         ("train log --out run --initfrom=x", "did you mean --init-from?"),
         ("train log --out run -workers 2", "did you mean --workers"),

@@ -3,12 +3,10 @@
 import difflib
 from collections.abc import Sequence
 
-_LEAST_ALIKE = 0.7
-
 
 def near_words(word: str, known: Sequence[str]) -> list[str]:
     """Finds the known words that are alike, the most alike first; of dotted keys also those that end alike."""
-    near = difflib.get_close_matches(word, known, 3, _LEAST_ALIKE)
+    near = difflib.get_close_matches(word, known, 3)
     # A key that stands elsewhere, for those who remember it without what is above it.
     last = word.rpartition(".")[2]
     return [

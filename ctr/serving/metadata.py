@@ -28,6 +28,8 @@ FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
+MAPPING = "mapping"
+"""The key of the mapping by which ``ctr quickstart`` read raw rows; models of other runs have none."""
 NETWORK = "network"
 """The key of the description of network and tables (``ctr.serving.description``); earlier exports have none."""
 

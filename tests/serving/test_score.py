@@ -339,6 +339,11 @@ def labeled_rows(case, place, **keys) -> None:
     (place / "mapping.yaml").write_text(json.dumps(mapping))
 
 
+def test_columns_of_other_names_name_the_mapping(case, place, capfd):
+    (place / "rows.csv").write_text("who\nu1\n")
+    assert "--mapping FILE says which columns" in error_line(capfd, "rows.csv")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"query": None}, {"example_id": "when"}])
 def test_labels_are_those_of_an_ingest_of_the_same_files(case, place, keys, capfd):
