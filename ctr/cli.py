@@ -17,9 +17,9 @@ from ctr.cli_output import (
     is_quiet,
     load_tensorflow,
     log,
-    note,
     print_error,
     print_result,
+    run_notes,
     set_verbosity,
 )
 from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
@@ -252,7 +252,7 @@ def _replay(arguments: argparse.Namespace) -> None:
             arguments.workers,
             arguments.beam_options,
             not arguments.no_timing,
-            note if sys.stderr.isatty() else None,
+            run_notes(),
             settings=arguments.set,
         )
     text = write_experiment(arguments.out)
@@ -282,7 +282,7 @@ def _search(arguments: argparse.Namespace) -> None:
             arguments.beam_options,
             not arguments.no_timing,
             not arguments.no_replay,
-            note if sys.stderr.isatty() else None,
+            run_notes(),
             arguments.set,
         )
         _, failures = run_search(arguments.search, arguments.log, arguments.out, options)

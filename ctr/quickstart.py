@@ -297,7 +297,7 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
     from ctr.training.loop import train
 
     tools.say(f"Training in one pass -> {run}")
-    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")
+    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples", config.batch.sizes())
     try:
         with stop_signals() as stop:
             return train(log, config, run, bar, phase=bar.phase, stop=stop)

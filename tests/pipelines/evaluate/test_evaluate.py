@@ -268,7 +268,9 @@ def test_other_number_types_are_read_as_they_are(tmp_path: Path) -> None:
 
 def test_scores_of_raw_rows_name_the_option_that_is_missing(tmp_path: Path) -> None:
     scores = pa.table({"file": ["a"], "row": [1], "logit": pa.array([0.5], pa.float32()), "p": [0.6]})
-    with pytest.raises(InputError, match=r"scores\.parquet: .* without labels.* ctr score writes with --labels"):
+    with pytest.raises(
+        InputError, match=r"scores\.parquet: .* without labels.* ctr score writes with --labels"
+    ):
         evaluate([write(tmp_path / "scores.parquet", scores)])
 
 
