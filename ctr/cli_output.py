@@ -59,6 +59,8 @@ def load_tensorflow() -> None:
         finally:
             os.dup2(standard_error, 2)
             os.close(standard_error)
+    # Such as that a function was traced again, for whoever wrote the function.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     log.info("loaded TensorFlow %s", tensorflow.__version__)
 
 
