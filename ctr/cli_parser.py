@@ -99,7 +99,7 @@ class _CommandParser(_Parser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
-            return super()._get_value(action, arg_string)  # type: ignore[misc]
+            return super()._get_value(action, arg_string)
         except InputError as error:
             name = action.option_strings[-1] if action.option_strings else action.metavar
             raise InputError(f"{name} {error}") from None
