@@ -30,11 +30,13 @@ class Decision:
         becomes: in a few words, for people.
         because: the reason, without the values themselves.
         feature: the feature of the mapping, without its name; None for a column that is none.
+        is_outcome: whether it is none because it seems to be known only after the impression.
     """
 
     becomes: str
     because: str
     feature: dict[str, Any] | None = None
+    is_outcome: bool = False
 
 
 def dropped(because: str) -> Decision:

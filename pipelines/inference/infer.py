@@ -3,6 +3,7 @@
 Every guess has a reason. What is not certain is a ``Doubt`` that an option decides; a label is never guessed silently.
 """
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
-from ctr.pipelines.inference.leaks import find_leak
+from ctr.pipelines.inference.leaks import find_leak, find_outcome
 from ctr.pipelines.inference.roles import (
     Doubt,
     LabelColumn,
@@ -31,6 +32,7 @@ from ctr.pipelines.inference.roles import (
     plain_label,
 )
 from ctr.pipelines.inference.sample import Sample
+from ctr.pipelines.inference.strongest import strongest_columns
 from ctr.pipelines.inference.times import TimeColumn, read_time
 
 PARTITION_ROWS = 500_000
@@ -89,6 +91,7 @@ class Inference:
         mapping: the mapping; None while there are doubts.
         content: the same as a mapping file has it: nested values without defaults.
         reasons: by name of a feature or key of the mapping, why it is so.
+        strongest: the AUC in the sample of the columns that rank its rows best alone; empty while there is no label.
     """
 
     guesses: list[Guess] = field(default_factory=list)
@@ -97,6 +100,7 @@ class Inference:
     mapping: Mapping | None = None
     content: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    strongest: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -149,6 +153,13 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
         found.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
     found.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
     _add_notes(found, table, sample, roles, nulls)
+    if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
+        found.notes.append(
+            f"not used, known only after the impression: {', '.join(outcomes)}; --keep COLUMN keeps one"
+        )
+    if roles.label is not None:
+        used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
+        found.strongest = strongest_columns(used, roles.label.values, roles.label.known)
     if not found.doubts:
         _make_mapping(found, table, sample, roles, decisions, nulls, options)
     return found
@@ -237,17 +248,26 @@ def _decide(
             )
             continue
         twin = seen.setdefault(facts.codes.tobytes(), facts)
-        if reason := _exclusion(facts, twin, decision, roles):
+        if reason := _outcome(facts, roles):
+            why = f"{reason}; --keep {shlex.quote(name)} keeps it"
+            decision = Decision("not used", why, is_outcome=True)
+        elif reason := _exclusion(facts, twin, decision):
             decision = dropped(reason)
         yield name, decision
 
 
-def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision, roles: _Roles) -> str:
-    """Why a column that could be a feature is none; empty where it is one."""
+def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
+    """Why a column is known only after the impression; empty where nothing says so."""
     if is_label_name(facts) and plain_label(facts) is not None:
         return "another outcome: known only after the impression"
-    if roles.label is not None and (leak := find_leak(facts, roles.label.values, roles.label.known)):
-        return leak
+    if roles.label is None:
+        return ""
+    label = roles.label.values, roles.label.known
+    return find_leak(facts, *label) or find_outcome(facts, *label)
+
+
+def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> str:
+    """Why a column that could be a feature is none; empty where it is one."""
     if decision.feature is None:
         return ""
     if "propensity" in facts.words:

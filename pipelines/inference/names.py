@@ -74,3 +74,37 @@ NUMBER_WORDS = _words(
     "revenue income balance depth delay elapsed freq frequency"
 )
 """Numbers whose names have one of these are quantities."""
+
+DEED_WORDS = _words(
+    "click clicked clicks skip skipped unsubscribe unsubscribed follow share comment commented like liked dislike hate "
+    "dwell dwelled play played watch watched listen listened finish finished complete completed completion convert "
+    "converted conversion purchase purchased buy bought bounce bounced forward forwarded enter entered reply replied "
+    "favorite favorited favourite favourited collect collected retweet retweeted upvote upvoted downvote downvoted "
+    "checkout opened install installed download downloaded refund refunded ordered booked engaged disliked"
+)
+"""What people do after an impression; with two values, a column named so is an outcome,"""
+
+OUTCOME_WORDS = _words(
+    "open order orders stay stayed view viewed viewing read reading revenue payment paid tip tips tipped save saved "
+    "shared followed report reported subscribe subscribed cart basket return returned booking book reaction attribution "
+    "vote voted engagement spend spent profit gmv commission delivered swipe expand close closed hide hidden visit "
+    "visited reason signup register registered"
+)
+"""and these mean other things as well, so that the rows must agree."""
+
+OUTCOME_HELPERS = LABEL_HELPERS | _words(
+    "not no to on in add added profile page post video author avatar email mail message item long short valid value "
+    "amount usd eur after end"
+)
+"""What stands beside these words in the name of an outcome."""
+
+SPAN_WORDS = _words(
+    "time times ms s sec secs second seconds minutes duration ratio pct percent percentage progress length"
+)
+"""How long, or which part of it."""
+
+SPENT_WORDS = _words("dwell dwelled play played watch watched listen listened completion")
+"""With a word of ``SPAN_WORDS``, how long somebody stayed: known at the end of it."""
+
+TIME_ENDINGS = _words("at ts timestamp date datetime")
+"""With a word of ``DEED_WORDS`` before them, when it was done."""
