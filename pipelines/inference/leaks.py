@@ -98,7 +98,8 @@ def find_outcome(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) ->
     is_deed = named <= DEED_WORDS
     if is_deed and facts.distinct + (facts.missing_share > 0) <= 2:
         return "named like another outcome: known only after the impression"
-    if is_deed and (named & SPENT_WORDS and name & SPAN_WORDS or facts.words[-1] in TIME_ENDINGS):
+    is_spent = bool(named & SPENT_WORDS and name & SPAN_WORDS)
+    if is_deed and (is_spent or facts.words[-1] in TIME_ENDINGS):
         return "named like what follows a click: known only after the impression"
     if _agrees(facts, labels, labeled):
         return "named like an outcome, and the label agrees: known only after the impression"

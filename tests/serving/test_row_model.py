@@ -198,6 +198,7 @@ FEATURES = [
     {"name": "v", "kind": "category", "source": "v", "vocabulary": ["x", "12", "é"]},
     {"name": "m", "kind": "category", "source": "m", "multivalent": True, "separator": "||", "max_values": 2},
     {**{"name": "last", "kind": "category", "source": "m", "multivalent": True}, "keep": "last", "max_values": 2},
+    {"name": "bare", "kind": "category", "source": "m", "multivalent": True, "separator": "|", "strip": "]^-\\[b '1"},
     {"name": "n", "kind": "number", "source": "n", "boundaries": [-1, 0, 2.5]},
     {"name": "n_text", "kind": "number", "source": "cast", "log": {"signed": True}},
     {"name": "both", "kind": "number", "source": "copy", "step": {"low": 0, "high": 5, "size": 1}},
@@ -237,6 +238,7 @@ SPECIAL = [
     "\u0131nf",
     "1.5.0",
     "x||y||||z",
+    "['12.0'|'é b']",
     "é",
     "日本.0",
 ]
