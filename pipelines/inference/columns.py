@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.spelling import CASTS
 from ctr.data.text_arrays import text_array
 from ctr.pipelines.inference.lists import LOOKED, ListForm, find_list_form, is_vector
 from ctr.pipelines.rows.convert import is_text, parse_numbers
@@ -23,6 +24,7 @@ BAD_SHARE = 0.001
 _RECBOLE = re.compile(r":(token|float|token_seq|float_seq)$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WITH_COMMA = re.compile(r"[-+]?(\d+|\d*,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
+_DECIMAL_COMMA = re.compile(r",(\d{1,2}|\d{4,})\s*$|\.\d{3},")
 _SHOWN = 24
 
 Kind = Literal["empty", "number", "word", "list", "text", "time", "other"]
@@ -129,6 +131,22 @@ class ColumnFacts:
             return False
         texts = [text.strip() for text in self.texts[:LOOKED]]
         return any("," in text for text in texts) and all(map(_WITH_COMMA.fullmatch, texts))
+
+    @cached_property
+    def with_points(self) -> "ColumnFacts | None":
+        """The same with decimal points; None unless all values are numbers with decimal commas.
+
+        ``1,250`` alone may have its comma between thousands.
+        """
+        if not self.has_commas or not any(map(_DECIMAL_COMMA.search, self.texts)):
+            return None
+        pattern, spelled = CASTS["decimal_comma"]
+        matches = [re.match(pattern, text) for text in self.texts]
+        if not all(matches):
+            return None
+        texts = [match.expand(spelled) for match in matches if match is not None]
+        array = pa.array(texts, pa.string()).take(pa.array(self.codes, mask=self.codes < 0))
+        return ColumnFacts(self.name, array, texts, self.codes)
 
     @cached_property
     def list_form(self) -> ListForm | None:

@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ctr.data.schema import RESERVED_NAMES
+from ctr.data.spelling import Cast
 from ctr.pipelines.inference.columns import ColumnFacts
 from ctr.pipelines.inference.lists import LOOKED, ListForm
 from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, NUMBERED_WORDS, PLACE_WORDS, VERSION_WORDS
@@ -31,12 +32,14 @@ class Decision:
         becomes: in a few words, for people.
         because: the reason, without the values themselves.
         feature: the feature of the mapping, without its name; None for a column that is none.
+        cast: of the column, before the feature reads it (``ctr.data.derived``); None where there is none.
         is_outcome: whether it is none because it seems to be known only after the impression.
     """
 
     becomes: str
     because: str
     feature: dict[str, Any] | None = None
+    cast: Cast | None = None
     is_outcome: bool = False
 
 
@@ -61,6 +64,12 @@ def decide_feature(facts: ColumnFacts) -> Decision:
         return _number_or_category(facts)
     if facts.kind == "time":
         return dropped("a time that is not the time of the row")
+    if facts.with_points is not None:
+        decision = _number_or_category(facts.with_points)
+        if decision.feature is not None and decision.feature["kind"] == "number":
+            return replace(
+                decision, because=f"{decision.because}; with a decimal comma", cast="decimal_comma"
+            )
     return _category(facts, "")
 
 

@@ -5,7 +5,7 @@ Every guess has a reason. What is not certain is a ``Doubt`` that an option deci
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -239,13 +239,9 @@ def _decide(
             continue
         decision = decide_feature(facts)
         if name in kept:
-            feature = decision.feature or {"kind": "category", "source": name}
-            yield (
-                name,
-                Decision(
-                    "category" if decision.feature is None else decision.becomes, "--keep says so", feature
-                ),
-            )
+            if decision.feature is None:
+                decision = Decision("category", "", {"kind": "category", "source": name})
+            yield name, replace(decision, because="--keep says so")
             continue
         twin = seen.setdefault(facts.codes.tobytes(), facts)
         if reason := _outcome(facts, roles):
@@ -262,8 +258,8 @@ def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
         return "another outcome: known only after the impression"
     if roles.label is None:
         return ""
-    label = roles.label.values, roles.label.known
-    return find_leak(facts, *label) or find_outcome(facts, *label)
+    label, judged = (roles.label.values, roles.label.known), facts.with_points or facts
+    return find_leak(judged, *label) or find_outcome(judged, *label)
 
 
 def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> str:
@@ -340,16 +336,19 @@ def _make_mapping(
     content["label"] = label.model_dump(exclude_none=True) if label.op else {"column": label.column}
     if roles.weight is not None:
         content["weight"] = roles.weight.name
+    guesses = {guess.column: guess for guess in found.guesses}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()
     for name, decision in decisions.items():
         if decision.feature is not None:
             stem = name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
             feature = {"name": feature_name(stem, taken), **decision.feature}
+            if decision.cast is not None:
+                feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
+                content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
             features.append(feature)
-            taken.add(feature["name"])
-    guesses = {guess.column: guess for guess in found.guesses}
-    found.reasons |= {feature["name"]: guesses[feature["source"]].because for feature in features}
+            found.reasons[feature["name"]] = guesses[name].because
+            taken |= {feature["name"], feature["source"]}
     _add_derived(found, content, features, roles.time, {*sample.columns, *taken})
     if not features:
         raise InputError(
@@ -378,14 +377,13 @@ def _add_derived(
         return
     hours = len(np.unique(time.us // 3_600_000_000 % 24)) > 1
     why = f"made of the time, which spans {format_time(first)} to {format_time(last)} in the sample"
-    derive = {}
+    derive = content.setdefault("derive", {})
     for part in ("hour", "weekday") if hours else ("weekday",):
         name = feature_name(part if part not in taken else f"time_{part}", taken)
         derive[name] = {"from": "time", "part": part}
         features.append({"name": name, "kind": "category", "source": name})
         found.reasons[name] = why
         found.guesses.append(Guess(f"({part})", "category", why))
-    content["derive"] = derive
 
 
 def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[str, Any], str]:

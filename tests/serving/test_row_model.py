@@ -201,6 +201,7 @@ FEATURES = [
     {"name": "bare", "kind": "category", "source": "m", "multivalent": True, "separator": "|", "strip": "]^-\\[b '1"},
     {"name": "n", "kind": "number", "source": "n", "boundaries": [-1, 0, 2.5]},
     {"name": "n_text", "kind": "number", "source": "cast", "log": {"signed": True}},
+    {"name": "comma", "kind": "number", "source": "comma", "boundaries": [-1, 3, 1000.25]},
     {"name": "both", "kind": "number", "source": "copy", "step": {"low": 0, "high": 5, "size": 1}},
     {"name": "prefix", "kind": "category", "source": "short"},
     {"name": "whole", "kind": "category", "source": "whole", "buckets": 7},
@@ -215,6 +216,7 @@ FEATURES = [
 ]  # fmt: skip
 DERIVE = {
     "cast": {"from": "v", "cast": "number"},
+    "comma": {"from": "v", "cast": "decimal_comma"},
     "copy": {"from": "v"},
     "short": {"from": "a", "prefix": 2},
     "whole": {"from": "v", "cast": "integer"},
@@ -239,6 +241,9 @@ SPECIAL = [
     "1.5.0",
     "x||y||||z",
     "['12.0'|'é b']",
+    "-1.250,5",
+    "3,25",
+    " 12.000.000",
     "é",
     "日本.0",
 ]
