@@ -84,6 +84,8 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
         assert Path(result[key]) == Path("hotel-quickstart") / name and (folder / name).exists()
     assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
     assert "gross_usd" in error and "because" in error
+    used = {column["column"] for column in result["columns"]}
+    assert {one["column"] for one in result["strongest"]} <= used and len(result["strongest"]) == 3
     # The report shows values, not fingerprints.
     health = json.loads((folder / "run" / "data_health.json").read_text())
     [hotels] = [feature for feature in health["features"] if feature["name"] == "prop_id"]
@@ -100,6 +102,7 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
     status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool")
     assert status == 0
     assert out.splitlines()[-1] == "The report: hotel-quickstart/run/report.html"
+    assert f"in the sample: {result['strongest'][0]['column']} 0." in out
     assert "hotel-quickstart/log is complete already" in out and "per_query_auc" in out
     assert (folder / "run" / "summary.json").read_bytes() == before
     # Each step by hand gives the same.
