@@ -27,8 +27,9 @@ from ctr.serving.weights import stored_weights, write_weights
 from growing_cases import draw_rows, make_run
 from model_cases import MODELS, SCHEMA, draw_raw
 
-# What a product of bfloat16 is rounded to depends on the order of its sum: in the graph, too, single rows differ.
-TOLERANCE = {"float32": 1e-6, "bfloat16": 0.003}
+# What a product of bfloat16 is rounded to depends on the order of its sum: in the graph, too, single rows differ, and
+# most where the processor has no such products. One rounding of a logit of 1 is 0.004, of its probability 0.001.
+TOLERANCE = {"float32": 1e-6, "bfloat16": 0.006}
 
 
 def rows_of(columns, rows):
