@@ -483,7 +483,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = make_parser().parse_args(given)
     except InputError as error:
-        print_error(one_line(error))
+        print_error(*error_lines(error))
         return 1
     arguments.words = given
     arguments.given = shlex.join(["ctr", *given])
