@@ -21,11 +21,11 @@ def present_among(given: Collection[int], count: int) -> Present:
     return None if found.all() else found
 
 
-def of_owners(present: Present, owners: Sequence[int]) -> Present:
+def of_owners(present: Present, owners: Sequence[int] | np.ndarray) -> Present:
     """Which blocks, or matrices, have an owner that is present."""
     if present is None:
         return None
-    found = present[np.array(owners, np.int64)]
+    found = present[np.asarray(owners, np.int64)]
     return None if found.all() else found
 
 
