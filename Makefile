@@ -10,13 +10,15 @@ UPGRADE ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+OLDEST_BIN := .venv-oldest/bin
+OLDEST_INSTALLED := .venv-oldest/.installed
 TPU_BIN := .venv-tpu/bin
 TPU_INSTALLED := .venv-tpu/.installed
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types bench bench-all lock clean flink kafka flink-jars kafka-jars tpu tpu-small accelerator
+.PHONY: help demo test slow soak lint types bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small accelerator
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -30,6 +32,7 @@ help:
 	@echo "make tpu     every kind of training step through the TPU's compiler, without a TPU; takes hours (needs Linux on x86-64)"
 	@echo "make tpu-small  the same of a tiny model, for one generation, in minutes"
 	@echo "make accelerator  a folder with training steps that jax runs on a GPU or TPU without TensorFlow, checked here"
+	@echo "make oldest  the optimizers' tests and a short training with the oldest TensorFlow that is allowed"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
 	@echo "make flink   the tests on a real Flink (needs Java 17, and Maven for the jars)"
 	@echo "make kafka   the tests on a real Kafka and Flink"
@@ -84,12 +87,14 @@ bench-all: $(INSTALLED)
 		test -e "$$file" || { echo "no benchmarks/bench_*.py"; break; }; \
 		echo "$$file"; $(BIN)/python "$$file"; done
 
-# jax and libtpu, in an environment of their own: libtpu has the TPU's compiler, which needs no TPU.
-$(TPU_INSTALLED): requirements-tpu.lock $(INSTALLED)
-	$(BIN)/python -m venv .venv-tpu
-	@$(BIN)/uv pip sync --python $(TPU_BIN)/python --require-hashes requirements-tpu.lock || { \
-		echo "error: requirements-tpu.lock cannot be installed here: libtpu, the TPU's compiler, is for Linux on x86-64 with glibc 2.31 or later, and comes from PyPI; nothing was checked" >&2; exit 1; }
-	$(BIN)/uv pip install --python $(TPU_BIN)/python --no-deps --no-build-isolation --editable .
+# Environments of their own: libtpu has the TPU's compiler, which needs no TPU; the oldest one has all of requirements.lock
+# but for TensorFlow and what comes with it.
+$(TPU_INSTALLED): NEEDS := : libtpu, the TPU's compiler, is for Linux on x86-64 with glibc 2.31 or later, and comes from PyPI
+.venv-%/.installed: requirements-%.lock $(INSTALLED)
+	$(BIN)/python -m venv .venv-$*
+	@$(BIN)/uv pip sync --python .venv-$*/bin/python --require-hashes $< || { \
+		echo "error: $< cannot be installed here$(NEEDS); nothing was checked" >&2; exit 1; }
+	$(BIN)/uv pip install --python .venv-$*/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 tpu: $(TPU_INSTALLED)
@@ -103,18 +108,25 @@ accelerator: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/accelerator.py --out runs/accelerator
 	$(TPU_BIN)/python runs/accelerator/run.py --seconds 0
 
+oldest: $(OLDEST_INSTALLED)
+	$(OLDEST_BIN)/pytest -n $(WORKERS) --dist loadfile -m "not soak" tests/optim tests/test_library.py
+
 # uv keeps the versions it finds in the present lock unless told to upgrade.
 lock: $(INSTALLED)
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
 		--extra train --extra test --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
 		--output-file requirements.lock pyproject.toml
+	cp requirements.lock requirements-oldest.lock
+	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
+		--constraint requirements-oldest.in --extra train --extra test --generate-hashes \
+		--custom-compile-command "make lock" --output-file requirements-oldest.lock pyproject.toml
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \
 		--extra train --group tpu --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
 		--output-file requirements-tpu.lock pyproject.toml
 
 clean:
-	rm -rf .venv .venv-tpu build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf .venv .venv-oldest .venv-tpu build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Java programs that run beside Python: fetched once, then nothing asks the network. .java outlives `make clean`.

@@ -18,6 +18,7 @@ from ctr.optim.adafactor import (
 )
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.gradients import Gradient, all_finite, split_gradients
+from ctr.optim.missing import present_among
 from ctr.optim.momentum import add_weight_decay, update_momentum
 from ctr.optim.protocol import WithoutHost
 from ctr.optim.state import Create, create_variable
@@ -29,6 +30,7 @@ class AdafactorState:
     Attributes:
         dtype: working precision: float64 where a tensor has it, else float32.
         step: int64, steps taken.
+        missed: int64 [tensors], in how many of them each tensor that is no table had no gradient.
         nonfinite_steps: int64, steps that were skipped for a gradient that is not finite.
         variables: all of them by name; of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with beta1
             ``/average``; of a table ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``.
@@ -50,6 +52,7 @@ class AdafactorState:
             return self.variables[name]
 
         self.step = make("step", [], tf.int64)
+        self.missed = make("missed", [len(shapes)], tf.int64)
         self.nonfinite_steps = make("nonfinite_steps", [], tf.int64)
         for index, shape in enumerate(shapes):
             if index in tables:
@@ -112,7 +115,9 @@ class AdafactorCore(WithoutHost):
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
     ) -> None:
-        """One step on all weights, in place; None leaves a weight as it is.
+        """One step on all weights, in place; None leaves a weight as it is, and all that is kept of it.
+
+        Moments of a weight decay by the number of its own steps, those in which it had a gradient.
 
         Args:
             gradients: for each weight.
@@ -131,13 +136,18 @@ class AdafactorCore(WithoutHost):
     ) -> None:
         """``update`` with gradients as ``split_gradients`` returns them."""
         state = self.state
-        step = tf.cast(state.step.assign_add(1, read_value=True), state.dtype)
+        count = state.step.assign_add(1, read_value=True)
+        present = present_among(dense.keys() | rows.keys(), len(self.weights))
+        missed = state.missed.read_value()
+        if present is not None:
+            missed = state.missed.assign_add(tf.cast(~present, tf.int64), read_value=True)
         # A number would otherwise be rounded to float32 on its way to float64.
         is_number = isinstance(learning_rate, int | float)
         rate = tf.constant(learning_rate, state.dtype) if is_number else tf.cast(learning_rate, state.dtype)
         for index, slices in rows.items():
             self._update_rows(index, slices, rate)
         for index, gradient in dense.items():
+            step = tf.cast(count - missed[index], state.dtype)
             self._update_dense(index, gradient, rate, step, decayed is None or decayed[index])
 
     def update_if_finite(

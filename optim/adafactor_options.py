@@ -1,10 +1,11 @@
 """The settings of Adafactor, checked when they are made."""
 
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 
-from ctr.optim.options import Decay, NotNegative, check_options
+from ctr.optim.options import Decay, NotNegative, Real, check_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,8 @@ class AdafactorOptions:
         epsilon1: added to the squares of gradients (algorithm 4).
         epsilon2: the least root mean square of a weight that relative steps are relative to.
         clipping: ``d``: updates whose root mean square is above it are scaled down to it; 0: none.
-        decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2).
+        decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2); at 1 they are
+            means over all steps.
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
         inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
         beta1: decay of the moving average of updates; 0: none (section 4).
@@ -26,7 +28,7 @@ class AdafactorOptions:
     epsilon1: NotNegative = 1e-30
     epsilon2: NotNegative = 1e-3
     clipping: NotNegative = 1.0
-    decay_power: Decay = 0.8
+    decay_power: Annotated[float, Real(0.0, 1.0)] = 0.8
     relative_steps: bool = True
     inverse_sqrt: bool = True
     beta1: Decay = 0.0

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from ctr.optim.missing import Present, keep
 from ctr.optim.options import ShampooOptions
 
 
@@ -21,12 +22,15 @@ def squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.reduce_sum(tf.square(blocks), axis=others)
 
 
-def collect(sums: tf.Variable, found: tf.Tensor, beta2: float, weight: tf.Tensor | float) -> None:
+def collect(
+    sums: tf.Variable, found: tf.Tensor, beta2: float, weight: tf.Tensor | float, present: Present = None
+) -> None:
     """Adds one collection to sums [N, d], in place; to those that are not decayed with a weight."""
     if beta2 == 1.0:
-        sums.assign_add(tf.cast(weight, found.dtype) * found)
+        added = tf.cast(weight, found.dtype) * found
+        sums.assign_add(keep(added, tf.zeros_like(added), present))
     else:
-        sums.assign(beta2 * sums + (1.0 - beta2) * found)
+        sums.assign(keep(beta2 * sums + (1.0 - beta2) * found, sums, present))
 
 
 def precondition(
@@ -45,7 +49,7 @@ def precondition(
         sums: by dimension [N, d_axis].
         exponents: e by dimension.
         correction: scalar, what the sums are to be divided by.
-        identity: what was in them at the start.
+        identity: what is left in them from the start, scalar or [N, 1].
     """
     for axis, values in sums.items():
         statistics = (values + tf.cast(identity, values.dtype)) / tf.cast(correction, values.dtype)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ctr.optim import diagonal, eigenbasis
+from ctr.optim.blocking import Stack
+from ctr.optim.missing import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.preconditioning import precondition
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState
@@ -31,14 +33,25 @@ def rotate(layout: ShampooLayout, state: ShampooState, stacked: Sequence[tf.Tens
     ]
 
 
-def collect_moments(options: ShampooOptions, state: ShampooState, rotated: Sequence[tf.Tensor]) -> None:
-    """The second moments after gradients in their bases, in place."""
-    for moments, blocks in zip(state.moments, rotated, strict=True):
-        moments.assign(eigenbasis.update_moments(options, moments, blocks))
+def collect_moments(
+    options: ShampooOptions,
+    layout: ShampooLayout,
+    state: ShampooState,
+    rotated: Sequence[tf.Tensor],
+    present: Present = None,
+) -> None:
+    """The second moments after gradients in their bases, in place; of the tensors that are ``present``."""
+    for stack, moments, blocks in zip(layout.stacks, state.moments, rotated, strict=True):
+        found = eigenbasis.update_moments(options, moments, blocks)
+        moments.assign(keep(found, moments, of_owners(present, stack.owners)))
 
 
 def moving_gradient(
-    options: ShampooOptions, average: tf.Variable, gradient: tf.Tensor, step: tf.Tensor
+    options: ShampooOptions,
+    average: tf.Variable,
+    gradient: tf.Tensor,
+    step: tf.Tensor,
+    present: Present = None,
 ) -> tuple[tf.Tensor, tf.Tensor | float]:
     """Adds a gradient to an average, in place (PT 3.1.1).
 
@@ -47,6 +60,7 @@ def moving_gradient(
         average: of gradients, of their shape.
         gradient: of any shape.
         step: int64 scalar, the present step.
+        present: bool [N], of which [N, ...] there is a gradient.
 
     Returns:
         What is preconditioned, and the scalar that it is to be divided by.
@@ -59,32 +73,35 @@ def moving_gradient(
     else:
         moving = beta3 * average + (1.0 - beta3) * gradient
         left = beta3 * tf.pow(base, tf.cast(step - 1, new.dtype))
-    average.assign(new)
+    average.assign(keep(new, average, present))
     return moving, 1.0 - left if options.bias_correction else 1.0
 
 
 def moving_gradients(
-    options: ShampooOptions, state: ShampooState, rotated: Sequence[tf.Tensor], step: tf.Tensor
+    options: ShampooOptions,
+    layout: ShampooLayout,
+    state: ShampooState,
+    rotated: Sequence[tf.Tensor],
+    step: tf.Tensor,
+    present: Present = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor | float]:
-    """``moving_gradient`` of each stack in its bases."""
+    """``moving_gradient`` of each stack in its bases; of the tensors that are ``present``."""
     found: list[tf.Tensor] = []
     weights: tf.Tensor | float = 1.0
-    for average, blocks in zip(state.averages, rotated, strict=True):
-        moving, weights = moving_gradient(options, average, blocks, step)
+    for stack, average, blocks in zip(layout.stacks, state.averages, rotated, strict=True):
+        moving, weights = moving_gradient(options, average, blocks, step, of_owners(present, stack.owners))
         found.append(moving)
     return found, weights
 
 
-def _left(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """beta2^n, scalar, in the working precision: this is part of the step, which a TPU may take."""
-    return tf.pow(tf.constant(options.beta2, dtype), tf.cast(count, dtype))
-
-
 def _correction(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """What averages of so many collections are to be divided by, scalar."""
+    """What averages of so many collections are to be divided by, scalar.
+
+    In the working precision: this is part of the step, which a TPU may take.
+    """
     if options.beta2 == 1.0 or not options.bias_correction:
         return tf.ones([], dtype)
-    return 1.0 - _left(options, count, dtype)
+    return 1.0 - powers(options.beta2, count, None, dtype)
 
 
 def correct(
@@ -128,32 +145,56 @@ def by_roots(
                 diagonals,
                 {axis: options.side_exponent(axis, preconditioned, order) for axis in diagonals},
                 _correction(options, collections, state.dtype),
-                options.initial_statistics * _left(options, collections, state.dtype),
+                _identity(options, stack, state, collections),
             )
         found.append(blocks)
     return found
 
 
+def _identity(
+    options: ShampooOptions, stack: Stack, state: ShampooState, collections: tf.Tensor
+) -> tf.Tensor:
+    """What diagonals still have from their start, scalar, or of each block [N, 1]."""
+    missed = None if state.missed is None or not options.initial_statistics else state.missed[0]
+    left = options.initial_statistics * powers(options.beta2, collections, missed, state.dtype)
+    return left if missed is None else tf.gather(left, stack.owners)[:, tf.newaxis]
+
+
 def replace_roots(
-    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, roots: Sequence[tf.Tensor]
+    options: ShampooOptions,
+    layout: ShampooLayout,
+    state: ShampooState,
+    roots: Sequence[tf.Tensor],
+    present: Present = None,
 ) -> None:
-    """Brings new roots or bases into use, in place; second moments go into new bases as ``basis_change`` says."""
+    """Brings new roots or bases into use, in place; second moments go into new bases as ``basis_change`` says.
+
+    Args:
+        options, layout, state: of the optimizer.
+        roots: of each factor.
+        present: for which tensors they are; those of others are what they were.
+    """
     if options.eigenvalue_correction:
-        _turn(options, layout, state, roots)
+        _turn(options, layout, state, roots, present)
     for variable, root in zip(state.roots, roots, strict=True):
         variable.assign(root)
 
 
 def _turn(
-    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, bases: Sequence[tf.Tensor]
+    options: ShampooOptions,
+    layout: ShampooLayout,
+    state: ShampooState,
+    bases: Sequence[tf.Tensor],
+    present: Present,
 ) -> None:
     """Brings what is kept in the bases into new ones, in place."""
     before = [root.read_value() for root in state.roots]
     for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
         old, new = [before[factor] for factor in factors], [bases[factor] for factor in factors]
+        here = of_owners(present, stack.owners)
         if options.averages_in_bases:
             average = state.averages[number]
-            average.assign(eigenbasis.change_bases(average, stack.axes, old, new))
+            average.assign(keep(eigenbasis.change_bases(average, stack.axes, old, new), average, here))
         if options.basis_change == "project":
             moments = state.moments[number]
-            moments.assign(eigenbasis.project(moments, stack.axes, old, new))
+            moments.assign(keep(eigenbasis.project(moments, stack.axes, old, new), moments, here))

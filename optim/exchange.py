@@ -4,6 +4,9 @@ First the roots of the statistics that were sent at the last exchange come into 
 is folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from
 which a restart computes roots in flight again. The first exchange, the early ones, and every one without
 ``asynchronous`` wait for their own roots.
+
+Without ``asynchronous`` an exchange is a part of its step: matrices of tensors without a gradient in this step keep
+their roots, as in PyTorch's Distributed Shampoo. With it, roots are those of an earlier step, whatever this one brings.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +19,7 @@ from ctr.optim.directions import replace_roots
 from ctr.optim.division import Division
 from ctr.optim.graph_roots import inverse_roots
 from ctr.optim.host import Exchange, HostPipeline
+from ctr.optim.missing import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import TOLERANCE, whole_order
 from ctr.optim.schedule import exchange_due, is_early
@@ -43,9 +47,21 @@ def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> 
     return exchange_due(options, state.step.read_value(), state.exchanged_at.read_value())
 
 
-def with_host(options: ShampooOptions, division: Division, state: ShampooState, host: HostPipeline) -> None:
-    """Exchanges if it is due, with worker threads; not inside a function that XLA compiles."""
+def with_host(
+    options: ShampooOptions,
+    division: Division,
+    state: ShampooState,
+    host: HostPipeline,
+    present: Present = None,
+) -> None:
+    """Exchanges if it is due, with worker threads; not inside a function that XLA compiles.
+
+    Args:
+        options, division, state, host: of the optimizer.
+        present: which tensors have a gradient in this step.
+    """
     layout = division.own
+    present = _taking_part(options, present)
     written = [state.dtype, tf.int64, *(state.dtype for _ in layout.factors)]
 
     def collect(correction: np.ndarray, identity: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -57,7 +73,7 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
         early: np.ndarray, correction: np.ndarray, identity: np.ndarray, *arrays: np.ndarray
     ) -> list[np.ndarray]:
         step, exchanged_at, exchange = _unpack(layout, correction, identity, arrays)
-        host.send(step, exchange)
+        host.send(step, exchange, of_owners(present, layout.owners))
         if exchanged_at < 0 or early or not options.asynchronous:
             host.collect(step, exchange)
         return [exchange.status, exchange.counters, *exchange.roots]
@@ -83,26 +99,38 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
         before = state.counters.read_value()
         # In flight is what was sent before the present window.
         until = state.collections - state.window_collections
-        sent = [statistics.corrected_by(options, until), statistics.initial(options, until)]
+        sent = [
+            statistics.corrected_by(options, until),
+            _identity(
+                options, layout, until, None if state.missed is None else state.missed[0] - state.missed[1]
+            ),
+        ]
         status = division.take_status(state.status.read_value())
         roots = [root.read_value() for root in state.roots]
         status, counters, roots = call(collect, sent, status, before, roots)
-        correction, status = _fold(options, layout, state, status)
+        correction, status = _fold(options, layout, state, status, present)
         early = is_early(options, state.step.read_value())
-        identity = statistics.initial(options, state.collections.read_value())
+        identity = _identity(options, layout, state.collections.read_value(), _missed(state, 0))
         status, counters, roots = call(send, [early, correction, identity], status, counters, roots)
-        replace_roots(options, layout, state, roots)
+        replace_roots(options, layout, state, roots, present)
         _publish(division, state, status, before, counters)
 
     when(due(options, division.whole, state), act)
 
 
-def copy(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, done: ShampooState) -> None:
+def copy(
+    options: ShampooOptions,
+    layout: ShampooLayout,
+    state: ShampooState,
+    done: ShampooState,
+    present: Present = None,
+) -> None:
     """Takes over an exchange if it is due, from equal state that has exchanged already."""
+    present = _taking_part(options, present)
 
     def act() -> None:
-        _fold(options, layout, state, state.status.read_value())
-        replace_roots(options, layout, state, [root.read_value() for root in done.roots])
+        _fold(options, layout, state, state.status.read_value(), present)
+        replace_roots(options, layout, state, [root.read_value() for root in done.roots], present)
         state.status.assign(done.status.read_value())
         state.counters.assign(done.counters.read_value())
         state.exchanged_at.assign(state.step)
@@ -110,8 +138,14 @@ def copy(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, do
     when(due(options, layout, state), act)
 
 
-def on_device(options: ShampooOptions, division: Division, state: ShampooState) -> None:
+def on_device(
+    options: ShampooOptions, division: Division, state: ShampooState, present: Present = None
+) -> None:
     """Computes roots if it is due, by operations of the graph, and at once (PSO App. E).
+
+    Args:
+        options, division, state: of the optimizer.
+        present: which tensors have a gradient in this step.
 
     Raises:
         ValueError: the options ask for roots that the coupled iteration does not give.
@@ -123,12 +157,35 @@ def on_device(options: ShampooOptions, division: Division, state: ShampooState) 
                 "callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
             )
         if whole_order(factor.exponent) is None:
+            whole = {
+                "left_share": options.left_share in (0.0, 0.5, 1.0),
+                "exponent_multiplier": options.exponent_multiplier == 1.0,
+            }
+            causes = [f"{name} {getattr(options, name)}" for name, is_whole in whole.items() if not is_whole]
             raise ValueError(
-                f"exponent_multiplier {options.exponent_multiplier} requires roots of order "
-                f"{1.0 / factor.exponent:g}, which a step compiled by XLA cannot compute; train with "
-                "callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
+                f"{' with '.join(causes)} requires roots of order {1.0 / factor.exponent:g}, which a step compiled by "
+                "XLA cannot compute; train with callbacks=[ShampooCallback()], which has them computed on the host, "
+                "or without jit_compile"
             )
-    when(due(options, division.whole, state), lambda: _compute_on_device(options, division, state))
+    present = _taking_part(options, present)
+    when(due(options, division.whole, state), lambda: _compute_on_device(options, division, state, present))
+
+
+def _taking_part(options: ShampooOptions, present: Present) -> Present:
+    """Which tensors an exchange is for."""
+    return None if options.asynchronous else present
+
+
+def _missed(state: ShampooState, row: int) -> tf.Tensor | None:
+    return None if state.missed is None else state.missed[row]
+
+
+def _identity(
+    options: ShampooOptions, layout: ShampooLayout, collections: tf.Tensor, missed: tf.Tensor | None
+) -> tf.Tensor:
+    """``statistics.initial`` of each matrix, float64 [M], or of all of them, scalar."""
+    found = statistics.initial(options, collections, missed)
+    return found if missed is None else tf.gather(found, layout.owners)
 
 
 def _publish(
@@ -154,21 +211,30 @@ def _unpack(
         status=np.array(status),
         counters=np.array(counters),
         correction=float(correction),
-        identity=float(identity),
+        identity=np.array(identity),
     )
     return int(step), int(exchanged_at), exchange
 
 
 def _fold(
-    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, status: tf.Tensor
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, status: tf.Tensor, present: Present
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Windows into totals, and what that changed into the drift; what totals are to be divided by, and the status."""
-    beta2 = options.beta2
-    decay = tf.pow(tf.constant(beta2, tf.float64), tf.cast(state.window_collections, tf.float64))
+    missed, collections = _missed(state, 1), state.window_collections.read_value()
+    decays = powers(options.beta2, collections, missed, tf.float64)
     changes = [
-        statistics.fold(total, window, factor.size, decay)
+        statistics.fold(
+            total,
+            window,
+            factor.size,
+            decays if missed is None else tf.gather(decays, factor.owners)[:, tf.newaxis],
+            of_owners(present, factor.owners),
+        )
         for factor, total, window in zip(layout.factors, state.totals, state.windows, strict=True)
     ]
+    if state.missed is not None and missed is not None:
+        left = keep(tf.zeros_like(missed), missed - collections, present)
+        state.missed.assign(tf.stack([state.missed[0], left]))
     row = tf.one_hot(STATUS.index("drift"), len(STATUS), on_value=True, off_value=False)[:, tf.newaxis]
     # Chosen, not multiplied: a change that is not finite would spoil the other rows.
     change = tf.concat(changes, axis=0)[tf.newaxis]
@@ -177,24 +243,34 @@ def _fold(
     return statistics.corrected_by(options, state.collections.read_value()), status
 
 
-def _compute_on_device(options: ShampooOptions, division: Division, state: ShampooState) -> None:
+def _compute_on_device(
+    options: ShampooOptions, division: Division, state: ShampooState, present: Present
+) -> None:
+    layout = division.own
     status = division.take_status(state.status.read_value())
-    correction, status = _fold(options, division.own, state, status)
-    identity = statistics.initial(options, state.collections.read_value())
+    correction, status = _fold(options, layout, state, status, present)
+    identity = _identity(options, layout, state.collections.read_value(), _missed(state, 0))
     residuals, nonzero = [], []
-    for factor, total, root in zip(division.own.factors, state.totals, state.roots, strict=True):
+    for factor, total, root in zip(layout.factors, state.totals, state.roots, strict=True):
         whole = unpack(total.read_value(), factor.size)
-        begun = (whole + identity * tf.eye(factor.size, dtype=tf.float64)) / correction
+        own = identity if not identity.shape.rank else identity[factor.matrices, tf.newaxis, tf.newaxis]
+        begun = (whole + own * tf.eye(factor.size, dtype=tf.float64)) / correction
         computed, residual = inverse_roots(
             begun, round(1.0 / factor.exponent), options.epsilon, absolute=options.damping == "absolute"
         )
         computed = tf.cast(computed, state.dtype)
         residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
         certified = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
-        root.assign(tf.where(certified, computed, root))
+        here, kept = of_owners(present, factor.owners), root.read_value()
+        if options.has_identities and here is not None:
+            has_root = status[STATUS.index("certified")][factor.matrices, tf.newaxis, tf.newaxis] > 0
+            kept = tf.where(has_root, kept, tf.eye(factor.size, dtype=kept.dtype))
+        root.assign(keep(tf.where(certified, computed, root), kept, here))
         residuals.append(residual)
         nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
     residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
+    here = of_owners(present, layout.owners)
+    sent = keep(sent, tf.zeros_like(sent), here)
     good = sent & (residual <= TOLERANCE)
     now = dict(zip(STATUS, tf.unstack(status, num=len(STATUS)), strict=True))
     new = {
@@ -204,6 +280,8 @@ def _compute_on_device(options: ShampooOptions, division: Division, state: Shamp
         "root_step": tf.fill(tf.shape(residual), tf.cast(state.step, tf.float64)),
     }
     now |= {name: tf.where(good, tf.cast(value, state.dtype), now[name]) for name, value in new.items()}
+    if options.has_identities:
+        now["certified"] = keep(now["certified"], tf.ones_like(now["certified"]), here)
     done = tf.math.count_nonzero(good)
     counted = {"refreshed": done, "device": done, "failed": tf.math.count_nonzero(sent) - done}
     before = state.counters.read_value()

@@ -20,6 +20,7 @@ import numpy as np
 
 from ctr.io.blas import one_blas_thread
 from ctr.optim.eigenbasis import eigenbasis
+from ctr.optim.missing import Present
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import Root, RootError, inverse_root
 from ctr.optim.state import COUNTERS, STATUS, Factor
@@ -41,7 +42,7 @@ class Exchange:
         status: [len(STATUS), matrices of these factors]; changed.
         counters: int64 [len(COUNTERS)]; changed.
         correction: what the totals are to be divided by.
-        identity: how much of the identity is to be added to them before.
+        identity: how much of the identity is to be added to them before; scalar, or for each of these matrices.
     """
 
     totals: list[np.ndarray]
@@ -49,7 +50,11 @@ class Exchange:
     status: np.ndarray
     counters: np.ndarray
     correction: float
-    identity: float = 0.0
+    identity: np.ndarray | float = 0.0
+
+    def identity_of(self, matrix: int) -> float:
+        """How much of the identity is to be added to the statistics of a matrix."""
+        return float(np.broadcast_to(self.identity, self.status.shape[1:])[matrix])
 
     def count(self, counter: str, by: int = 1) -> None:
         """Adds to a counter."""
@@ -107,19 +112,24 @@ class HostPipeline:
         sizes = [factors[f].size for f, _ in self._places]
         self._largest_first = sorted(range(len(sizes)), key=lambda matrix: -sizes[matrix])
 
-    def send(self, step: int, exchange: Exchange) -> None:
-        """Starts the roots of all statistics that changed enough; marks them as sent."""
+    def send(self, step: int, exchange: Exchange, present: Present = None) -> None:
+        """Starts the roots of all statistics that changed enough, among the matrices present; marks them as sent."""
         status = exchange.status
         status[_SENT] = 0
         for matrix, (f, i) in enumerate(self._places):
-            total = exchange.totals[f][i]
+            if present is not None and not present[matrix]:
+                if self.options.has_identities and not status[_CERTIFIED, matrix]:
+                    exchange.roots[f][i] = np.eye(self.factors[f].size)
+                    status[_CERTIFIED, matrix], status[_ROOT_STEP, matrix] = 1, step
+                continue
+            total, identity = exchange.totals[f][i], exchange.identity_of(matrix)
             # Not by BLAS, whose sums depend on its number of threads, and that on whether roots are computed.
             norm = float(np.sqrt(np.sum(np.square(total))))
             # No gradient yet, as in crosses that are still switched off: not a fault.
-            if norm == 0 and not exchange.identity and not self.options.damps_zero:
+            if norm == 0 and not identity and not self.options.damps_zero:
                 continue
             # What statistics begin with decays even where no gradient comes.
-            fades = norm == 0 and exchange.identity > 0 and self.options.beta2 < 1.0
+            fades = norm == 0 and identity > 0 and self.options.beta2 < 1.0
             still = status[_DRIFT, matrix] <= self.options.drift_bound * norm
             if status[_CERTIFIED, matrix] and still and not fades:
                 exchange.count("skipped")
@@ -162,8 +172,9 @@ class HostPipeline:
             f, i = self._places[matrix]
             # Copies: what is given belongs to the caller, and may change or go while the workers read it.
             statistics = exchange.totals[f][i] / exchange.correction
-            if exchange.identity:
-                statistics[np.diag_indices_from(statistics)] += exchange.identity / exchange.correction
+            identity = exchange.identity_of(matrix)
+            if identity:
+                statistics[np.diag_indices_from(statistics)] += identity / exchange.correction
             previous = None
             if status[_CERTIFIED, matrix]:
                 previous = exchange.roots[f][i].astype(np.float64)

@@ -17,6 +17,10 @@ from ctr.optim.keras_common import (
     CallbackMixin,
     Kind,
     apply,
+    check_tables,
+    check_variables,
+    checked_learning_rate,
+    documented,
     make_core,
     make_replicas,
     own_config,
@@ -36,6 +40,10 @@ _KERAS_OPTIONS = (
 )
 
 
+def _checked(rate: Any) -> Any:
+    return checked_learning_rate(rate, isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule))
+
+
 class _Optimizer(tf_keras.optimizers.Optimizer):
     """What the optimizers for Keras 2 (tf_keras) have in common."""
 
@@ -49,12 +57,22 @@ class _Optimizer(tf_keras.optimizers.Optimizer):
         name: str | None = None,
         **options: Any,
     ) -> None:
+        check_tables(tables)
         own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
         super().__init__(name=name or self.kind.title.lower(), weight_decay=None, **keras_options)
-        self._learning_rate = self._build_learning_rate(learning_rate)
+        self._learning_rate = self._build_learning_rate(_checked(learning_rate))
         self.options = own
         self.tables = tables
         self.driven = False
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate of the next step."""
+        return super().learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        tf_keras.optimizers.Optimizer.learning_rate.fset(self, _checked(rate))
 
     @property
     def core(self) -> Any:
@@ -64,6 +82,8 @@ class _Optimizer(tf_keras.optimizers.Optimizer):
         return self._replicas[0]
 
     def build(self, var_list: Sequence[Any]) -> None:
+        if not getattr(self, "_built", False):
+            check_variables(self.kind, var_list, [variable.name for variable in var_list])
         super().build(var_list)
         if getattr(self, "_built", False):
             return
@@ -154,6 +174,6 @@ class ShampooCallback(CallbackMixin, tf_keras.callbacks.Callback):
     """The callback for Keras 2 (tf_keras)."""
 
 
-Shampoo.__doc__ = DOCUMENTATION
+Shampoo.__doc__ = documented(DOCUMENTATION, SHAMPOO.options)
 ShampooCallback.__doc__ = CallbackMixin.__doc__
-Adafactor.__doc__ = ADAFACTOR_DOCUMENTATION
+Adafactor.__doc__ = documented(ADAFACTOR_DOCUMENTATION, ADAFACTOR.options)

@@ -16,6 +16,10 @@ from ctr.optim.keras_common import (
     CallbackMixin,
     Kind,
     apply,
+    check_tables,
+    check_variables,
+    checked_learning_rate,
+    documented,
     make_core,
     make_replicas,
     own_config,
@@ -35,6 +39,10 @@ _KERAS_OPTIONS = (
 )
 
 
+def _checked(rate: Any) -> Any:
+    return checked_learning_rate(rate, callable(rate))
+
+
 class _Optimizer(keras.optimizers.Optimizer):
     """What the optimizers for Keras 3 have in common."""
 
@@ -52,11 +60,22 @@ class _Optimizer(keras.optimizers.Optimizer):
             raise RuntimeError(
                 f"{self.kind.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
             )
+        check_tables(tables)
         own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
-        super().__init__(learning_rate=learning_rate, name=name or self.kind.title.lower(), **keras_options)
+        rate = _checked(learning_rate)
+        super().__init__(learning_rate=rate, name=name or self.kind.title.lower(), **keras_options)
         self.options = own
         self.tables = tables
         self.driven = False
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate of the next step."""
+        return super().learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        keras.optimizers.Optimizer.learning_rate.fset(self, _checked(rate))
 
     @property
     def core(self) -> Any:
@@ -68,6 +87,7 @@ class _Optimizer(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
+        check_variables(self.kind, variables, [variable.path for variable in variables])
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
             # Keras 3 does either inside a condition, in which replicas cannot wait for each other.
@@ -137,6 +157,6 @@ class ShampooCallback(CallbackMixin, keras.callbacks.Callback):
     """The callback for Keras 3."""
 
 
-Shampoo.__doc__ = DOCUMENTATION
+Shampoo.__doc__ = documented(DOCUMENTATION, SHAMPOO.options)
 ShampooCallback.__doc__ = CallbackMixin.__doc__
-Adafactor.__doc__ = ADAFACTOR_DOCUMENTATION
+Adafactor.__doc__ = documented(ADAFACTOR_DOCUMENTATION, ADAFACTOR.options)

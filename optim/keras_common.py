@@ -1,6 +1,9 @@
 """What the optimizers for Keras 2 and Keras 3 share: options, variables, and the callback."""
 
 import dataclasses
+import inspect
+import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -35,8 +38,8 @@ class Kind(NamedTuple):
 SHAMPOO = Kind("Shampoo", ShampooOptions, ShampooCore)
 ADAFACTOR = Kind("Adafactor", AdafactorOptions, AdafactorCore)
 
-TABLES = r"(?<![^/])embeddings(:\d+)?$"
-"""What Keras' Embedding calls its table."""
+TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
+"""What Keras' Embedding, feature columns, and the layer TPUEmbedding, by its own name, call their tables."""
 
 DOCUMENTATION = """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
 
@@ -47,8 +50,9 @@ optimizer (AdaGrad); the rows of embedding tables learn by AdaGrad on the rows t
 
 Args:
     learning_rate: a number or a schedule; that of the grafted optimizer.
-    tables: regular expression for the names of matrices whose rows learn by themselves, as the tables of Keras'
-        Embedding do; None: no such variables. A sparse gradient of any other variable is made dense.
+    tables: regular expression for the names of matrices whose rows learn by themselves; by default those of Keras'
+        Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A sparse
+        gradient of any other variable is made dense.
     name: of the optimizer.
     **options: the fields of ``ctr.optim.options.ShampooOptions``, and Keras' own ``clipnorm``, ``clipvalue``,
         ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency`` and, with Keras 3,
@@ -100,6 +104,13 @@ Example:
 """
 
 
+def documented(text: str, options: type[Any]) -> str:
+    """The documentation of an optimizer with that of its options, and their defaults."""
+    meanings = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")[2]
+    defaults = "\n".join(f"    {field.name} = {field.default!r}" for field in dataclasses.fields(options))
+    return f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
+
+
 def split_options(
     given: dict[str, Any], keras_options: Sequence[str], kind: Kind = SHAMPOO
 ) -> tuple[Any, dict[str, Any]]:
@@ -113,6 +124,54 @@ def split_options(
 def own_config(options: Any, tables: str | None) -> dict[str, Any]:
     """What ``get_config`` adds to that of Keras."""
     return {**dataclasses.asdict(options), "tables": tables}
+
+
+def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
+    """A learning rate as Keras takes it: a schedule as it is, a number as a float.
+
+    Args:
+        rate: what was given.
+        is_schedule: whether this Keras takes it as a schedule.
+
+    Raises:
+        ValueError: a number that no step can be taken with, or no number.
+    """
+    if is_schedule or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
+        # In a graph a tensor has no value yet.
+        return rate
+    try:
+        # Variables and tensors, too.
+        number = math.nan if isinstance(rate, bool | str | bytes) else float(rate)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= float(tf.float32.max):
+        raise ValueError(f"learning_rate is {rate!r}; allowed: a finite number from 0 up, or a schedule")
+    return number
+
+
+def check_tables(tables: Any) -> None:
+    """Raises ValueError where ``tables`` is no regular expression."""
+    if tables is None:
+        return
+    reason = "" if isinstance(tables, str) else f": {type(tables).__name__}"
+    try:
+        re.compile(str(tables))
+    except re.error as error:
+        reason = f": {error}"
+    if reason:
+        raise ValueError(
+            f"tables is {tables!r}{reason}; allowed: a regular expression for names of variables, or None"
+        )
+
+
+def check_variables(kind: Kind, variables: Sequence[Any], names: Sequence[str]) -> None:
+    """Raises ValueError where a variable is of whole or complex numbers."""
+    for variable, name in zip(variables, names, strict=True):
+        dtype = tf.as_dtype(variable.dtype)
+        if not dtype.is_floating:
+            raise ValueError(
+                f"variable {name} is of dtype {dtype.name}; allowed: {kind.title} trains variables of a floating type"
+            )
 
 
 def make_core(
@@ -253,11 +312,11 @@ class CallbackMixin:
 
     model: Any
 
-    def __init__(self, log_dir: str | None = None, every: int = 100) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None, every: int = 100) -> None:
         super().__init__()
         if every < 1:
             raise ValueError(f"every is {every}; allowed: 1 or more")
-        self._log_dir = log_dir
+        self._log_dir = None if log_dir is None else os.fspath(log_dir)
         self._every = every
         self._writer: Any = None
         self._written = 0

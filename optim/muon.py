@@ -8,8 +8,9 @@ al., arXiv 2502.16982, section 2.2)::
 
 where O(D) is U V^T of D = U S V^T, as far as some iterations of a polynomial of degree five bring the singular values
 near 1; they stay between about 0.7 and 1.2. A stack of matrices is one of each. Everything else, also matrices
-of one row or column such as heads, learns by Adam. The results are those of ``keras.optimizers.Muon``, except for
-the weight decay, which moves weights together with the step and not before it.
+of one row or column such as heads, learns by Adam. For vectors and matrices of more than one row and column, the
+results are those of ``keras.optimizers.Muon``, except for the weight decay, which moves weights together with the step
+and not before it; that one has no stacks, and takes matrices of one row or column as any others.
 """
 
 import math

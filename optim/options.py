@@ -341,6 +341,11 @@ class ShampooOptions:
         return self.weight_decay if self.weight_decay_kind == "decoupled" else 0.0
 
     @property
+    def has_identities(self) -> bool:
+        """Whether matrices that miss their first exchange have identities for roots, as in other implementations."""
+        return self.exchange_phase is not None
+
+    @property
     def damps_zero(self) -> bool:
         """Whether a matrix of zeros has a root: that of its damping."""
         return self.damping == "absolute" and self.epsilon > 0

@@ -36,8 +36,10 @@ _NO_LIMIT = 2**31
 _HIGHEST_ORDER = 4
 """Exponents by order have to be listed up to it, since weights may have so many dimensions (convolutions do)."""
 _TORCH_IGNORED = (
+    "concurrency_config",
     "precision_config",
     "preconditioner_dtype",
+    "pytorch_compile_backend",
     "shampoo_pt2_compile_config",
     "shampoo_runtime_config",
     "use_pin_memory",
@@ -49,6 +51,7 @@ _TORCH_IGNORED = (
 _JAX_IGNORED = (
     "batch_axis_name",
     "eigh",
+    "generate_fd_metrics",
     "generate_training_metrics",
     "inverse_failure_threshold",
     "mesh_axis_names",
@@ -60,6 +63,21 @@ _JAX_IGNORED = (
     "preconditioner_partition_spec",
     "tensordot_precision",
 )
+_JAX_NEUTRAL: dict[str, Any] = {
+    "average_grad": False,
+    "compression_rank": 0,
+    "decay_preconditioning_compute_steps": False,
+    "frequent_directions": False,
+    "lobpcg_topk_precondition": 0,
+    "precondtioner_type": "ALL",
+    "reset_preconditioner": False,
+}
+"""What is accepted at its default, which switches it off."""
+_JAX_PARTS = {
+    "end_preconditioning_compute_steps": "decay_preconditioning_compute_steps",
+    "lobpcg_max_iter": "lobpcg_topk_precondition",
+}
+"""Arguments without an effect as long as another one is off."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +219,11 @@ def jax_shampoo(
         ValueError: something has no equal here.
         TypeError: it has no such argument.
     """
-    _refuse_arguments("distributed_shampoo", ignored, _JAX_IGNORED)
+    _refuse_arguments("distributed_shampoo", ignored, (*_JAX_IGNORED, *_JAX_NEUTRAL, *_JAX_PARTS))
+    for name, neutral in _JAX_NEUTRAL.items():
+        given = ignored.get(name, neutral)
+        if (_member(given) if isinstance(neutral, str) else given) != neutral:
+            raise ValueError(f"there is no equal here of {name} {given!r}; allowed: {neutral!r}")
     refused = {
         "a learning_rate that is no number; allowed: a number": not isinstance(learning_rate, int | float),
         "clip_by_scaled_gradient_norm; allowed: None": bool(clip_by_scaled_gradient_norm),
@@ -430,6 +452,7 @@ def _preconditioner(config: Any, highest: int) -> dict[str, Any]:
         fields,
         "num_tolerated_failed_amortized_computations",
         "use_symmetric_packing",
+        "concurrency_config",
         # Of trace scaling, which is off.
         "trace_scaling_exponent",
     )
@@ -495,7 +518,8 @@ def _merging(config: Any, limit: float | None) -> dict[str, Any]:
 def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> dict[str, Any]:
     if kind is None:
         return {"weight_decay": decay, "weight_decay_kind": "decoupled" if decoupled else "coupled"}
-    kinds = {"L2": "coupled", "DECOUPLED": "decoupled", "INDEPENDENT": "decoupled"}
+    # CORRECTED scales by the rate over its peak, which is 1 where the rate is a number.
+    kinds = dict.fromkeys(("DECOUPLED", "CORRECTED", "INDEPENDENT"), "decoupled") | {"L2": "coupled"}
     if _member(kind) not in kinds:
         raise ValueError(f"weight_decay_type is {_member(kind)}; allowed: {', '.join(kinds)}")
     if decay and _member(kind) == "INDEPENDENT":

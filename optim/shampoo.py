@@ -35,6 +35,7 @@ from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
 from ctr.optim.gradients import Gradient, all_finite, split_gradients
 from ctr.optim.host import HostPipeline
+from ctr.optim.missing import Present, of_owners, present_among
 from ctr.optim.options import ShampooOptions
 from ctr.optim.report import describe, report
 from ctr.optim.sparse import row_statistics, update_table
@@ -150,12 +151,13 @@ class ShampooCore:
             when(is_missing, lambda: directions.set_identity(self.division.own, state, own))
         dense = self.division.take(self._regularized(dense, decayed))
         stacked = self.division.stack(dense, state.dtype)
+        present = present_among(dense.keys() | rows.keys(), len(self.weights))
         with tf.name_scope("statistics"):
-            self._collect_statistics(stacked, rows, step)
+            self._collect_statistics(stacked, rows, step, present)
         if roots == "host":
-            self.exchange()
+            self.exchange(present)
         elif roots == "device":
-            exchange.on_device(self.options, self.division, self.state)
+            exchange.on_device(self.options, self.division, self.state, present)
         share = self._shampoo_share(step)
         for index, slices in rows.items():
             self._update_table(index, slices, rate, share)
@@ -165,7 +167,7 @@ class ShampooCore:
         if not (options.grafted_norm or options.separate_momenta) and share is not None:
             at_once = {index: one for index, one in moving.items() if not self._is_preconditioned(index)}
         grafts = self._grafted_directions(at_once, step)
-        found = self._directions(moving, stacked, grafts, share, step)
+        found = self._directions(moving, stacked, grafts, share, step, present)
         if options.separate_momenta:
             # They have a momentum of their own.
             grafts = self._clipped(grafts)
@@ -231,7 +233,11 @@ class ShampooCore:
         }
 
     def _collect_statistics(
-        self, stacked: Sequence[tf.Tensor], rows: dict[int, tf.IndexedSlices], step: tf.Tensor
+        self,
+        stacked: Sequence[tf.Tensor],
+        rows: dict[int, tf.IndexedSlices],
+        step: tf.Tensor,
+        present: Present,
     ) -> None:
         state, layout, beta2 = self.state, self.division.own, self.options.beta2
         if not layout.factors and not layout.stacks:
@@ -242,12 +248,13 @@ class ShampooCore:
         def collect() -> None:
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
                 blocks, by_axis = stacked[number], dict(zip(stack.axes, factors, strict=True))
+                here = of_owners(present, stack.owners)
                 roots = {axis: state.roots[factor] for axis, factor in by_axis.items()}
                 found = factor_update.products(self.options, blocks, stack.axes, roots)
                 for factor, products in zip(factors, found, strict=True):
-                    statistics.collect(state.windows[factor], products, beta2, weight)
+                    statistics.collect(state.windows[factor], products, beta2, weight, here)
                 for axis, sums in state.diagonals[number].items():
-                    diagonal.collect(sums, diagonal.squares(blocks, axis), beta2, weight)
+                    diagonal.collect(sums, diagonal.squares(blocks, axis), beta2, weight, here)
             by_factor: dict[int, dict[int, tf.Tensor]] = {}
             for index, (factor, place) in layout.table_factors.items():
                 values = (
@@ -256,7 +263,10 @@ class ShampooCore:
                 by_factor.setdefault(factor, {})[place] = row_statistics(tf.cast(values, state.dtype))
             for factor, products in by_factor.items():
                 ordered = [products[place] for place in range(len(products))]
-                statistics.collect(state.windows[factor], tf.concat(ordered, axis=0), beta2, weight)
+                here = of_owners(present, layout.factors[factor].owners)
+                statistics.collect(state.windows[factor], tf.concat(ordered, axis=0), beta2, weight, here)
+            if state.missed is not None and present is not None:
+                state.missed.assign_add(tf.cast(tf.stack([~present, ~present]), tf.int64))
             state.collections.assign_add(1)
             state.window_collections.assign_add(1)
 
@@ -283,6 +293,7 @@ class ShampooCore:
         grafts: dict[int, tf.Tensor],
         share: tf.Tensor | None,
         step: tf.Tensor,
+        present: Present,
     ) -> dict[int, tf.Tensor]:
         """The direction of each dense weight; of ``grafts`` those are missing that are seldom needed."""
         options, layout, state = self.options, self.division.own, self.state
@@ -295,9 +306,11 @@ class ShampooCore:
         with tf.name_scope("precondition"):
             if options.eigenvalue_correction:
                 rotated = directions.rotate(layout, state, stacked)
-                directions.collect_moments(options, state, rotated)
+                directions.collect_moments(options, layout, state, rotated, present)
                 if options.averages_in_bases:
-                    rotated, weights = directions.moving_gradients(options, state, rotated, step)
+                    rotated, weights = directions.moving_gradients(
+                        options, layout, state, rotated, step, present
+                    )
                 elif options.beta1:
                     rotated = directions.rotate(layout, state, averaged)
                 corrected = directions.correct(options, state, rotated, weights)
@@ -481,16 +494,20 @@ class ShampooCore:
         assert accumulator is not None
         update_table(self.weights[index], accumulator, slices, rate, root, ready)
 
-    def exchange(self) -> None:
-        """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles."""
+    def exchange(self, present: Present = None) -> None:
+        """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles.
+
+        Args:
+            present: which tensors have a gradient in this step; without ``asynchronous`` the others keep their roots.
+        """
         if self._leader is not None:
-            exchange.copy(self.options, self.layout, self.state, self._leader.state)
+            exchange.copy(self.options, self.layout, self.state, self._leader.state, present)
             return
         if self.division.workers.size > 1 and tf.executing_eagerly():
             # What workers exchange, they exchange in graphs.
             self._exchange_in_graph()
             return
-        exchange.with_host(self.options, self.division, self.state, self.host)
+        exchange.with_host(self.options, self.division, self.state, self.host, present)
 
     @functools.cached_property
     def _exchange_in_graph(self) -> Callable[[], None]:

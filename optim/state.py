@@ -187,6 +187,9 @@ class ShampooState:
         exchanged_at: int64, the step of the last exchange with the solver of roots; -1: none yet.
         collections: int64, how often statistics were collected.
         window_collections: int64, how often since the last exchange.
+        missed: int64 [2, tensors], in how many of them each tensor had no gradient: of ``collections``, and of
+            ``window_collections`` (below 0: its windows were not folded when those of others were). None with summed
+            statistics, which no collection decays.
         windows, totals: for each factor [N, d (d + 1) / 2], packed (triangles.py); totals in float64.
         roots: for each factor [N, d, d].
         status: [len(STATUS), M].
@@ -221,6 +224,8 @@ class ShampooState:
         self.exchanged_at = make("exchanged_at", [], tf.int64, -1)
         self.collections = make("collections", [], tf.int64)
         self.window_collections = make("window_collections", [], tf.int64)
+        decays = options.beta2 < 1.0
+        self.missed = make("missed", [2, len(layout.tensors)], tf.int64) if decays else None
         self.status = make(
             "status", [len(STATUS), layout.matrices if matrices is None else matrices], self.dtype
         )

@@ -12,6 +12,7 @@ float32 alone would stop growing after some 2^24 equal increments; a window has 
 
 import tensorflow as tf
 
+from ctr.optim.missing import Present, keep, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.triangles import matrix_size, multiplicities, pack
 
@@ -36,7 +37,13 @@ def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.matmul(unfolded, unfolded, transpose_b=True)
 
 
-def collect(window: tf.Variable, products: tf.Tensor, beta2: float, weight: tf.Tensor | float = 1.0) -> None:
+def collect(
+    window: tf.Variable,
+    products: tf.Tensor,
+    beta2: float,
+    weight: tf.Tensor | float = 1.0,
+    present: Present = None,
+) -> None:
     """Adds one collection to a window, in place; to a sum with a weight.
 
     Args:
@@ -44,33 +51,38 @@ def collect(window: tf.Variable, products: tf.Tensor, beta2: float, weight: tf.T
         products: [N, d, d], symmetric.
         beta2: decay; 1: they are summed.
         weight: of the products.
+        present: bool [N], which of them there are.
     """
     size = matrix_size(window.shape[1])
     # Their shape is not known where they come from several replicas.
     products = pack(tf.ensure_shape(products, [window.shape[0], size, size]))
     if beta2 == 1.0:
-        weighted = isinstance(weight, tf.Tensor)
-        window.assign_add(tf.cast(weight, products.dtype) * products if weighted else products)
+        added = tf.cast(weight, products.dtype) * products if isinstance(weight, tf.Tensor) else products
+        window.assign_add(keep(added, tf.zeros_like(added), present))
     else:
-        window.assign(beta2 * window + (1.0 - beta2) * products)
+        window.assign(keep(beta2 * window + (1.0 - beta2) * products, window, present))
 
 
-def fold(total: tf.Variable, window: tf.Variable, size: int, decay: tf.Tensor) -> tf.Tensor:
+def fold(
+    total: tf.Variable, window: tf.Variable, size: int, decay: tf.Tensor, present: Present = None
+) -> tf.Tensor:
     """Adds a window to its total and empties it, in place.
 
     Args:
         total: float64 [N, d (d + 1) / 2], packed.
         window: packed likewise.
         size: d.
-        decay: float64 scalar, beta2 to the power of the window's collections.
+        decay: float64 scalar or [N, 1], beta2 to the power of the window's collections.
+        present: bool [N], of which matrices.
 
     Returns:
         float64 [N], the Frobenius norm of what the fold changed.
     """
     added = tf.cast(window, tf.float64)
     change = added + (decay - 1.0) * total
+    change = keep(change, tf.zeros_like(change), present)
     total.assign_add(change)
-    window.assign(tf.zeros_like(window))
+    window.assign(keep(tf.zeros_like(window), window, present))
     return tf.sqrt(tf.reduce_sum(multiplicities(size) * tf.square(change), axis=1))
 
 
@@ -86,7 +98,12 @@ def corrected_by(options: ShampooOptions, collections: tf.Tensor) -> tf.Tensor:
     return bias_correction(options.beta2 if options.bias_correction else 1.0, collections)
 
 
-def initial(options: ShampooOptions, collections: tf.Tensor) -> tf.Tensor:
-    """How much of the identity statistics still have from their start, float64 scalar."""
-    decay = tf.pow(tf.constant(options.beta2, tf.float64), tf.cast(collections, tf.float64))
-    return options.initial_statistics * decay
+def initial(options: ShampooOptions, collections: tf.Tensor, missed: tf.Tensor | None = None) -> tf.Tensor:
+    """How much of the identity statistics still have from their start, float64 scalar; [N] with ``missed``.
+
+    Args:
+        options: ``initial_statistics`` and their decay.
+        collections: int64 scalar.
+        missed: int64 [N], as of ``missing.powers``.
+    """
+    return options.initial_statistics * powers(options.beta2, collections, missed, tf.float64)

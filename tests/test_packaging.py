@@ -267,7 +267,7 @@ def test_wheel_runs(wheel, fresh_python, tmp_path):
     )
     metadata = fresh_python("-c", code, cwd=tmp_path, path=target).stdout
     assert "License-Expression: Apache-2.0" in metadata
-    assert "Requires-Dist: tensorflow==2.21.*" in metadata
+    assert "Requires-Dist: tensorflow>=2.20" in metadata.splitlines()
     base = [
         line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line
     ]
@@ -312,3 +312,17 @@ def test_editable_install_runs(copy_checkout, fresh_python, tmp_path):
     fresh_python(
         "-c", "from ctr.eval import added_later; assert added_later.SEEN", cwd=tmp_path, python=python
     )
+
+
+def test_the_oldest_environment_is_that_of_the_lowest_tensorflow_allowed(root):
+    """Its lock has the version that the metadata begins with, and all else as in the newest."""
+
+    def versions(lock):
+        lines = re.findall(r"^([A-Za-z0-9_.-]+)==([^ ]+)", (root / lock).read_text(), re.MULTILINE)
+        return dict(lines)
+
+    oldest, newest = versions("requirements-oldest.lock"), versions("requirements.lock")
+    (bound,) = re.findall(r'"tensorflow>=([0-9.]+)"', (root / "pyproject.toml").read_text())
+    assert oldest["tensorflow"].startswith(f"{bound}.")
+    differing = {name for name in oldest.keys() | newest.keys() if oldest.get(name) != newest.get(name)}
+    assert differing <= {"keras", "tensorboard", "tensorflow", "tensorflow-serving-api", "tf-keras"}

@@ -226,7 +226,7 @@ def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def read_values(log: Path, feature: str, ids: Iterable[int]) -> dict[int, str]:
+def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:
     """The raw values behind some ids of a feature, as far as they were kept.
 
     Of an id that several values share, the first ones are joined by ``|``.
@@ -237,8 +237,9 @@ def read_values(log: Path, feature: str, ids: Iterable[int]) -> dict[int, str]:
     return read_all_values(log, {feature: ids})[feature]
 
 
-def read_all_values(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+def read_all_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
     """The same for several features in one pass."""
+    log = Path(log)
     ids = {name: pa.array(sorted({*numbers} - {MISSING_ID}), pa.int64()) for name, numbers in wanted.items()}
     found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
     if any(map(len, ids.values())) and (log / FOLDER).is_dir():

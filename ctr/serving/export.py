@@ -64,13 +64,13 @@ class Exported:
     metadata: Mapping[str, Any]
 
 
-def export_run(run: Path, out: Path, checkpoint: int | None = None) -> Exported:
+def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) -> Exported:
     """Publishes the model of a run's checkpoint (its newest, or that of a position) as a version in ``out``.
 
     Raises:
         InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
     """
-    return publish(read_snapshot(run, checkpoint), out)
+    return publish(read_snapshot(Path(run), checkpoint), Path(out))
 
 
 def example_calls(exported: Exported) -> str:
@@ -94,12 +94,13 @@ def export_from_run(snapshot: Snapshot) -> None:
     gc.collect()
 
 
-def export_model(model: Path, out: Path) -> Exported:
+def export_model(model: Path | str, out: Path | str) -> Exported:
     """Publishes an exported model as a full version in ``out``, also where it is a delta.
 
     Raises:
         InputError: the model or one that it builds on is damaged or missing, or as for ``export_run``.
     """
+    model, out = Path(model), Path(out)
     chain, metadata = read_chain(model), read_metadata(model)
     check_files(model, metadata)
     weights = read_weights(chain) if chain.deltas else None

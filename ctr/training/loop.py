@@ -62,9 +62,9 @@ PLAIN = Learner()
 
 
 def train(
-    log: Path,
+    log: Path | str,
     config: TrainConfig,
-    run_dir: Path,
+    run_dir: Path | str,
     progress: Progress | None = None,
     record: str | None = None,
     exporter: Exporter | None = None,
@@ -94,11 +94,12 @@ def train(
         Interrupted: it was to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
+    log, run_dir = Path(log), Path(run_dir)
     with workers.noticing_losses():
         summary: dict[str, Any] | None = None
         with workers.together():
             if workers.is_chief:
-                summary = check_run(log, config, run_dir, record, init_from and init_from.run_dir)
+                summary = check_run(log, config, run_dir, record, init_from and Path(init_from.run_dir))
         if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
             with workers.together():
                 if init_from is not None and workers.is_chief:
@@ -207,9 +208,9 @@ def _close_window(run: Run, trainer: Trainer, timing: dict[str, float]) -> dict[
 
 @contextmanager
 def open_session(
-    log: Path,
+    log: Path | str,
     config: TrainConfig,
-    run_dir: Path,
+    run_dir: Path | str,
     progress: Progress | None = None,
     exporter: Exporter | None = None,
     wait_for_sidecars: bool = False,
@@ -245,6 +246,7 @@ def open_session(
             environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
         WorkerLostError: another worker is gone.
     """
+    log, run_dir = Path(log), Path(run_dir)
     if config.export is not None and exporter is None:
         raise InputError(
             "config: export: this session cannot export; use ctr train or train(..., exporter=...)"

@@ -157,7 +157,7 @@ def replay(settings, weights, history, rate):
     Args:
         settings: ShampooOptions.
         weights: arrays, at the start.
-        history: for each step the gradients.
+        history: for each step the gradients; what has none stays as it is, with all that is kept of it.
         rate: the learning rate.
     """
     layers = [Layer(settings, weight) for weight in weights]
@@ -166,12 +166,14 @@ def replay(settings, weights, history, rate):
     for t, gradients in enumerate(history, 1):
         if settings.weight_decay_kind == "coupled":
             gradients = [
-                gradient + settings.weight_decay * layer.weight
+                None if gradient is None else gradient + settings.weight_decay * layer.weight
                 for layer, gradient in zip(layers, gradients, strict=True)
             ]
         if t % settings.statistics_frequency == 0 or t == first:
             collections += 1
             for layer, gradient in zip(layers, gradients, strict=True):
+                if gradient is None:
+                    continue
                 for block, part in zip(layer.blocks, layer.parts(gradient), strict=True):
                     block.collect(part)
         averaged = settings.beta2 < 1 and settings.bias_correction
@@ -181,10 +183,12 @@ def replay(settings, weights, history, rate):
         else:
             due = t == first or (t > first and t % interval == settings.exchange_phase)
         if due:
-            for layer in layers:
-                for block in layer.blocks:
+            for layer, gradient in zip(layers, gradients, strict=True):
+                for block in layer.blocks if gradient is not None else ():
                     block.exchange(correction)
         for layer, gradient in zip(layers, gradients, strict=True):
+            if gradient is None:
+                continue
             step_layer(
                 settings, layer, gradient, t, rate, (correction, 1 - settings.beta2**t if averaged else 1.0)
             )

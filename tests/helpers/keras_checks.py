@@ -243,6 +243,40 @@ def learning_rates_may_be_schedules_and_may_be_set():
 
 
 @check
+def learning_rates_that_no_step_can_be_taken_with_are_refused():
+    allowed = "allowed: a finite number from 0 up, or a schedule"
+    for make in (Shampoo, Adafactor):
+        for rate in (np.nan, np.inf, -0.1, 1e300, "0.1", None, True, [0.1], tf.constant(-1.0)):
+            with refused(ValueError, "learning_rate is ", allowed):
+                make(rate)
+        optimizer = make(0.5)
+        for rate in (np.nan, -1):
+            with refused(ValueError, f"learning_rate is {rate!r}; {allowed}"):
+                optimizer.learning_rate = rate
+        assert float(optimizer.learning_rate) == 0.5
+        for rate in (0, 1, np.float32(0.25), tf.constant(0.25), tf.Variable(0.25)):
+            assert float(make(rate).learning_rate) == float(rate)
+
+
+@check
+def variables_of_other_numbers_are_refused():
+    for make in (Shampoo, Adafactor):
+        for dtype in ("int32", "uint8"):
+            given = {"dtype": dtype, "trainable": True, "name": "counts"}
+            variable = (keras if KERAS_3 else tf).Variable([1, 0], **given)
+            with refused(ValueError, "variable counts", f"is of dtype {dtype}; allowed: "):
+                make().build([variable])
+
+
+@check
+def tables_that_are_no_regular_expression_are_refused():
+    for make in (Shampoo, Adafactor):
+        for tables in ("(", "*", 3):
+            with refused(ValueError, f"tables is {tables!r}: ", "; allowed: a regular expression"):
+                make(tables=tables)
+
+
+@check
 def weights_decay_unless_excluded():
     optimizer = Shampoo(0.1, weight_decay=0.5, initial_accumulator=0.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])

@@ -126,16 +126,18 @@ def replay(settings, weights, history, rate, between_steps=False):
             collections += 1
             weight = 1 / settings.statistics_frequency if early else 1.0
             for layer, gradient in zip(layers, gradients, strict=True):
-                gradient = np.zeros(layer.weight.shape) if gradient is None else gradient
-                _collect(settings, layer, gradient, weight)
+                if gradient is not None:
+                    _collect(settings, layer, gradient, weight)
         if between_steps:
             _step_all(settings, layers, gradients, t, rate)
         if t == due:
             correction = 1 - settings.beta2**collections if settings.beta2 < 1 else 1.0
             at_once = t == first or early or not settings.asynchronous
             due += interval
-            for layer in layers:
-                for side in layer.sides:
+            for layer, gradient in zip(layers, gradients, strict=True):
+                # What waits for its roots is a part of the step.
+                takes_part = settings.asynchronous or gradient is not None
+                for side in layer.sides if takes_part else ():
                     skipped += _exchange(settings, side, layer.exponent, correction, at_once)
         if not between_steps:
             _step_all(settings, layers, gradients, t, rate)

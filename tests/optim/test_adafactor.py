@@ -20,6 +20,7 @@ CASES = {
     "no clipping": {"clipping": 0.0},
     "early clipping": {"clipping": 0.2},
     "another decay": {"decay_power": 0.5, "epsilon1": 1e-3, "epsilon2": 0.5},
+    "means over all steps": {"decay_power": 1.0},
     "averages": {"beta1": 0.9, "weight_decay": 0.1},
 }
 
@@ -240,8 +241,8 @@ def test_a_warm_start_takes_the_moments_of_whole_weights():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match=r"decay_power is 1.0; allowed: \[0.0, 1.0\)"):
-        AdafactorOptions(decay_power=1.0)
+    with pytest.raises(ValueError, match=r"decay_power is 1.1; allowed: \[0.0, 1.0\]"):
+        AdafactorOptions(decay_power=1.1)
     with pytest.raises(ValueError, match="factored is 1; allowed: True, False"):
         AdafactorOptions(factored=1)
 

@@ -231,6 +231,11 @@ def test_the_device_refuses_roots_without_whole_order_and_says_what_to_do():
     gradients = [tf.zeros(shape, tf.float64) for shape in SHAPES]
     with pytest.raises(ValueError, match=r"exponent_multiplier 1\.82 .*order 2\.1978.*ShampooCallback"):
         core.update(gradients, RATE, roots="device")
+    shares = make(left_share=0.3)
+    with pytest.raises(
+        ValueError, match=r"^left_share 0\.3 requires roots of order 6\.66667.*ShampooCallback"
+    ):
+        shares.update(gradients, RATE, roots="device")
     for changed in ({"exponent_override": 49}, {"exponent_multiplier": 0.6, "exponent_override": 3}):
         make(**changed).update(gradients, RATE, roots="device")
 

@@ -121,6 +121,33 @@ def test_every_step_is_that_of_the_formulas(case, history, base):
     assert report["layers_ready"] == report["layers"] and not report["failed"]
 
 
+GAPS = (
+    "decayed moments",
+    "SOAP",
+    "KL-Shampoo",
+    "decayed diagonals",
+    "initial statistics that decay",
+    "initial statistics of diagonals",
+    "separate momenta, decay, nesterov",
+    "coupled decay and momentum",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GAPS)
+def test_what_has_no_gradient_in_a_step_stays_with_all_that_is_kept_of_it(case):
+    start, history = reference.initial(SHAPES), reference.drifting(SHAPES, 20, condition=10.0)
+    # Each has one at the first exchange; two miss later ones, and the last comes late.
+    for t, gradients in enumerate(history, 1):
+        for i in range(len(SHAPES)):
+            if t != 5 and (t % 6 == i or t == 10 + i % 2 or (i == 4 and t < 5)):
+                gradients[i] = None
+    expected = family.replay(settings(case), start, history, RATE)
+    assert gap(
+        reference.train(reference.make_core(settings(case), start), history, RATE), expected, start
+    ) < (TOLERANCE)
+
+
 def test_both_replays_are_the_same_where_both_can(history, base):
     plain = reference.options(asynchronous=False, start_preconditioning_step=5)
     start = reference.initial(SHAPES)

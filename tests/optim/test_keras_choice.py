@@ -116,6 +116,24 @@ def test_a_process_that_imported_nothing_but_the_package_loads_models(fresh_pyth
     fresh_python("-c", LOADS, cwd=tmp_path, path=root)
 
 
+SHOWN = """
+import pydoc, sys
+import ctr.optim
+names = set(dir(ctr.optim))
+assert set(ctr.optim.__all__) | {"presets", "kfac", "keras_kfac", "record"} <= names, names
+assert not {"tensorflow", "keras", "tf_keras"} & sys.modules.keys()
+assert all(hasattr(ctr.optim, name) for name in names)
+for name, option in (("Shampoo", "precondition_frequency = 50"), ("Adafactor", "decay_power = 0.8")):
+    text = pydoc.plain(pydoc.render_doc(getattr(ctr.optim, name)))
+    assert option in text and "learning_rate: a number or a schedule" in text, text
+assert "class Shampoo(" in pydoc.plain(pydoc.render_doc(ctr.optim))
+"""
+
+
+def test_what_there_is_can_be_listed_without_tensorflow_and_read(fresh_python, root):
+    fresh_python("-c", SHOWN, cwd=root, path=root)
+
+
 def test_other_names_are_no_attributes():
     import ctr.optim
 

@@ -267,6 +267,8 @@ def torch_replay(c, weights, history):
     trajectory = []
     for t, gradients in enumerate(history, 1):
         for i, ((merged, where), gradient) in enumerate(zip(layouts, gradients, strict=True)):
+            if gradient is None:
+                continue
             whole = weights[i].reshape(merged).copy()
             for place, state in zip(where, states[i], strict=True):
                 whole[place] = state.step(whole[place], gradient.reshape(merged)[place], t)
@@ -448,6 +450,34 @@ def test_blocks_without_gradients_have_the_roots_of_their_damping(given):
     compare(presets.jax_shampoo(**JAX_COMMON), jax_replay({}, start, history), start, history)
 
 
+def with_gaps(history):
+    """Gradients that are missing in some steps: each at its first exchange, the last ones for long."""
+    for t, gradients in enumerate(history, 1):
+        for i in range(len(gradients)):
+            if t % 7 == i or t in (3 + i, 16 - i) or (i == 4 and t < 9):
+                gradients[i] = None
+    return history
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "frequency"),
+    [
+        ("adam, averages, two betas", 4),
+        ("rmsprop by an object, momentum, nesterov", 1),
+        ("SOAP", 4),
+        ("KL-Shampoo", 4),
+    ],
+)
+def test_missing_gradients_are_masked_as_pytorch_masks_them(case, frequency):
+    given, c = TORCH[case]
+    start, history = reference.initial(SHAPES), with_gaps(reference.drifting(SHAPES, 18, condition=10.0))
+    base = {"lr": 0.05, "epsilon": 1e-3, "max_preconditioner_dim": 5, "precondition_frequency": frequency}
+    preset = presets.torch_shampoo(**base | given)
+    c = {"start": frequency, "frequency": frequency} | c
+    compare(preset, torch_replay(c, start, history), start, history)
+
+
 @pytest.mark.parametrize(
     ("overrides", "exponent"),
     [
@@ -550,7 +580,16 @@ def test_how_tensors_are_laid_out():
             "allowed: ClassicMomentumConfig",
         ),
         ("jax_shampoo", {"learning_rate": lambda step: 0.1}, "a learning_rate that is no number"),
-        ("torch_shampoo", {"weight_decay_type": "CORRECTED"}, "weight_decay_type is CORRECTED; allowed: L2"),
+        ("torch_shampoo", {"weight_decay_type": "LION"}, "weight_decay_type is LION; allowed: DECOUPLED"),
+        *(
+            ("jax_shampoo", {name: value}, f"no equal here of {name} {value!r}; allowed: {allowed!r}")
+            for name, value, allowed in (
+                ("frequent_directions", True, False),
+                ("decay_preconditioning_compute_steps", True, False),
+                ("compression_rank", 4, 0),
+                ("precondtioner_type", "INPUT", "ALL"),
+            )
+        ),
         (
             "torch_shampoo",
             {
@@ -603,6 +642,33 @@ def test_what_has_no_equal_is_refused(make, given, words):
     base = {"learning_rate": 0.1, "block_size": 8} if make == "jax_shampoo" else {}
     with pytest.raises(ValueError, match=words):
         getattr(presets, make)(**base | given)
+
+
+def test_what_is_off_by_default_may_be_given_so():
+    jax = {"learning_rate": 0.1, "block_size": 8}
+    off = {
+        "average_grad": False,
+        "compression_rank": 0,
+        "decay_preconditioning_compute_steps": False,
+        "end_preconditioning_compute_steps": None,
+        "frequent_directions": False,
+        "generate_fd_metrics": False,
+        "lobpcg_max_iter": 0,
+        "lobpcg_topk_precondition": 0,
+        "precondtioner_type": types.SimpleNamespace(name="ALL"),
+        "reset_preconditioner": False,
+    }
+    assert presets.jax_shampoo(**jax, **off) == presets.jax_shampoo(**jax)
+    torch = {"lr": 0.1, "weight_decay": 0.2}
+    plain = presets.torch_shampoo(**torch)
+    config = {"type": "RootInvShampooPreconditionerConfig", "concurrency_config": None}
+    for given in (
+        {"concurrency_config": None},
+        {"preconditioner_config": config},
+        # At a constant rate it is the decoupled one.
+        {"weight_decay_type": "CORRECTED"},
+    ):
+        assert presets.torch_shampoo(**torch, **given) == plain
 
 
 @pytest.mark.parametrize("make", [presets.torch_shampoo, presets.jax_shampoo])

@@ -95,7 +95,7 @@ def test_the_check_sees_what_it_is_for(code, name):
     assert forbidden_uses(code) == {name}
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-tpu.lock"])
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-oldest.lock", "requirements-tpu.lock"])
 def test_each_locked_package_has_its_hashes(root, lock):
     text = (root / lock).read_text()
     entries = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]

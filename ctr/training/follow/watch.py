@@ -82,9 +82,9 @@ class Followed:
 
 
 def follow(
-    log: Path,
+    log: Path | str,
     config: TrainConfig,
-    run_dir: Path,
+    run_dir: Path | str,
     stop: Stop,
     polling: Polling | None = None,
     progress: FollowProgress | None = None,
@@ -111,7 +111,7 @@ def follow(
         LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
         InputError: see ``open_session``, its session's ``advance`` and ``ctr.training.warm_start.start.warm_start``.
     """
-    polling = polling or Polling()
+    log, run_dir, polling = Path(log), Path(run_dir), polling or Polling()
     patience = _Patience(stop, polling.stop_when_idle)
     missing, reason = _wait_for_logs(log, config, polling.seconds, patience)
     if reason is not None:

@@ -58,7 +58,7 @@ class InitFrom(NamedTuple):
         report: called, when the new run begins, with what was taken, as text; not when it is resumed.
     """
 
-    run_dir: Path
+    run_dir: Path | str
     report: Callable[[str], object] = lambda text: None
 
 
@@ -94,18 +94,19 @@ def warm_start(
         InputError: see ``open_inputs``; ``run_dir`` was begun otherwise or is something else; ``source`` is no run,
             has no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
     """
-    if not needs_warm_start(run_dir, source.run_dir):
+    old_dir = Path(source.run_dir)
+    if not needs_warm_start(run_dir, old_dir):
         return
     inputs = open_inputs(log, config)
-    old = _read_old(source.run_dir)
-    position = begin_position(inputs, old.position, old.state["consumed"], source.run_dir, waits)
+    old = _read_old(old_dir)
+    position = begin_position(inputs, old.position, old.state["consumed"], old_dir, waits)
     folder = run_dir.resolve().with_name(f".{run_dir.resolve().name}.launching")
     make_folder(folder)
     with only_process(folder):
         try:
             _clear(folder)
             environment = describe_environment(config, workers, chips)
-            content = _make(folder, inputs, old, position, source.run_dir, environment)
+            content = _make(folder, inputs, old, position, old_dir, environment)
             _publish(folder, run_dir)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,104 @@
+"""What is kept of a variable that has no gradient in a step stays as it is, to the bit, for every method."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import shampoo_reference as reference
+from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.missing import keep, of_owners, present_among
+
+# The first two share their stacks of blocks, the third has one of its own; a vector, and a table.
+SHAPES = [(4, 3), (4, 3), (5, 2), (3,), (6, 3)]
+TABLE = 4
+AVERAGED = {"beta1": 0.7, "momentum": 0.8, "weight_decay": 0.1}
+METHODS = {
+    "Shampoo": {"beta2": 0.9, "grafting": "adam", **AVERAGED},
+    "SOAP": {"eigenvalue_correction": True, "beta1": 0.7, "beta2": 0.9, "grafted_norm": False},
+    "KL-Shampoo": {"factor_update": "kl", "beta2": 0.9, "momentum": 0.8},
+    "diagonals": {"large_dimensions": "diagonal", "max_dimension": 3, "beta2": 0.9, "grafting": "rmsprop"},
+    "separate momenta": {"separate_momenta": True, "momentum": 0.8, "beta2": 0.9},
+    "sums": {"beta2": 1.0, **AVERAGED},
+}
+
+
+def kept_of(core, index):
+    """By name all that the optimizer has of a tensor, and the tensor itself."""
+    state, layout = core.state, core.layout
+    found = {n: v.numpy() for n, v in state.variables.items() if n.startswith(f"tensor{index}/")}
+    for number, factor in enumerate(layout.factors):
+        rows = np.flatnonzero(np.array(factor.owners) == index)
+        for kind in ("windows", "totals", "roots"):
+            found[f"{kind} {number}"] = getattr(state, kind)[number].numpy()[rows]
+        found[f"status {number}"] = state.status.numpy()[:, factor.offset + rows]
+    for number, stack in enumerate(layout.stacks):
+        rows = np.flatnonzero(np.array(stack.owners) == index)
+        stacked = [*state.moments[number : number + 1], *state.averages[number : number + 1]]
+        for place, variable in enumerate([*stacked, *state.diagonals[number].values()]):
+            found[f"stack {number} {place}"] = variable.numpy()[rows]
+    return found | {"weight": core.weights[index].numpy()}
+
+
+def changed(before, after):
+    return {name for name, value in after.items() if value.tobytes() != before[name].tobytes()}
+
+
+@pytest.mark.parametrize(
+    ("method", "roots"), [*((method, "host") for method in METHODS), ("Shampoo", "device")]
+)
+def test_all_that_is_kept_of_it_stays_even_where_roots_are_exchanged(method, roots):
+    given = {"precondition_frequency": 2, "start_preconditioning_step": 1, "sparse": "one_sided"}
+    options = reference.options(**given | {"asynchronous": False} | METHODS[method])
+    core = reference.make_core(options, reference.initial(SHAPES), tf.float32, tables=[TABLE])
+    history = reference.drifting(SHAPES, 5, condition=10.0)
+    reference.train(core, history[:3], 0.1, roots=roots)
+    for step, absent in ((3, (0, 3)), (4, (1, 2, TABLE))):
+        before = {index: kept_of(core, index) for index in range(len(SHAPES))}
+        gradients = [None if index in absent else g for index, g in enumerate(history[step])]
+        reference.train(core, [gradients], 0.1, roots=roots)
+        for index, kept in before.items():
+            now = changed(kept, kept_of(core, index))
+            assert ("weight" in now) if index not in absent else not now
+
+
+def test_roots_that_are_computed_beside_the_training_come_whatever_a_step_brings():
+    core = reference.make_core(reference.options(beta2=0.9), reference.initial(SHAPES[:2]))
+    # Those of step 8 come into use at step 13.
+    history = reference.drifting(SHAPES[:2], 13)
+    history[12][1] = None
+    reference.train(core, history[:12], 0.1)
+    roots = [root.numpy() for root in core.state.roots]
+    reference.train(core, history[12:], 0.1)
+    for before, after in zip(roots, core.state.roots, strict=True):
+        assert (before != after.numpy()).any(axis=(1, 2)).all()
+
+
+@pytest.mark.parametrize("options", [{"beta1": 0.5}, {"relative_steps": True, "factored": False}])
+def test_of_adafactor_steps_without_a_gradient_are_none(options):
+    history, start = reference.drifting(SHAPES, 9), reference.initial(SHAPES)
+    gaps = [
+        [None if (t + i) % 3 == 0 or t < i else g for i, g in enumerate(gs)] for t, gs in enumerate(history)
+    ]
+
+    def train(indices, steps):
+        weights = [tf.Variable(start[index]) for index in indices]
+        tables = [place for place, index in enumerate(indices) if index == TABLE]
+        core = AdafactorCore(AdafactorOptions(**options), weights, tables)
+        for gradients in steps:
+            core.update(gradients, 0.1)
+        return [weight.numpy() for weight in weights]
+
+    together = train(list(range(len(SHAPES))), gaps)
+    for index, weight in enumerate(together):
+        (alone,) = train([index], [[gs[index]] for gs in gaps if gs[index] is not None])
+        assert alone.tobytes() == weight.tobytes()
+
+
+def test_where_none_is_missing_there_is_nothing_to_choose():
+    new, old = tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]])
+    assert present_among({0, 2, 1}, 3) is None and keep(new, old, None) is new
+    present = present_among({1}, 3)
+    assert present.tolist() == [False, True, False]
+    assert of_owners(present, (1, 1)) is None and of_owners(present, (2, 1)).tolist() == [False, True]
+    np.testing.assert_array_equal(keep(new, old, of_owners(present, (2, 1))), [[3.0], [2.0]])
