@@ -127,9 +127,10 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
         name: column_facts(name, without_nulls(array, nulls)) for name, array in sample.columns.items()
     }
     if len(columns) < 2:
+        names = "".join(f" ({name[:40]})" for name in columns)
         raise InputError(
-            f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read "
-            f"({', '.join(columns)}); a label and at least one feature are required"
+            f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read{names}; "
+            "a label and at least one feature are required, in columns between commas, tabs, ; or |"
         )
     given = {
         "--label": options.label,
@@ -293,17 +294,32 @@ def _add_notes(
     found.notes.append(f"inferred from {sample.describe()}")
     form = table.form
     if isinstance(form, DelimitedInput):
-        delimiter = {"\t": "tab"}.get(form.field_delimiter, form.field_delimiter)
+        delimiter = {"\t": "tab", " ": "space", "\x01": "\\x01"}.get(
+            form.field_delimiter, form.field_delimiter
+        )
         header = (
             "the first line names the columns"
             if form.header
             else "no header: the columns are named c1, c2, ..."
         )
+        if form.skip_lines:
+            header = f"without the first {form.skip_lines} line{'s' * (form.skip_lines > 1)}; {header}"
         found.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
+    found.notes += table.notes
     if nulls:
         found.notes.append(f"read as missing: {', '.join(nulls)}")
     if sample.malformed:
         found.notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
+    if sample.headers:
+        found.notes.append(
+            f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows"
+        )
+    if sample.lacking:
+        lacking = [
+            f"{name} ({table.lacking[name]})" if table.lacking else name for name in sample.lacking[:5]
+        ]
+        more = ", ..." if len(sample.lacking) > 5 else ""
+        found.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
     if roles.time is None and not any(doubt.option == "--time" for doubt in found.doubts):
         found.notes.append("no column is the time of the row: the order of the rows is the order of time")
     if roles.query is None and "query" in found.reasons:
@@ -359,6 +375,9 @@ def _make_mapping(
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
     found.content = content
     found.mapping = parse_model(Mapping, content, "the inferred mapping")
+    if lacking := [name for name in found.mapping.raw_columns if name in sample.lacking]:
+        content["input"]["optional"] = lacking
+        found.mapping = parse_model(Mapping, content, "the inferred mapping")
 
 
 def _add_derived(

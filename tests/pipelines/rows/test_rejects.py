@@ -232,5 +232,5 @@ def test_the_share_is_checked_exactly():
     # Lines that are no rows.
     log.add([make_reject(0, row, "line", REPEATED_HEADER, "a,b", "first") for row in range(2, 7)])
     log.check(9)
-    with pytest.raises(InputError, match="1 of 3 rows rejected, .* most often k: r"):
+    with pytest.raises(InputError, match=r"1 of 3 rows rejected, .* most often k: r"):
         log.check(8)
