@@ -20,7 +20,10 @@ LINES = 500
 
 _MOST_SKIPPED = 100
 _SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
-_KNOWN = LABEL_WORDS | USER_WORDS | TIME_NAMES | QUERY_NAMES | EXAMPLE_NAMES | PLACE_WORDS | ID_WORDS
+_ITEM_WORDS = frozenset(("ad", "item", "product", "banner", "article"))
+_KNOWN = (
+    LABEL_WORDS | USER_WORDS | TIME_NAMES | QUERY_NAMES | EXAMPLE_NAMES | PLACE_WORDS | ID_WORDS | _ITEM_WORDS
+)
 # Values that stand for none, among numbers.
 _NO_NAMES = frozenset(
     ("unknown", "missing", "none", "null", "nan", "inf", "infinity", *(text.lower() for text in NULLS))
@@ -56,12 +59,11 @@ def title_lines(text: str, rows: Sequence[Sequence[str]]) -> int:
     count = next((place for place, row in enumerate(rows) if len(row) > 1), 0)
     if fields < 3 or count > 10 or '"' in "".join(text.split("\n", count)[:count]):
         return 0
+    if not count:
+        return 0
     # In lines, of which empty ones are no rows.
-    found, lines = 0, text.split("\n", count + 20)
-    while found < len(lines) and count:
-        count -= bool(lines[found].strip())
-        found += 1
-    return found
+    places = [place for place, line in enumerate(text.split("\n", _MOST_SKIPPED)) if line.strip()]
+    return places[count] if count < len(places) else 0
 
 
 def is_header(rows: Sequence[Sequence[str]]) -> bool:

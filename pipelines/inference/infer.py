@@ -19,6 +19,7 @@ from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_null
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
 from ctr.pipelines.inference.leaks import find_leak, find_outcome
+from ctr.pipelines.inference.pages import find_page
 from ctr.pipelines.inference.roles import (
     Doubt,
     LabelColumn,
@@ -146,6 +147,8 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     free = {name: facts for name, facts in columns.items() if name not in refused}
     found = Inference()
     roles = _choose_roles(free, sample, options, found)
+    if roles.label is None and (page := find_page(free)):
+        raise InputError(f"{table.files[0].path}: {page}")
     decisions: dict[str, Decision] = {name: dropped("--drop says so") for name in refused}
     decisions |= dict(_decide(free, roles, kept))
     for name in columns:
@@ -355,10 +358,17 @@ def _make_mapping(
     guesses = {guess.column: guess for guess in found.guesses}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()
+    stems = {
+        name: name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
+        for name, decision in decisions.items()
+        if decision.feature is not None
+    }
+    # A column keeps its name where another one would become the same.
+    own = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
     for name, decision in decisions.items():
         if decision.feature is not None:
-            stem = name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
-            feature = {"name": feature_name(stem, taken), **decision.feature}
+            stem = stems[name]
+            feature = {"name": feature_name(stem, taken | (own - {stem})), **decision.feature}
             if decision.cast is not None:
                 feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
                 content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}

@@ -130,7 +130,8 @@ def open_bytes(path: Path) -> Any:
         names = " or ".join(_COMPRESSIONS)
         allowed = f"text in UTF-8, and compressed text whose name ends in {names}"
         is_what = found or f"not {expected}, though its name ends in {path.suffix}"
-        raise InputError(f"{path}: is {is_what}; allowed: {allowed}")
+        how = f": iconv -f {found} -t UTF-8 makes it so" if found == "UTF-16" else ""
+        raise InputError(f"{path}: is {is_what}; allowed: {allowed}{how}")
     file = pa.OSFile(str(path))
     return file if compression is None else pa.CompressedInputStream(file, compression)
 
