@@ -204,6 +204,10 @@ def _delimited(path: Path, kind: str) -> dict[str, Any]:
     delimiter = given or _sniff(table, _DELIMITERS[kind])
     quoting = delimiter != "\t" or _has_quoted(table, delimiter)
     rows = split_rows(table, delimiter, quoting, LINES)
+    if not rows:
+        raise InputError(
+            f"{path}: its first {len(start):,} characters hold no row; allowed: a table from its beginning on"
+        )
     if titles := title_lines(table, rows):
         skipped += titles
         rows = split_rows(_without_lines(table, titles), delimiter, quoting, LINES)
@@ -227,8 +231,7 @@ def _delimited(path: Path, kind: str) -> dict[str, Any]:
         content["skip_lines"] = skipped
     if is_header(rows):
         return content
-    fields = Counter(map(len, rows)).most_common(1)[0][0]
-    return {**content, "header": False, "columns": list(_numbered(fields))}
+    return {**content, "header": False, "columns": list(_numbered(_fields(rows)))}
 
 
 def _without_lines(text: str, count: int) -> str:
@@ -248,7 +251,9 @@ def _sniff(text: str, delimiters: str) -> str:
         # A decimal comma gives lines the same number of fields, too. It stands only between digits, never in a header.
         is_decimal = delimiter == "," and ";" in text and not _COMMA_ELSEWHERE.search(text)
         fits = len(rows[0]) == fields and not is_decimal if rows else False
-        if delimiter in _SELDOM and (not fits or share < 0.9):
+        # R writes no name for the number of the row.
+        is_whole = share >= 0.9 and bool(rows) and fields - len(rows[0]) in (0, 1)
+        if delimiter in _SELDOM and not is_whole:
             continue
         # Among equals the first one of the order.
         if fields > 1 and (fits, share) > (best[0], best[1] + 0.02):
@@ -276,7 +281,7 @@ def _columns_of(
     if isinstance(form, JsonlInput):
         return (), {}
     named = isinstance(form, ParquetInput) or form.header
-    found = [table_file_columns(file.path, form) if named else _unnamed_columns(file, form) for file in files]
+    found = [_columns_in(file.path, form) for file in files]
     widest = max(found, key=len)
     for file, names in zip(files, found, strict=True):
         others = set(names) ^ set(widest)
@@ -295,13 +300,16 @@ def _columns_of(
     return columns, lacking
 
 
-def _unnamed_columns(file: SourceFile, form: DelimitedInput) -> tuple[str, ...]:
-    """The columns of a file without header, as many as most of its first lines have fields."""
-    text = _without_lines(read_start(file.path, 64 << 10).removeprefix("\ufeff"), form.skip_lines)
-    fields = Counter(map(len, split_rows(text, form.field_delimiter, form.quotes, LINES))).most_common(1)[0][
-        0
-    ]
-    return _numbered(fields)
+def _columns_in(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
+    """The columns of a file; without a header, as many as most of its first lines have fields."""
+    if isinstance(form, ParquetInput) or form.header:
+        return table_file_columns(path, form)
+    text = _without_lines(read_start(path, 64 << 10).removeprefix("\ufeff"), form.skip_lines)
+    return _numbered(_fields(split_rows(text, form.field_delimiter, form.quotes, LINES)))
+
+
+def _fields(rows: Sequence[Sequence[str]]) -> int:
+    return Counter(map(len, rows or [[]])).most_common(1)[0][0]
 
 
 def _numbered(count: int) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def is_header(rows: Sequence[Sequence[str]]) -> bool:
         return _is_numbered(first, unnamed) or (
             bool(over_numbers)
             and len(set(filled)) == len(filled)
-            and all(name.isdecimal() for name in filled if is_number(name))
+            and all(re.fullmatch(r"\d+(\.0)?", name) for name in filled if is_number(name))
             and not any(first[place] in found[place] for place in words)
         )
     if over_numbers:

@@ -60,6 +60,8 @@ def find_page(columns: Mapping[str, ColumnFacts]) -> str:
 
 def _items(facts: ColumnFacts) -> list[list[str]]:
     """The items of each of the first rows; of a column of single values, one or none."""
+    if facts.is_list and pa.types.is_null(facts.array.type.value_type):
+        return [[]] * min(_ROWS, len(facts.array))
     if facts.is_list:
         values = facts.array.slice(0, _ROWS).cast(pa.list_(pa.string())).to_pylist()
         return [[item for item in row or [] if item is not None] for row in values]

@@ -82,6 +82,10 @@ def test_a_written_table_is_read_as_it_was_written(tmp_path, texts, delimiter, n
         ("user,click,\nu1,0\nu2,1\n", ("user", "click")),
         ("user,click\ru1,0\ru2,1\r", ("user", "click")),
         ("user ad click\nu1 a 0\nu2 b 1\n", ("user", "ad", "click")),
+        (
+            '"user" "click"\n' + "".join(f'"{n}" "u{n}" {n % 2}\n' for n in range(1, 20)),
+            ("", "user", "click"),
+        ),
         ("u1\x01a\x010\nu2\x01b\x011\nu1\x01b\x011\n", ("c1", "c2", "c3")),
     ],
 )
@@ -120,6 +124,7 @@ def test_a_folder_of_one_kind_is_one_table(tmp_path):
         ({"a.csv": "x,y\n1,2\n3,4\n", "b.csv": "5,6\n7,8\n"}, "different columns: 5, 6, x, ... in one alone"),
         ({"a.jsonl": "[1, 2]\n"}, "one JSON array; allowed: one JSON object a line"),
         ({"a.csv": ""}, "is empty"),
+        ({"a.csv": "\n" * 2000}, "its first 2,000 characters hold no row"),
         ({"a.json": '[{"x": 1}]'}, "one JSON array"),
         ({"a.json": '{"x": {"0": 1, "1": 2}, "y": {"0": 1, "1": 2}}'}, "keys (x, y) each hold many rows"),
         ({"a.json": '{"x": [%s' % ("1, " * 200_000)}, "keys (x, ...) each hold many rows"),
