@@ -29,21 +29,25 @@ class DelimitedInput(StrictModel):
         type: the format of the files.
         pattern: a glob for the files of an input directory. Null: ``*.csv`` or ``*.tsv``, also
             with ``.gz`` and ``.zst``.
-        header: whether the first line names the columns.
+        skip_lines: so many lines at the beginning of each file are no header and no rows, such as comments.
+        header: whether the first line, of those that are not skipped, names the columns.
         columns: the names of the columns, if ``header`` is false.
         delimiter: the character between fields. Null: comma for csv, tab for tsv.
         quoting: whether values may be in double quotes, and may then contain delimiters, line ends and doubled quotes.
             Null: true for csv, false for tsv.
         nulls: texts that mean a missing value.
+        optional: columns that a file may lack: their values are missing there.
     """
 
     type: Literal["csv", "tsv"]
     pattern: LocalName | None = None
+    skip_lines: int = Field(default=0, ge=0, le=1000)
     header: bool = True
     columns: tuple[Column, ...] | None = None
     delimiter: str | None = Field(default=None, pattern=r"^[\x00-\x7f]$", title="ASCII character")
     quoting: bool | None = None
     nulls: tuple[str, ...] = ("",)
+    optional: tuple[Column, ...] = ()
 
     @model_validator(mode="after")
     def _named_columns(self) -> Self:
@@ -73,10 +77,12 @@ class JsonlInput(StrictModel):
     Attributes:
         type: the format of the files.
         pattern: a glob for the files of an input directory. Null: ``*.jsonl``, also with ``.gz`` and ``.zst``.
+        optional: columns that a file may lack: their values are missing there.
     """
 
     type: Literal["jsonl"]
     pattern: LocalName | None = None
+    optional: tuple[Column, ...] = ()
 
 
 class ParquetInput(StrictModel):
@@ -85,10 +91,12 @@ class ParquetInput(StrictModel):
     Attributes:
         type: the format of the files.
         pattern: a glob for the files of an input directory. Null: ``*.parquet``.
+        optional: columns that a file may lack: their values are missing there.
     """
 
     type: Literal["parquet"]
     pattern: LocalName | None = None
+    optional: tuple[Column, ...] = ()
 
 
 class MindInput(StrictModel):

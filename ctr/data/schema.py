@@ -24,7 +24,8 @@ Tower = Literal["quality", "ui"]
 InputKind = Literal["text", "number", "time"]
 Name = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=100, title="name of letters, digits, _ . -"),
+    # Letters and digits of all scripts.
+    Field(pattern=r"^[^\W\d][\w.\-]*$", max_length=100, title="name of letters, digits, _ . -"),
 ]
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 

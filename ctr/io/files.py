@@ -273,14 +273,34 @@ _BEGINNINGS = {
     b"\xfd7zXZ\x00": "compressed with xz",
     b"PAR1": "a Parquet file",
     b"SQLite format 3\x00": "an SQLite database",
+    b"Obj\x01": "an Avro file",
+    b"ARROW1\x00\x00": "an Arrow or Feather file",
+    b"SEQ\x06": "a Hadoop sequence file",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an Excel workbook (.xls)",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"\x04\x22\x4d\x18": "compressed with lz4",
+    b"%PDF-": "a PDF document",
+    **{bytes((0x80, protocol)): "a Python pickle" for protocol in range(2, 6)},
 }
+# Words that text may begin with, too.
+_BINARY_BEGINNINGS = {b"ORC": "an ORC file", b"FEA1": "a Feather file"}
 
 
 def not_text(path: Path) -> str:
     """What a file holds by its first bytes, where that is no text in UTF-8; empty where it may be that."""
     with path.open("rb") as file:
-        start = file.read(64)
+        start = file.read(512)
     found = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
+    if found == _BEGINNINGS[b"PK\x03\x04"] and (b"[Content_Types].xml" in start or b"xl/" in start):
+        found = "an Excel workbook (.xlsx)"
+    if start[257:262] == b"ustar":
+        found = "a tar archive"
+    start = start[:64]
+    if not found and min(start, default=9) < 9:
+        found = next((what for mark, what in _BINARY_BEGINNINGS.items() if start.startswith(mark)), "")
     # ASCII in UTF-16 without a mark: every other byte is 0.
     is_utf_16 = len(start) > 3 and 0 in (max(start[::2]), max(start[1::2]))
     return found or ("UTF-16" if is_utf_16 else "")

@@ -105,14 +105,16 @@ def calls_text(
     body = json.dumps({"signature_name": "predict", "instances": instances}, ensure_ascii=False)
     page = _PAGE.format(
         count=len(inputs),
-        described=", ".join(f"`{key}` ({described['dtype']})" for key, described in inputs.items()),
+        described=", ".join(
+            f"`{key}` ({one['dtype']}{_renamed(key, one, ', ')})" for key, one in inputs.items()
+        ),
         name=name,
         quoted_name=_quoted(name),
         shell_folder=shlex.quote(folder),
         quoted_folder=_quoted(folder),
         body=shlex.quote(body),
         tensors="\n".join(
-            f"    {_quoted(key)}: ({_list(values)}, tf.{inputs[key]['dtype']}),"
+            f"    {_quoted(key)}: ({_list(values)}, tf.{inputs[key]['dtype']}),{_renamed(key, inputs[key], '  # ')}"
             for key, values in examples.items()
         ),
         columns=_columns(inputs, schema),
@@ -121,6 +123,11 @@ def calls_text(
         towers = {tower: _columns(signatures[tower]["inputs"], schema) for tower in ("quality", "ui")}
         page += _FACTORS.format(**towers)
     return page
+
+
+def _renamed(key: str, described: Mapping[str, Any], before: str) -> str:
+    """Which column an input is, where TensorFlow does not allow the column's own name; else nothing."""
+    return "" if key == described["column"] else f"{before}the column {_quoted(described['column'])}"
 
 
 def _columns(inputs: Mapping[str, Any], schema: Schema) -> str:

@@ -58,11 +58,11 @@ class Signature:
 def input_names(sources: Iterable[str]) -> dict[str, str]:
     """Finds names under which columns can be inputs of a function: name -> column, in their order.
 
-    They are the columns' own names where TensorFlow allows these: letters, digits and _, a letter first. No other
-    column takes such a name away.
+    They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No other
+    column takes such a name away. A column of whose name nothing is left is ``column_`` and its place, from 1 on.
     """
     columns = list(sources)
-    wanted = {source: _plain_name(source) for source in columns}
+    wanted = {source: _plain_name(source, place) for place, source in enumerate(columns, 1)}
     names: dict[str, str] = {}
     for source in sorted(columns, key=lambda source: wanted[source] != source):
         name = wanted[source]
@@ -74,8 +74,10 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
     return {found[source]: source for source in columns}
 
 
-def _plain_name(source: str) -> str:
+def _plain_name(source: str, place: int) -> str:
     name = re.sub(r"[^A-Za-z0-9_]", "_", source)
+    if not name.strip("_"):
+        return f"column_{place}"
     if not name[:1].isalpha():
         name = f"x{name}"
     return f"{name}_" if keyword.iskeyword(name) or name == "self" else name

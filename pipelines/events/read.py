@@ -8,11 +8,11 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.mapping import JsonlInput, ParquetInput, input_patterns
 from ctr.io.errors import InputError
 from ctr.pipelines.events.tables import KINDS, Kind, source_of, wanted_columns
-from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.chunks import Chunk, with_constants
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.parquet import read_parquet, row_group_sizes
 from ctr.pipelines.rows.sources import SourceFile, natural_order
-from ctr.pipelines.rows.table_files import read_table_file
+from ctr.pipelines.rows.table_files import absent_columns, read_table_file, table_file_columns
 
 BLOCK_BYTES = 16 << 20
 """Bytes of a file that are read, parsed and transformed at a time."""
@@ -126,10 +126,15 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     wanted = wanted_columns(mapping, unit.kind)
     if isinstance(form, JsonlInput):
         yield from line_reader(mapping, unit.kind).read(source, block_bytes)
-    elif isinstance(form, ParquetInput):
-        yield from read_parquet(source, wanted, unit.row_groups)
+        return
+    absent = absent_columns(form, wanted, table_file_columns(unit.path, form))
+    own = [name for name in wanted if name not in absent]
+    if isinstance(form, ParquetInput):
+        chunks = read_parquet(source, own, unit.row_groups)
     else:
-        yield from read_table_file(source, form, wanted, block_bytes)
+        chunks = read_table_file(source, form, own, block_bytes)
+    for chunk in chunks:
+        yield with_constants(chunk, dict.fromkeys(absent))
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:

@@ -1,7 +1,7 @@
 """What feature a column becomes: a category, a number in buckets, a list of categories or a text."""
 
 import math
-import re
+import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -204,9 +204,13 @@ def _tidy(value: float) -> float:
 
 
 def feature_name(stem: str, taken: Collection[str]) -> str:
-    """A name of a feature like that of the column, which no other feature and no column of a log has."""
-    name = re.sub(r"[^A-Za-z0-9_.\-]+", "_", stem).strip("_") or "column"
-    if not re.match(r"[A-Za-z_]", name):
+    """A name of a feature like that of the column, which no other feature and no column of a log has.
+
+    Letters and digits of all scripts stay as they are, and so do _ . and -; whatever else becomes _.
+    """
+    name = "".join(letter if _stays(letter) else " " for letter in stem)
+    name = "_".join(name.split()).strip("_") or "column"
+    if not (name[0].isalpha() or name[0] == "_"):
         name = f"c_{name}"
     name = name[:90]
     if name in RESERVED_NAMES:
@@ -217,3 +221,8 @@ def feature_name(stem: str, taken: Collection[str]) -> str:
         found = f"{name}_{number}"
         number += 1
     return found
+
+
+def _stays(letter: str) -> bool:
+    kind = unicodedata.category(letter)
+    return letter in "_.-" or kind[0] in "LM" or kind == "Nd"

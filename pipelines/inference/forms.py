@@ -1,19 +1,30 @@
 """How the files of a table are read: which ones they are, their format, delimiter, quotes, header and columns."""
 
-import csv
-import io
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, format_names, load_format
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.parquet import parquet_columns
-from ctr.pipelines.rows.sources import SourceFile, faults_named, find_files, natural_order, open_bytes
+from ctr.io.files import not_text
+from ctr.pipelines.inference.foreign import check_json, check_lines
+from ctr.pipelines.inference.headers import LINES, is_header, lines_before, title_lines
+from ctr.pipelines.rows.delimited import split_rows
+from ctr.pipelines.rows.sources import (
+    SourceFile,
+    faults_named,
+    find_files,
+    folder_keys,
+    is_blank,
+    is_hidden,
+    natural_order,
+    open_bytes,
+)
+from ctr.pipelines.rows.table_files import table_file_columns
 
 Form = DelimitedInput | JsonlInput | ParquetInput
 
@@ -29,9 +40,10 @@ _SUFFIX_TYPES = {
 }
 _COMPRESSIONS = (".gz", ".zst")
 _DELIMITERS = {"csv": ",;|\t", "tsv": "\t,;|", "": "\t,;|"}
+# Hive's byte and a space: only where none of the usual ones separates anything.
+_SELDOM = "\x01 "
 _COMMA_ELSEWHERE = re.compile(r"(?<![0-9]),|,(?![0-9])")
 _START_BYTES = 256 << 10
-_LINES = 500
 _SUGGEST = "ctr ingest {name} reads this format with a mapping made for it"
 
 
@@ -40,46 +52,65 @@ class TableFiles:
     """The files of a table and how they are read.
 
     Attributes:
-        files: the files, in the order in which their rows count.
+        files: the files that hold something, in the order in which their rows count.
         form: the ``input`` of a mapping.
         columns: the names of the columns in their order, as the header or the form has them; empty for JSON lines.
         suggestion: the shipped mapping that reads these files, in a sentence; empty where there is none.
+        lacking: by name of a column that some files lack, how many and which, in words.
+        folders: the columns that names of folders give, such as ``dt=2023-11-14``.
+        notes: what else is to be known of the files, a line each.
     """
 
     files: tuple[SourceFile, ...]
     form: Form
     columns: tuple[str, ...]
-    suggestion: str
+    suggestion: str = ""
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def find_table(given: Path) -> TableFiles:
     """Finds out how a file, or the files of a folder, are read.
 
     Raises:
-        InputError: no file, files of several kinds, files with different columns, or of a format that is not read.
+        InputError: no file, files of several kinds, files of different tables, or of a format that is not read.
     """
     if given.is_dir():
-        files, pattern = _files_of(given)
+        found, pattern = _files_of(given)
     else:
-        files, pattern = tuple(find_files([given], (), ())), None
+        found, pattern = tuple(find_files([given], (), ())), None
+    files = tuple(file for file in found if not is_blank(file.path))
+    if not files:
+        raise InputError(
+            f"{found[0].path}: is empty; a table with a label and at least one feature is required"
+        )
     first = files[0].path
     if any(file.path.name.startswith("behaviors.tsv") for file in files):
         raise InputError(
             f"{given}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: use ctr ingest mind"
         )
     kind = _type_of(first)
-    content: dict[str, Any] = {"type": kind}
-    columns: tuple[str, ...] = ()
-    if kind == "parquet":
-        columns = parquet_columns(first)
-    elif kind != "jsonl":
-        content, columns = _delimited(first, kind)
+    content = _delimited(first, kind) if kind not in ("parquet", "jsonl") else {"type": kind}
     if pattern is not None and pattern != f"*.{content['type']}":
         content["pattern"] = pattern
     form = parse_model(_MODELS[content["type"]], content, str(first))
-    table = TableFiles(files, form, columns, _suggestion(columns, form))
-    _check_same_columns(given, table)
-    return table
+    columns, lacking = _columns_of(given, files, form)
+    keys = [set(folder_keys(Path("/", file.name))) for file in files]
+    folders = sorted(set.intersection(*keys).difference(columns))
+    notes = []
+    if len(files) < len(found):
+        empty = [file.name for file in found if file not in files]
+        notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {_some(empty)}")
+    if folders:
+        notes.append(
+            f"the folders of the files give the column{'s' * (len(folders) > 1)} {', '.join(folders)}"
+        )
+    return TableFiles(files, form, columns, _suggestion(columns, form), lacking, tuple(folders), tuple(notes))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 _MODELS: dict[str, Any] = {
@@ -91,9 +122,14 @@ _MODELS: dict[str, Any] = {
 
 
 def _files_of(folder: Path) -> tuple[tuple[SourceFile, ...], str]:
-    """The files of a folder in their order, and the glob that finds them."""
-    names = sorted((path.name for path in folder.iterdir() if path.is_file()), key=natural_order)
-    names = [name for name in names if not name.startswith((".", "_"))]
+    """The files of a folder in their order, and the glob that finds them; those below it where it holds none itself."""
+    paths = [path.relative_to(folder) for path in folder.iterdir() if path.is_file()]
+    paths = [path for path in paths if not is_hidden(path)]
+    below = "" if paths else "**/"
+    if not paths:
+        paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        paths = [path for path in paths if not is_hidden(path)]
+    names = sorted((path.as_posix() for path in paths), key=natural_order)
     if not names:
         raise InputError(f"input {folder}: no file in this folder")
     kinds = {name: Path(name.removesuffix(".gz").removesuffix(".zst")).suffix for name in names}
@@ -104,13 +140,20 @@ def _files_of(folder: Path) -> tuple[tuple[SourceFile, ...], str]:
         )
     suffix = next(iter(kinds.values()))
     if not suffix:
-        if len(names) > 1:
-            raise InputError(f"input {folder}: the names of its files have no common ending: give one file")
-        return tuple(find_files([folder], names, ())), names[0]
+        stems = {re.split(r"[0-9]", path.name)[0] for path in paths}
+        if len(stems) > 1:
+            raise InputError(
+                f"input {folder}: the names of its files have no common beginning or ending: give one file"
+            )
+        pattern = below + (paths[0].name if len(names) == 1 else f"{min(stems) or '[0-9]'}*")
+        return tuple(find_files([folder], [pattern], ())), pattern
     plain = not any(name.endswith(_COMPRESSIONS) for name in names)
-    pattern = f"*{suffix}" if plain or suffix[1:] in _MODELS else f"*{suffix}*"
-    patterns = [f"*{suffix}{compression}" for compression in ("", *_COMPRESSIONS)]
-    return tuple(find_files([folder], patterns, [".*", "_*"])), pattern
+    pattern = below + (f"*{suffix}" if plain or suffix[1:] in _MODELS else f"*{suffix}*")
+    patterns = [f"{below}*{suffix}{compression}" for compression in ("", *_COMPRESSIONS)]
+    files = tuple(find_files([folder], patterns, ()))
+    if below and not plain:
+        pattern = f"{below}*{suffix}*"
+    return files, pattern
 
 
 def _type_of(path: Path) -> str:
@@ -121,13 +164,23 @@ def _type_of(path: Path) -> str:
         if file.read(4) == b"PAR1":
             return "parquet"
     if named == "parquet":
-        return named
-    start = read_start(path).lstrip("\ufeff \t\r\n")
-    if named == "jsonl" and start and not start.startswith("{"):
-        is_array = start.startswith("[")
-        found = "one JSON array" if is_array else "no JSON objects"
-        raise InputError(f"{path}: holds {found}; allowed: one JSON object a line")
-    return "jsonl" if not named and start.startswith("{") else named
+        what = not_text(path) or "no Parquet file"
+        raise InputError(
+            f"{path}: is {what}, though its name ends in {suffixes[-1]}; allowed: a Parquet file"
+        )
+    start = read_start(path)
+    text = start.lstrip("\ufeff \t\r\n")
+    is_array = text.startswith("[") if named == "jsonl" else re.match(r"\[\s*[\[{]", text) is not None
+    # The first column of another file may hold objects, too.
+    is_object = text.startswith("{") and (
+        named in ("", "jsonl") or text.split("\n", 1)[0].rstrip().endswith(("{", "}"))
+    )
+    if is_array or is_object:
+        check_json(path, text, is_whole=len(start.encode()) < _START_BYTES)
+        return "jsonl"
+    if named == "jsonl":
+        raise InputError(f"{path}: holds no JSON objects; allowed: one JSON object a line")
+    return named
 
 
 def read_start(path: Path, size: int = _START_BYTES) -> str:
@@ -140,53 +193,68 @@ def read_start(path: Path, size: int = _START_BYTES) -> str:
         return bytes(stream.read(size)).decode("utf-8", "replace")
 
 
-def _delimited(path: Path, kind: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The ``input`` of a delimited file, and the names of its columns."""
+def _delimited(path: Path, kind: str) -> dict[str, Any]:
+    """The ``input`` of a delimited file."""
     start = read_start(path).removeprefix("\ufeff")
-    if not start.strip():
-        raise InputError(f"{path}: is empty; a table with a label and at least one feature is required")
+    start = start.replace("\r\n", "\n") if "\n" in start else start.replace("\r", "\n")
     whole = start[: start.rfind("\n") + 1] if len(start) >= _START_BYTES // 2 and "\n" in start else start
-    delimiter = _sniff(whole, _DELIMITERS[kind])
-    quoting = delimiter != "\t" or _has_quoted(whole, delimiter)
-    rows = _rows(whole, delimiter, quoting)
+    skipped, given = lines_before(whole)
+    table = _without_lines(whole, skipped)
+    check_lines(path, table)
+    delimiter = given or _sniff(table, _DELIMITERS[kind])
+    quoting = delimiter != "\t" or _has_quoted(table, delimiter)
+    rows = split_rows(table, delimiter, quoting, LINES)
+    if not rows:
+        raise InputError(
+            f"{path}: its first {len(start):,} characters hold no row; allowed: a table from its beginning on"
+        )
+    if titles := title_lines(table, rows):
+        skipped += titles
+        rows = split_rows(_without_lines(table, titles), delimiter, quoting, LINES)
+    if skipped and not is_header(rows):
+        # The last comment may have the names.
+        line = whole.split("\n", skipped)[skipped - 1]
+        named = split_rows(line, delimiter, quoting, 1)
+        if (
+            line.startswith("#")
+            and named
+            and len(named[0]) == len(rows[0]) > 1
+            and is_header([*named, *rows])
+        ):
+            skipped, rows = skipped - 1, [*named, *rows]
     content: dict[str, Any] = {"type": "tsv" if delimiter == "\t" else "csv"}
     if delimiter not in ",\t":
         content["delimiter"] = delimiter
     if quoting and delimiter == "\t":
         content["quoting"] = True
-    if _is_header(rows):
-        return content, tuple(rows[0])
-    names = tuple(f"c{number}" for number in range(1, len(rows[0]) + 1))
-    return {**content, "header": False, "columns": list(names)}, names
+    if skipped:
+        content["skip_lines"] = skipped
+    if is_header(rows):
+        return content
+    return {**content, "header": False, "columns": list(_numbered(_fields(rows)))}
 
 
-def _rows(text: str, delimiter: str, quoting: bool) -> list[list[str]]:
-    """The fields of the first lines; empty lines are skipped."""
-    lines = io.StringIO(text.replace("\0", ""))
-    reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
-    rows: list[list[str]] = []
-    try:
-        for row in reader:
-            rows += [row] if row else []
-            if len(rows) == _LINES:
-                break
-    except csv.Error:
-        # A field longer than Python's limit: what came before it is enough to go on.
-        pass
-    return rows or [text.splitlines()[:1]]
+def _without_lines(text: str, count: int) -> str:
+    return text.split("\n", count)[count] if count else text
 
 
 def _sniff(text: str, delimiters: str) -> str:
     """The delimiter with which most lines have the same number of fields, at least two; else the first one."""
     best = (False, 0.0, delimiters[0])
-    for delimiter in delimiters:
-        rows = _rows(text, delimiter, delimiter != "\t")
-        counts = Counter(map(len, rows))
+    for delimiter in (*delimiters, *_SELDOM):
+        if delimiter in _SELDOM and best[1]:
+            break
+        rows = split_rows(text, delimiter, delimiter != "\t", LINES)
+        counts = Counter(map(len, rows or [[]]))
         fields, lines = counts.most_common(1)[0]
         share = lines / counts.total()
         # A decimal comma gives lines the same number of fields, too. It stands only between digits, never in a header.
         is_decimal = delimiter == "," and ";" in text and not _COMMA_ELSEWHERE.search(text)
-        fits = len(rows[0]) == fields and not is_decimal
+        fits = len(rows[0]) == fields and not is_decimal if rows else False
+        # R writes no name for the number of the row.
+        is_whole = share >= 0.9 and bool(rows) and fields - len(rows[0]) in (0, 1)
+        if delimiter in _SELDOM and not is_whole:
+            continue
         # Among equals the first one of the order.
         if fields > 1 and (fits, share) > (best[0], best[1] + 0.02):
             best = (fits, share, delimiter)
@@ -194,56 +262,58 @@ def _sniff(text: str, delimiters: str) -> str:
 
 
 def _has_quoted(text: str, delimiter: str) -> bool:
-    fields = [field for line in text.splitlines()[:_LINES] for field in line.split(delimiter)]
+    fields = [field for line in text.splitlines()[:LINES] for field in line.split(delimiter)]
     opened = sum(field.startswith('"') for field in fields)
     closed = sum(len(field) > 1 and field.startswith('"') and field.endswith('"') for field in fields)
     return closed > 0 and closed == opened
 
 
-def _is_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row names the columns: no number in it, and values unlike those below."""
-    first, below = rows[0], rows[1:]
-    filled = [name for name in first if name.strip()]
-    if len(filled) < max(1, len(first) - 1) or any(is_number(name) for name in filled):
-        return False
-    places = range(len(first))
-    found = [{row[place] for row in below if place < len(row)} for place in places]
-    if any(values - {""} and all(map(is_number, values - {""})) for values in found):
-        # A word above numbers.
-        return True
-    if len(set(filled)) < 0.8 * len(filled):
-        return False
-    repeated = sum(bool(first[place].strip()) and first[place] in found[place] for place in places)
-    return repeated <= 0.1 * len(first)
+def _columns_of(
+    given: Path, files: Sequence[SourceFile], form: Form
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The columns of the files, and those that some files lack (see ``TableFiles``).
 
+    Files are of one table if one of them has all columns, and the others most of these.
 
-def is_number(text: str) -> bool:
-    """Whether a text is a finite or infinite decimal number; ``nan`` and ``inf`` are words."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return any(character.isdigit() for character in text)
-
-
-def _check_same_columns(given: Path, table: TableFiles) -> None:
-    """Raises InputError where a file of a folder has other columns than the first one."""
-    if isinstance(table.form, JsonlInput):
-        return
-    for file in table.files[1:]:
-        if isinstance(table.form, ParquetInput):
-            columns = parquet_columns(file.path)
-            same = sorted(columns) == sorted(table.columns)
-        else:
-            rows = _rows(read_start(file.path, 64 << 10).removeprefix("\ufeff"), table.form.field_delimiter,
-                         table.form.quotes)  # fmt: skip
-            columns = tuple(rows[0])
-            same = columns == table.columns if table.form.header else len(columns) == len(table.columns)
-        if not same:
+    Raises:
+        InputError: they are not.
+    """
+    if isinstance(form, JsonlInput):
+        return (), {}
+    named = isinstance(form, ParquetInput) or form.header
+    found = [_columns_in(file.path, form) for file in files]
+    widest = max(found, key=len)
+    for file, names in zip(files, found, strict=True):
+        others = set(names) ^ set(widest)
+        if others and (not named or set(names) - set(widest) or len(others) > 0.5 * len(widest)):
             raise InputError(
-                f"input {given}: {table.files[0].name} and {file.name} have different columns: give one file; a side "
-                "table is joined by a mapping of your own (ctr ingest table)"
+                f"input {given}: {files[found.index(widest)].name} and {file.name} have different columns: "
+                f"{_some(sorted(others))} in one alone; give one file; a side table is joined by a mapping of your own "
+                "(ctr ingest table)"
             )
+    columns = (*found[0], *(name for name in widest if name not in found[0]))
+    lacking = {}
+    for name in columns:
+        absent = [file.name for file, names in zip(files, found, strict=True) if name not in names]
+        if absent:
+            lacking[name] = f"{len(absent)} of {len(files)} files lack it, such as {absent[0]}"
+    return columns, lacking
+
+
+def _columns_in(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
+    """The columns of a file; without a header, as many as most of its first lines have fields."""
+    if isinstance(form, ParquetInput) or form.header:
+        return table_file_columns(path, form)
+    text = _without_lines(read_start(path, 64 << 10).removeprefix("\ufeff"), form.skip_lines)
+    return _numbered(_fields(split_rows(text, form.field_delimiter, form.quotes, LINES)))
+
+
+def _fields(rows: Sequence[Sequence[str]]) -> int:
+    return Counter(map(len, rows or [[]])).most_common(1)[0][0]
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"c{number}" for number in range(1, count + 1))
 
 
 def _suggestion(columns: Sequence[str], form: Form) -> str:

@@ -20,6 +20,7 @@ from ctr.pipelines.inference.features import Decision, decide_feature, dropped, 
 from ctr.pipelines.inference.forms import TableFiles
 from ctr.pipelines.inference.labels import LabelColumn, choose_label, is_label_name, plain_label
 from ctr.pipelines.inference.leaks import find_leak, find_outcome
+from ctr.pipelines.inference.pages import find_page
 from ctr.pipelines.inference.queries import Rows, choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
@@ -127,9 +128,10 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
         for name, array in sample.columns.items()
     }
     if len(columns) < 2:
+        names = "".join(f" ({name[:40]})" for name in columns)
         raise InputError(
-            f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read "
-            f"({', '.join(columns)}); a label and at least one feature are required"
+            f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read{names}; "
+            "a label and at least one feature are required, in columns between commas, tabs, ; or |"
         )
     given = {
         "--label": options.label,
@@ -145,6 +147,8 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     free = {name: facts for name, facts in columns.items() if name not in refused}
     found = Inference()
     roles = _choose_roles(free, sample, options, found)
+    if roles.label is None and (page := find_page(free)):
+        raise InputError(f"{table.files[0].path}: {page}")
     decisions: dict[str, Decision] = {name: dropped("--drop says so") for name in refused}
     decisions |= dict(_decide(free, roles, kept))
     for name in columns:
@@ -309,17 +313,32 @@ def _add_notes(
     found.notes.append(f"inferred from {sample.describe()}")
     form = table.form
     if isinstance(form, DelimitedInput):
-        delimiter = {"\t": "tab"}.get(form.field_delimiter, form.field_delimiter)
+        delimiter = {"\t": "tab", " ": "space", "\x01": "\\x01"}.get(
+            form.field_delimiter, form.field_delimiter
+        )
         header = (
             "the first line names the columns"
             if form.header
             else "no header: the columns are named c1, c2, ..."
         )
+        if form.skip_lines:
+            header = f"without the first {form.skip_lines} line{'s' * (form.skip_lines > 1)}; {header}"
         found.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
+    found.notes += table.notes
     if nulls:
         found.notes.append(f"read as missing: {', '.join(nulls)}")
     if sample.malformed:
         found.notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
+    if sample.headers:
+        found.notes.append(
+            f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows"
+        )
+    if sample.lacking:
+        lacking = [
+            f"{name} ({table.lacking[name]})" if table.lacking else name for name in sample.lacking[:5]
+        ]
+        more = ", ..." if len(sample.lacking) > 5 else ""
+        found.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
     if roles.time is None and not any(doubt.option == "--time" for doubt in found.doubts):
         found.notes.append("no column is the time of the row: the order of the rows is the order of time")
     if roles.query is None and "query" in found.reasons:
@@ -355,10 +374,17 @@ def _make_mapping(
     guesses = {guess.column: guess for guess in found.guesses}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()
+    stems = {
+        name: name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
+        for name, decision in decisions.items()
+        if decision.feature is not None
+    }
+    # A column keeps its name where another one would become the same.
+    own = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
     for name, decision in decisions.items():
         if decision.feature is not None:
-            stem = name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
-            feature = {"name": feature_name(stem, taken), **decision.feature}
+            stem = stems[name]
+            feature = {"name": feature_name(stem, taken | (own - {stem})), **decision.feature}
             if decision.cast is not None:
                 feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
                 content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
@@ -375,6 +401,9 @@ def _make_mapping(
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
     found.content = content
     found.mapping = parse_model(Mapping, content, "the inferred mapping")
+    if lacking := [name for name in found.mapping.raw_columns if name in sample.lacking]:
+        content["input"]["optional"] = lacking
+        found.mapping = parse_model(Mapping, content, "the inferred mapping")
 
 
 def _add_derived(

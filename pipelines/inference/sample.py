@@ -6,8 +6,10 @@ the same readers as in an ingest. So memory and time have a bound whatever the s
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,12 @@ import pyarrow.parquet as pq
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.forms import TableFiles
-from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.chunks import Chunk, with_constants
 from ctr.pipelines.rows.convert import check_utf8
-from ctr.pipelines.rows.delimited import read_delimited
+from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.jsonl import JsonlReader
-from ctr.pipelines.rows.sources import SourceFile, faults_named, open_bytes
+from ctr.pipelines.rows.rejects import REPEATED_HEADER
+from ctr.pipelines.rows.sources import SourceFile, faults_named, folder_keys, open_bytes
 
 HEAD_BYTES = 4 << 20
 BLOCK_BYTES = 512 << 10
@@ -53,6 +56,8 @@ class Sample:
         malformed: rows that could not be read, such as lines with a wrong number of fields.
         row_numbers: [N] int64, the 1-based line or record number of each row in the first file, as those of rejects;
             0 for rows that stand elsewhere.
+        headers: lines that repeat the header.
+        lacking: columns that some files lack.
     """
 
     columns: dict[str, pa.Array]
@@ -61,8 +66,10 @@ class Sample:
     head_rows: int
     table_rows: int
     whole: bool
-    malformed: int
     row_numbers: np.ndarray
+    malformed: int = 0
+    headers: int = 0
+    lacking: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Which rows these are, in words."""
@@ -75,6 +82,13 @@ class Sample:
 def read_sample(table: TableFiles) -> Sample:
     """Reads a sample of bounded size. Raises InputError for damaged files and for a table without rows."""
     sample = _parquet_sample(table) if isinstance(table.form, ParquetInput) else _text_sample(table)
+    if not sample.columns and sample.unusable:
+        shown = ", ".join(list(sample.unusable)[:6]) + (", ..." if len(sample.unusable) > 6 else "")
+        raise InputError(
+            f"{table.files[0].path}: no column can be read: {shown} hold objects, lists of lists or other types than "
+            'single values; allowed: a value, or a list of values, under each name, such as "user.id": 7 in place of '
+            '"user": {"id": 7}'
+        )
     if not sample.rows:
         problem = (
             f"none of the {sample.malformed} lines could be read" if sample.malformed else "there are no rows"
@@ -86,9 +100,14 @@ def read_sample(table: TableFiles) -> Sample:
 
 @dataclass
 class _Lines:
-    """Whole lines of text files, and how much of the files they are."""
+    """Whole lines of text files, and how much of the files they are.
 
-    blocks: list[bytes]
+    Attributes:
+        pieces: of each file that was looked at, its beginning and other blocks of lines.
+        head_lines: in the first block.
+    """
+
+    pieces: list[tuple[SourceFile, list[bytes]]]
     head_lines: int = 0
     taken: int = 0
     size: int = 0
@@ -98,31 +117,66 @@ class _Lines:
 def _text_sample(table: TableFiles) -> Sample:
     form = table.form
     assert isinstance(form, DelimitedInput | JsonlInput)
-    lines = _read_lines(table.files, isinstance(form, DelimitedInput) and form.header)
+    lines = _read_lines(table.files)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "sample"
-        path.write_bytes(b"".join(lines.blocks))
-        source = SourceFile(0, path, table.files[0].name)
-        try:
-            if isinstance(form, DelimitedInput):
-                unusable = _unusable_names(table.columns)
-                wanted = [name for name in table.columns if name not in unusable]
-                if not wanted:
-                    raise InputError(f"{path}: no column has a name of its own; allowed: each name once")
-                chunks = list(read_delimited(source, form, wanted, _READ_BYTES))
-            else:
-                wanted, unusable, chunks = _json_chunks(source, path)
-        except InputError as error:
-            # The temporary file is nobody's.
-            raise InputError(str(error).replace(str(path), str(table.files[0].path))) from None
+        parts = []
+        for number, (file, blocks) in enumerate(lines.pieces):
+            path = Path(folder) / f"{number}"
+            path.write_bytes(b"".join(blocks))
+            parts.append((file, SourceFile(0, path, file.name)))
+        unusable, chunks, lacking = (
+            _delimited_chunks(table, form, parts)
+            if isinstance(form, DelimitedInput)
+            else _json_chunks(table, parts)
+        )
     rows = sum(chunk.table.num_rows for chunk in chunks)
     malformed = sum(len(chunk.rejects) for chunk in chunks)
+    headers = sum(reject.reason == REPEATED_HEADER for chunk in chunks for reject in chunk.rejects)
     total = rows if lines.whole else round((rows + malformed) * lines.size / max(lines.taken, 1))
-    columns = _read_columns(wanted, chunks, unusable)
-    head = min(lines.head_lines, rows)
+    first = form.skip_lines + form.header if isinstance(form, DelimitedInput) else 0
+    head = max(0, min(lines.head_lines - first, rows))
+    columns = _read_columns(chunks[0].table.column_names if chunks else [], chunks, unusable)
     numbers = np.concatenate([np.zeros(0, np.int64), *(chunk.rows for chunk in chunks)])
     numbers[head:] = 0
-    return Sample(columns, unusable, rows, head, total, lines.whole, malformed, numbers)
+    counts = {"malformed": malformed - headers, "headers": headers, "lacking": lacking}
+    return Sample(columns, unusable, rows, head, total, lines.whole, numbers, **counts)
+
+
+@contextmanager
+def _in_place_of(file: SourceFile, path: Path) -> Iterator[None]:
+    """Names the file in messages about ``path``, which is temporary and nobody's."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), str(file.path))) from None
+
+
+def _delimited_chunks(
+    table: TableFiles, form: DelimitedInput, parts: Sequence[tuple[SourceFile, SourceFile]]
+) -> tuple[dict[str, str], list[Chunk], tuple[str, ...]]:
+    """The columns that cannot be used, and why; the rows; and the columns that some files lack."""
+    unusable = _unusable_names(table.columns)
+    wanted = [name for name in table.columns if name not in unusable]
+    if not wanted:
+        raise InputError(f"{table.files[0].path}: no column has a name of its own; allowed: each name once")
+    chunks = []
+    for file, part in parts:
+        with _in_place_of(file, part.path):
+            names = delimited_columns(part.path, form)
+            found = [name for name in wanted if name in names]
+            given = dict.fromkeys(name for name in wanted if name not in names) | _folder_values(table, file)
+            chunks += [
+                with_constants(chunk, given) for chunk in read_delimited(part, form, found, _READ_BYTES)
+            ]
+    return unusable, _in_order(chunks, (*wanted, *table.folders)), tuple(table.lacking)
+
+
+def _folder_values(table: TableFiles, file: SourceFile) -> dict[str, str | None]:
+    return {name: folder_keys(file.path)[name] for name in table.folders}
+
+
+def _in_order(chunks: Sequence[Chunk], names: Sequence[str]) -> list[Chunk]:
+    return [replace(chunk, table=chunk.table.select(list(names))) for chunk in chunks]
 
 
 def _unusable_names(names: Sequence[str]) -> dict[str, str]:
@@ -162,17 +216,25 @@ def _joined(pieces: list[pa.Array]) -> pa.Array:
     return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
 
 
-def _json_chunks(source: SourceFile, path: Path) -> tuple[list[str], dict[str, str], list[Chunk]]:
-    """The columns of JSON lines, those that hold objects, and the rows."""
+def _json_chunks(
+    table: TableFiles, parts: Sequence[tuple[SourceFile, SourceFile]]
+) -> tuple[dict[str, str], list[Chunk], tuple[str, ...]]:
+    """The columns of JSON lines that cannot be used, and why; the rows; and the keys that some lines lack."""
     keys: dict[str, set[str]] = {}
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                content = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            for name, value in content.items() if isinstance(content, dict) else ():
-                keys.setdefault(name, set()).add(_json_kind(value))
+    counts: Counter[str] = Counter()
+    objects = 0
+    for _, part in parts:
+        with part.path.open("rb") as opened:
+            for line in opened:
+                try:
+                    content = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(content, dict):
+                    objects += 1
+                    counts.update(content.keys())
+                    for name, value in content.items():
+                        keys.setdefault(name, set()).add(_json_kind(value))
     unusable = {name: "it holds objects or lists of lists" for name in keys if "nested" in keys[name]}
     unusable |= {name: "the column has no name" for name in keys if not name}
     unusable |= {
@@ -180,10 +242,17 @@ def _json_chunks(source: SourceFile, path: Path) -> tuple[list[str], dict[str, s
         for name in keys
         if name not in unusable and len(keys[name] - {"missing"}) > 1
     }
-    wanted = [name for name in keys if name not in unusable]
+    wanted = [name for name in keys if name not in unusable and name not in table.folders]
     lists = {name: "|" for name in wanted if "list" in keys[name]}
     reader = JsonlReader(wanted, [], lists, all_needed=False)
-    return wanted, unusable, list(reader.read(source, _READ_BYTES)) if wanted else []
+    chunks = []
+    for file, part in parts if wanted else ():
+        with _in_place_of(file, part.path):
+            given = _folder_values(table, file)
+            chunks += [with_constants(chunk, given) for chunk in reader.read(part, _READ_BYTES)]
+    # One file alone has each of its keys somewhere.
+    lacking = tuple(name for name in wanted if counts[name] < objects) if len(table.files) > 1 else ()
+    return unusable, _in_order(chunks, (*wanted, *table.folders)), lacking
 
 
 def _json_kind(value: object) -> str:
@@ -196,8 +265,8 @@ def _json_kind(value: object) -> str:
     return "list" if isinstance(value, list) else "single"
 
 
-def _read_lines(files: Sequence[SourceFile], header: bool) -> _Lines:
-    """The first lines of the first file with its header, and blocks of lines spread over all files."""
+def _read_lines(files: Sequence[SourceFile]) -> _Lines:
+    """The first lines of the first file, and blocks of lines spread over all files, each from its beginning on."""
     sizes = [file.path.stat().st_size for file in files]
     lines = _Lines([], size=sum(sizes))
     # Of very many files those at even distances.
@@ -208,29 +277,34 @@ def _read_lines(files: Sequence[SourceFile], header: bool) -> _Lines:
         head = HEAD_BYTES if place == 0 else 0
         pieces = _compressed(path, head, blocks, lines) if path.suffix in (".gz", ".zst") else _plain(
             path, sizes[place], head, blocks, lines)  # fmt: skip
-        for number, piece in enumerate(pieces):
+        taken: list[bytes] = []
+        for piece in pieces:
             lines.taken += len(piece)
-            if place == 0 and number == 0:
-                lines.head_lines = piece.count(b"\n") - header
-            if place and number == 0 and header:
-                piece = piece[piece.find(b"\n") + 1 :]
-            lines.blocks.append(piece if piece.endswith(b"\n") or not piece else piece + b"\n")
+            if place == 0 and not taken:
+                lines.head_lines = piece.count(b"\n")
+            taken.append(piece if piece.endswith(b"\n") or not piece else piece + b"\n")
+        lines.pieces.append((files[place], taken))
     lines.whole &= step == 1
     return lines
+
+
+def _ended(data: bytes) -> bytes:
+    """Lines that end in a carriage return alone, as on an old Mac, end as others do."""
+    return data if b"\n" in data else data.replace(b"\r", b"\n")
 
 
 def _plain(path: Path, size: int, head: int, blocks: int, lines: _Lines) -> Iterator[bytes]:
     with faults_named(path), open_bytes(path) as file:
         if size <= head + blocks * BLOCK_BYTES:
-            yield bytes(file.read())
+            yield _ended(bytes(file.read()))
             return
         lines.whole = False
-        yield _trimmed(path, bytes(file.read(head or BLOCK_BYTES)))
+        yield _trimmed(path, _ended(bytes(file.read(head or BLOCK_BYTES))))
         begin = head or BLOCK_BYTES
         rest = blocks if head else blocks - 1
         for number in range(rest):
             file.seek(begin + (size - begin - BLOCK_BYTES) * (number + 1) // rest)
-            block = bytes(file.read(BLOCK_BYTES))
+            block = _ended(bytes(file.read(BLOCK_BYTES)))
             # A block that begins inside a line goes on with the next one.
             yield block[block.find(b"\n") + 1 : block.rfind(b"\n") + 1]
 
@@ -240,7 +314,7 @@ def _compressed(path: Path, head: int, blocks: int, lines: _Lines) -> Iterator[b
     gap = _COMPRESSED_BYTES // BLOCKS
     size = path.stat().st_size
     with faults_named(path), open_bytes(path) as stream:
-        first = bytes(stream.read(head or BLOCK_BYTES))
+        first = _ended(bytes(stream.read(head or BLOCK_BYTES)))
         if len(first) < (head or BLOCK_BYTES):
             lines.size += len(first) - size
             yield first
@@ -253,7 +327,7 @@ def _compressed(path: Path, head: int, blocks: int, lines: _Lines) -> Iterator[b
                 break
             data = bytes(stream.read(gap))
             read += len(data)
-            block = data[-BLOCK_BYTES:]
+            block = _ended(data[-BLOCK_BYTES:])
             yield block[block.find(b"\n") + 1 : block.rfind(b"\n") + 1]
             if len(data) < gap:
                 lines.size += read - size
@@ -270,14 +344,14 @@ def _trimmed(path: Path, block: bytes) -> bytes:
 
 def _parquet_sample(table: TableFiles) -> Sample:
     unusable = _unusable_names(table.columns)
-    first = table.files[0].path
-    with faults_named(first):
-        schema = pq.read_schema(first)
-    for field in schema:
-        if (reason := _parquet_reason(field.type)) and field.name not in unusable:
-            unusable[field.name] = reason
+    for file in table.files[:: max(1, len(table.files) // BLOCKS)] if table.lacking else table.files[:1]:
+        with faults_named(file.path):
+            schema = pq.read_schema(file.path)
+        for field in schema:
+            if reason := _parquet_reason(field.type):
+                unusable.setdefault(field.name, reason)
     wanted = [name for name in table.columns if name not in unusable]
-    batches: list[pa.Table] = []
+    chunks: list[Chunk] = []
     total = head = 0
     step = max(1, len(table.files) // BLOCKS)
     per_file = max(1, BLOCKS * step // len(table.files))
@@ -288,16 +362,19 @@ def _parquet_sample(table: TableFiles) -> Sample:
                 continue
             groups = np.unique(np.linspace(0, opened.num_row_groups - 1, per_file + 1).astype(int)) if (
                 opened.num_row_groups) else np.zeros(0, int)  # fmt: skip
+            names = opened.schema_arrow.names
+            found = [name for name in wanted if name in names]
+            given = dict.fromkeys(name for name in wanted if name not in names) | _folder_values(table, file)
             for group in groups.tolist():
-                limit = HEAD_ROWS if not batches else BATCH_ROWS
-                batches.append(_first_rows(opened, group, wanted, limit))
-                head = head or batches[0].num_rows
-    rows = sum(batch.num_rows for batch in batches)
-    chunks = [Chunk(0, batch, np.zeros(0, np.int64), []) for batch in batches]
-    columns = _read_columns(wanted, chunks, unusable)
+                limit = HEAD_ROWS if not chunks else BATCH_ROWS
+                batch = _first_rows(opened, group, found, limit)
+                chunks.append(with_constants(Chunk(0, batch, np.arange(batch.num_rows), []), given))
+                head = head or batch.num_rows
+    rows = sum(chunk.table.num_rows for chunk in chunks)
+    columns = _read_columns([*wanted, *table.folders] if wanted else [], chunks, unusable)
     numbers = np.arange(1, rows + 1)
     numbers[head:] = 0
-    return Sample(columns, unusable, rows, head, total, rows == total, 0, numbers)
+    return Sample(columns, unusable, rows, head, total, rows == total, numbers, lacking=tuple(table.lacking))
 
 
 def _first_rows(file: pq.ParquetFile, group: int, columns: Sequence[str], limit: int) -> pa.Table:

@@ -223,6 +223,7 @@ class _Ingest:
             self._rejects.check(self._rows)
             if inputs.sources:
                 self._require_examples()
+            self._warn_of_empty_files(reading)
             added = [
                 InputFile(
                     name=source.name,
@@ -264,6 +265,12 @@ class _Ingest:
             f"{self._out}: nothing was added: all {self._rows} rows of {names} were rejected, most often {reason} "
             f"({count} rows); see {self._rejects_path}"
         )
+
+    def _warn_of_empty_files(self, reading: ExampleReader) -> None:
+        empty = [source.name for source in self._inputs.sources if not reading.rows_of[source.number]]
+        if empty:
+            shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
+            self._warnings.append(f"{len(empty)} of {len(self._inputs.sources)} files hold no rows: {shown}")
 
     def _refresh(self, inputs: Sequence[InputFile]) -> None:
         """Reads the state again, and refuses what other ingests have added meanwhile if it concerns this one."""

@@ -1,6 +1,7 @@
 """A chunk of a source file: raw columns with their row numbers, and the rows that were rejected already."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,3 +29,12 @@ class Chunk:
     def count(self) -> int:
         """Rows of the input that this chunk accounts for."""
         return self.table.num_rows + len(self.rejects)
+
+
+def with_constants(chunk: Chunk, values: Mapping[str, str | None]) -> Chunk:
+    """The chunk with columns that have one value in all rows, by their names; None: it is missing."""
+    table = chunk.table
+    for name, value in values.items():
+        rows = len(chunk.rows)
+        table = table.append_column(name, pa.nulls(rows) if value is None else pa.repeat(value, rows))
+    return replace(chunk, table=table)

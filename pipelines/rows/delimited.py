@@ -1,8 +1,13 @@
-"""Reads csv and tsv files in chunks; every column as bytes; rejects lines with malformed quotes or fields."""
+"""Reads csv and tsv files in chunks; every column as bytes; rejects lines with malformed quotes or fields.
+
+A header that comes again, as where files with one were put together by ``cat``, is rejected too, and counts for itself.
+"""
 
 import csv
+import io
+import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,37 +15,90 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from ctr.data.mapping import DelimitedInput
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.quotes import ALLOWED, StrictQuotes
-from ctr.pipelines.rows.rejects import Reject, make_reject
+from ctr.pipelines.rows.rejects import REPEATED_HEADER, Reject, make_reject
 from ctr.pipelines.rows.sources import SourceFile, faults_named, open_bytes, require_columns
 
 _HEADER_LIMIT = 1 << 20
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+# Lines below a header that show how many fields there are.
+_LOOKED = 100
 
 
 def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     """The names of a file's columns, from its header or the mapping.
+
+    Where the lines below the header all have one field more, which is empty, or one less than a header that ends with a
+    delimiter, the names are as many as the fields. Where they begin with the number of the row, without a name for it,
+    the name of that column is empty.
 
     Raises:
         InputError: an unreadable file, or one without the header that it should have.
     """
     if form.columns is not None:
         return form.columns
+    line, rows = _read_header(path, form)
+    if not line.strip():
+        raise InputError(f"{path}: the first line is empty; it must hold the column names")
+    return fitted_names(_split_names(path, line, form), rows)
+
+
+def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]]:
+    """The line with the names, and the fields of some lines below it."""
     with faults_named(path), open_bytes(path) as stream:
         start = bytes(stream.read(_HEADER_LIMIT))
-        line = start.split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
-    if not line:
-        raise InputError(f"{path}: the first line is empty; it must hold the column names")
+        lines = _LINE_END.split(start, form.skip_lines + 1)
+        line = lines[form.skip_lines].decode("utf-8-sig") if len(lines) > form.skip_lines else ""
+    below = lines[-1].decode("utf-8", "replace") if len(lines) > form.skip_lines + 1 else ""
+    rows = split_rows(below, form.field_delimiter, form.quotes, _LOOKED)
+    # The last one may have been cut.
+    return line, rows[:-1] if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED else rows
+
+
+def _split_names(path: Path, line: str, form: DelimitedInput) -> tuple[str, ...]:
     if not form.quotes:
         return tuple(line.split(form.field_delimiter))
     try:
         return tuple(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)))
     except csv.Error as error:
         raise InputError(f"{path}: the first line does not hold column names: {error}") from None
+
+
+def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
+    """The fields of the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
+    lines = io.StringIO(text.replace("\0", ""), newline=None)
+    reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
+    rows: list[list[str]] = []
+    try:
+        for row in reader:
+            rows += [row] if row else []
+            if len(rows) == limit:
+                break
+    except csv.Error:
+        # What came before it is enough to go on.
+        pass
+    return rows
+
+
+def fitted_names(names: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The names of a header, as many as the lines below it have fields (see ``delimited_columns``)."""
+    rows = [row for row in rows if list(row) != list(names)]
+    fields, lines = Counter(map(len, rows)).most_common(1)[0] if rows else (len(names), 0)
+    if lines >= 0.9 * len(rows):
+        rows = [row for row in rows if len(row) == fields]
+        if fields == len(names) + 1 and not any(row[-1].strip() for row in rows):
+            return (*names, "")
+        if fields == len(names) + 1 and [row[0] for row in rows] == [str(n + 1) for n in range(lines)]:
+            return ("", *names)
+        if fields == len(names) - 1 and not names[-1].strip():
+            return tuple(names[:-1])
+    return tuple(names)
 
 
 def read_delimited(
@@ -52,7 +110,8 @@ def read_delimited(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns of a csv or tsv file, as binary with nulls, those of ``encoded`` as dictionaries of it.
 
-    Rows are numbered as records: the header counts, empty lines do not, and a quoted value may hold line ends.
+    Rows are numbered as records: the header and the lines before it count, empty lines do not, and a quoted value may
+    hold line ends.
 
     Raises:
         InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
@@ -67,7 +126,8 @@ def read_delimited(
 
     # Columns that are not wanted get unique names, since a header may repeat them.
     given = [name if name in wanted else f"\0{place}" for place, name in enumerate(names)]
-    first = 2 if form.header else 1
+    first = 1 + form.skip_lines + form.header
+    header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
     faults: dict[str, tuple[str, bytes]] = {}
     with faults_named(source.path), _quiet_about_text(), open_bytes(source.path) as stream:
         quotes = (
@@ -112,11 +172,58 @@ def read_delimited(
             row = int(rows[-1]) + 1 if len(rows) else row
             rejects = []
             while refused and refused[0].number < row:
-                rejects += _field_rejects(source, refused.popleft(), faults)
-            yield Chunk(source.number, pa.Table.from_batches([batch]), rows, rejects)
+                rejects += _field_rejects(source, refused.popleft(), faults, header)
+            chunk = Chunk(source.number, pa.Table.from_batches([batch]), rows, rejects)
+            yield chunk if header is None else header.set_aside(chunk)
         nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
-        rejects = [reject for bad in refused for reject in _field_rejects(source, bad, faults)]
+        rejects = [reject for bad in refused for reject in _field_rejects(source, bad, faults, header)]
         yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
+
+
+class _Header:
+    """The header of a file, which may come again in it.
+
+    Args:
+        file: the number of the file.
+        names: those of all its columns.
+        wanted: the columns that are read.
+        delimiter: the character between fields.
+    """
+
+    def __init__(self, file: int, names: Sequence[str], wanted: Sequence[str], delimiter: str) -> None:
+        self._file, self._delimiter = file, delimiter
+        self._names = [name for name in names if name]
+        self._line = delimiter.join(names)
+        # One name alone may well be a value, and numbers are.
+        is_certain = len(wanted) > 1 and not all(name.isdigit() for name in wanted)
+        self._wanted = list(wanted) if is_certain else []
+
+    def repeats(self, line: str) -> bool:
+        """Returns whether a line with another number of fields has the same names."""
+        return [name for name in line.strip().replace('"', "").split(self._delimiter) if name] == self._names
+
+    def reject(self, row: int) -> Reject:
+        """Makes the reject of a line that repeats the header."""
+        return make_reject(
+            self._file, row, "line", REPEATED_HEADER, self._line, "the header as the first line only"
+        )
+
+    def set_aside(self, chunk: Chunk) -> Chunk:
+        """Makes rejects of the rows that have the name of its column in every wanted one."""
+        found: pa.ChunkedArray | None = None
+        for name in sorted(self._wanted, key=lambda name: pa.types.is_dictionary(chunk.table[name].type)):
+            column = chunk.table[name]
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(pa.binary())
+            same = pc.fill_null(pc.equal(column, name.encode()), False)
+            found = same if found is None else pc.and_(found, same)
+            if not pc.any(found).as_py():
+                return chunk
+        if found is None:
+            return chunk
+        places = found.to_numpy()
+        rejects = [*chunk.rejects, *map(self.reject, chunk.rows[places].tolist())]
+        return Chunk(chunk.file, chunk.table.filter(pc.invert(found)), chunk.rows[~places], rejects)
 
 
 @contextmanager
@@ -135,7 +242,11 @@ def _quiet_about_text() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _field_rejects(source: SourceFile, bad: Any, faults: Mapping[str, tuple[str, bytes]]) -> list[Reject]:
+def _field_rejects(
+    source: SourceFile, bad: Any, faults: Mapping[str, tuple[str, bytes]], header: _Header | None
+) -> list[Reject]:
+    if header is not None and header.repeats(bad.text):
+        return [header.reject(bad.number)]
     if bad.text in faults:
         reason, line = faults[bad.text]
         return [make_reject(source.number, bad.number, "line", reason, line, ALLOWED)]

@@ -36,7 +36,8 @@ class JsonlReader:
         numbers: the columns only read as numbers, where 5 and 5.0 mean the same.
         lists: the columns that may hold lists, with the separator of those that are text instead; None where there is
             not one alone.
-        all_needed: whether some line of a file must have each wanted column.
+        all_needed: whether some line of a file must have each wanted column,
+        optional: but for these.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class JsonlReader:
         numbers: Sequence[str],
         lists: Mapping[str, str | None],
         all_needed: bool = True,
+        optional: Sequence[str] = (),
     ) -> None:
         self._wanted = tuple(wanted)
+        self._optional = frozenset(optional)
         self._all_needed = all_needed
         self._numbers = frozenset(numbers)
         self._lists = dict(lists)
@@ -66,7 +69,7 @@ class JsonlReader:
             seen.update(dict.fromkeys(keys))
             line += lines
             yield chunk
-        missing = [name for name in self._wanted if name not in seen]
+        missing = [name for name in self._wanted if name not in seen and name not in self._optional]
         if missing and seen and self._all_needed:
             raise InputError(
                 f"{source.path}: no column {', '.join(missing)} in any line; the columns found are {', '.join(seen)}"

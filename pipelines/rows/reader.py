@@ -13,12 +13,12 @@ from ctr.data.mapping import (
     ParquetInput,
 )
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.chunks import Chunk, with_constants
 from ctr.pipelines.rows.joins import SideTable, find_side_file, make_side_table
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.mind import News, read_mind
-from ctr.pipelines.rows.sources import SourceFile, require_columns
-from ctr.pipelines.rows.table_files import read_strictly, read_table_file, table_file_columns
+from ctr.pipelines.rows.sources import SourceFile, folder_keys, is_blank, require_columns
+from ctr.pipelines.rows.table_files import absent_columns, read_strictly, read_table_file, table_file_columns
 
 
 @dataclass
@@ -42,12 +42,14 @@ class RawReader:
         return self.mapping.raw_columns if self.columns is None else self.columns
 
     def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
-        """Yields the chunks of one file with the side tables to attach to each.
+        """Yields the chunks of one file with the side tables to attach to each; none of a file that holds nothing.
 
         Raises:
             InputError: a damaged file, a missing column, a side table that is missing or has a key twice.
         """
         form = self.mapping.input
+        if is_blank(source.path):
+            return
         if isinstance(form, MindInput):
             folder = source.path.parent
             if folder not in self._news:
@@ -69,21 +71,28 @@ class RawReader:
         wanted: Sequence[str],
         joined: dict[str, SideTable],
     ) -> Iterator[Chunk]:
+        keys = {name: value for name, value in folder_keys(source.path).items() if name in wanted}
         if isinstance(form, JsonlInput):
-            yield from self._jsonl_reader(wanted).read(source, self.block_bytes)
-            return
-        names = table_file_columns(source.path, form)
-        both = [name for name in joined if name in names]
-        if both:
-            raise InputError(
-                f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
-            )
-        require_columns(source.path, wanted, (*names, *joined))
-        # Only ingestion reads dictionaries; other readers show the columns as they are.
-        encoded = self.mapping.value_sources if self.columns is None else ()
-        yield from read_table_file(source, form, wanted, self.block_bytes, encoded)
+            own = [name for name in wanted if name not in keys]
+            chunks = self._jsonl_reader(own, form.optional).read(source, self.block_bytes)
+        else:
+            names = table_file_columns(source.path, form)
+            both = [name for name in joined if name in names]
+            if both:
+                raise InputError(
+                    f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
+                )
+            absent: dict[str, str | None] = dict.fromkeys(absent_columns(form, wanted, names))
+            keys = absent | {name: value for name, value in keys.items() if name not in names}
+            own = [name for name in wanted if name not in keys]
+            require_columns(source.path, own, (*names, *joined))
+            # Only ingestion reads dictionaries; other readers show the columns as they are.
+            encoded = self.mapping.value_sources if self.columns is None else ()
+            chunks = read_table_file(source, form, own, self.block_bytes, encoded)
+        for chunk in chunks:
+            yield with_constants(chunk, keys)
 
-    def _jsonl_reader(self, wanted: Sequence[str]) -> JsonlReader:
+    def _jsonl_reader(self, wanted: Sequence[str], optional: Sequence[str]) -> JsonlReader:
         mapping = self.mapping
         keys = [mapping.weight, mapping.label.column if not isinstance(mapping.label.value, str) else None]
         keys.append(mapping.time.column if mapping.time.unit is not None else None)
@@ -94,7 +103,7 @@ class RawReader:
         numbers = [
             name for name in (*mapping.number_sources, *keys) if name is not None and name not in texts
         ]
-        return JsonlReader(wanted, numbers, mapping.list_sources)
+        return JsonlReader(wanted, numbers, mapping.list_sources, optional=optional)
 
     def _side_tables(self, folder: Path) -> tuple[SideTable, ...]:
         if folder not in self._sides:

@@ -12,6 +12,9 @@ from ctr.io.files import write_atomic_bytes
 EARLY_ROWS = 100_000
 """From this many rows on, the share of rejects is also checked before the input ends."""
 
+REPEATED_HEADER = "repeats the header"
+"""The reason of lines that are no rows: they are counted, and do not count against the allowed share."""
+
 _SHOWN = 80
 
 
@@ -74,16 +77,21 @@ class RejectLog:
     names: Sequence[str]
     max_share: float
     rejects: list[Reject] = field(default_factory=list)
+    _headers: int = 0
 
     def add(self, rejects: Iterable[Reject]) -> None:
         """Adds rejects, in any order."""
+        before = len(self.rejects)
         self.rejects.extend(rejects)
+        self._headers += sum(reject.reason == REPEATED_HEADER for reject in self.rejects[before:])
 
     def check(self, rows: int) -> None:
         """Raises InputError when more than the allowed share of ``rows`` rows is rejected."""
-        count = len(self.rejects)
+        count = len(self.rejects) - self._headers
+        rows -= self._headers
         if count > self.max_share * rows:
-            (key, reason), most = Counter((r.key, r.reason) for r in self.rejects).most_common(1)[0]
+            counted = Counter((r.key, r.reason) for r in self.rejects if r.reason != REPEATED_HEADER)
+            (key, reason), most = counted.most_common(1)[0]
             first = min(
                 (r for r in self.rejects if (r.key, r.reason) == (key, reason)), key=lambda r: (r.file, r.row)
             )

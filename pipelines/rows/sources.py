@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from ctr.io.files import not_text
 from ctr.io.paths import check_local
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_BLANK_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     """The files of ``inputs``, in order: files as given, of a folder those that match a pattern.
 
     The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by
-    its own name, or by its path below the given folder.
+    its own name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left
+    out, unless a pattern begins so.
 
     Args:
         patterns: globs for folders.
@@ -44,7 +47,12 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     seen: dict[str, Path] = {}
     for given in inputs:
         if given.is_dir():
-            matches = {path for pattern in patterns for path in given.glob(pattern) if path.is_file()}
+            matches = {
+                path
+                for pattern in patterns
+                for path in given.glob(pattern)
+                if path.is_file() and (pattern[:1] in HIDDEN or not is_hidden(path.relative_to(given)))
+            }
             found = sorted(matches, key=lambda path: natural_order(path.relative_to(given).as_posix()))
             found = [path for path in found if not any(path.match(glob) for glob in excluded)]
             if not found:
@@ -66,6 +74,14 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     if not files:
         raise InputError("no input is given")
     return files
+
+
+HIDDEN = (".", "_")
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a name on a relative path begins as those of files do that programs keep for themselves."""
+    return any(part.startswith(HIDDEN) for part in path.parts)
 
 
 def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
@@ -114,9 +130,34 @@ def open_bytes(path: Path) -> Any:
         names = " or ".join(_COMPRESSIONS)
         allowed = f"text in UTF-8, and compressed text whose name ends in {names}"
         is_what = found or f"not {expected}, though its name ends in {path.suffix}"
-        raise InputError(f"{path}: is {is_what}; allowed: {allowed}")
+        how = f": iconv -f {found} -t UTF-8 makes it so" if found == "UTF-16" else ""
+        raise InputError(f"{path}: is {is_what}; allowed: {allowed}{how}")
     file = pa.OSFile(str(path))
     return file if compression is None else pa.CompressedInputStream(file, compression)
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a file holds nothing but white space, as a part does that nothing was written to."""
+    if path.stat().st_size > _BLANK_BYTES:
+        return False
+    if not_text(path) not in ("", *(f"compressed with {name}" for name in _COMPRESSIONS.values())):
+        return False
+    with faults_named(path), open_bytes(path) as stream:
+        start = bytes(stream.read(_BLANK_BYTES + 1))
+    return len(start) <= _BLANK_BYTES and not start.removeprefix(b"\xef\xbb\xbf").strip()
+
+
+def folder_keys(path: Path) -> dict[str, str | None]:
+    """The columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
+
+    Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a name of its own for a missing value.
+    """
+    found: dict[str, str | None] = {}
+    for part in path.absolute().parts[:-1]:
+        key, equals, value = part.partition("=")
+        if key and equals and value:
+            found[unquote(key)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+    return found
 
 
 def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:

@@ -19,6 +19,13 @@ def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple
     return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
 
 
+def absent_columns(
+    form: DelimitedInput | ParquetInput, wanted: Sequence[str], found: Sequence[str]
+) -> list[str]:
+    """The wanted columns that a file with the columns ``found`` lacks, and may lack."""
+    return [name for name in wanted if name in form.optional and name not in found]
+
+
 def read_table_file(
     source: SourceFile,
     form: DelimitedInput | ParquetInput,

@@ -250,3 +250,12 @@ def test_rules_survive_their_own_json() -> None:
     content = schema.model_dump(mode="json")
     assert content["derive"]["hour"]["from"] == "time"
     assert parse_model(Schema, content, "again").version == schema.version
+
+
+def test_names_are_letters_and_digits_of_all_scripts() -> None:
+    names = ["点击", "größe", "_a.b-c", "रंग", "ID٣"]
+    schema = make(*({"kind": "category", "name": name, "source": name} for name in names))
+    assert list(schema.by_name) == names
+    for name in ("", "2a", "a b", "-a", "a/b", "a\n", "😀"):
+        with pytest.raises(InputError, match=r"features\.0\.category\.name: .* is not allowed"):
+            make({"kind": "category", "name": name, "source": "s"})

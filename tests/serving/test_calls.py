@@ -153,6 +153,9 @@ def test_values_are_those_that_features_read_whatever_they_hold():
     assert tensors["inputs"]["time_us"][1] == tf.int64
     compile(scorer_call, "call", "exec")
     assert 'Scorer("a folder/x")' in scorer_call
+    # An input that could not have the name of its column says which it is, once in words and once in code.
+    assert '`it_s__a_` (string, the column "it\'s \\"a\\""), `m` (string), ' in page
+    assert 'tf.string),  # the column "it\'s \\"a\\""\n' in grpc_call and grpc_call.count("# the column") == 1
     # A value that holds the separator would be another one.
     assert [instance["m"] for instance in body["instances"]] == ["value-1", "value-2"]
 

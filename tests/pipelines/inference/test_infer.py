@@ -293,3 +293,20 @@ def test_decimal_commas_become_numbers_of_the_log(tmp_path):
     ids = rows_of_table(table, schema, 0).ids[:, place]
     assert ids.tolist() == (1 + np.searchsorted(price.edges(), prices, side="right")).tolist()
     assert len(set(ids.tolist())) > 20
+
+
+def test_features_keep_the_names_of_their_columns_and_are_told_apart(tmp_path):
+    names = {
+        "a b": "a_b_2", "a_b": "a_b", "a-b": "a-b", "a.b": "a.b", "a/b": "a_b_3", "点击 率": "点击_率",
+        "größe": "größe", "रंग": "रंग", "7": "c_7", "😀": "column", "label": "label_value", "_x": "x",
+    }  # fmt: skip
+    rng = np.random.default_rng(0)
+    columns = {name: rng.choice(list("xyz"), 60).tolist() for name in names}
+    path = write_table(tmp_path / "x.csv", {"click": [n % 2 for n in range(60)], **columns})
+    found = inferred(path, label="click")
+    assert {feature["source"]: feature["name"] for feature in found.content["features"]} == names
+    (tmp_path / "mapping.yaml").write_text(mapping_text(found, "x.csv"))
+    mapping = load_mapping(tmp_path / "mapping.yaml")
+    assert mapping == found.mapping
+    result = ingest(mapping, [path], tmp_path / "log")
+    assert (result.examples, result.clicks) == (60, 30)

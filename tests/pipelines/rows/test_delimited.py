@@ -92,6 +92,36 @@ def test_bad_headers(tmp_path, content, message):
         read(write(tmp_path, content), ["a"])
 
 
+@pytest.mark.parametrize(
+    ("content", "form", "rows"),
+    [
+        # A delimiter at the end of all lines, of those below the header, and of the header.
+        (b"a,b,\n1,2,\n3,4,\n", {}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
+        (b"a,b\n1,2,\n3,4,\n", {}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
+        (b"a,b,\n1,2\n3,4\n", {}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
+        # The number of the row, which R writes without a name.
+        (b'"a","b"\n"1",5,6\n"2",7,8\n', {}, [(2, (b"5", b"6")), (3, (b"7", b"8"))]),
+        (b"a\tb\r1\t2\r3\t4\r", {"type": "tsv"}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
+        (b"\xef\xbb\xbfsep=;\r\na;b\r\n1;2\r\n", {"delimiter": ";", "skip_lines": 1}, [(3, (b"1", b"2"))]),
+        (b'# by "me\n\n#\na,b\n1,2\n', {"skip_lines": 3}, [(5, (b"1", b"2"))]),
+        (b"# c\n1,2\n", {"skip_lines": 1, "header": False, "columns": ["a", "b"]}, [(2, (b"1", b"2"))]),
+    ],
+)
+def test_lines_before_the_header_and_names_as_many_as_fields(tmp_path, content, form, rows):
+    assert read(write(tmp_path, content), ["a", "b"], **form) == (rows, [])
+
+
+@pytest.mark.parametrize("line", [b"a,b,c", b'"a","b","c"', b"a,b,c,"])
+@pytest.mark.parametrize("block_bytes", [32, 1 << 20])
+def test_a_header_that_comes_again_is_rejected_as_what_it_is(tmp_path, line, block_bytes):
+    content = b"a,b,c\n1,2,3\na,5,6\n" + line + b"\n7,b,9\n" + line + b"\n"
+    found = read(write(tmp_path, content), ["a", "c"], block_bytes)
+    assert found[0] == [(2, (b"1", b"3")), (3, (b"a", b"6")), (5, (b"7", b"9"))]
+    assert found[1] == [(4, "repeats the header"), (6, "repeats the header")]
+    # Of one column it may be a value.
+    assert read(write(tmp_path, b"a,b\na,b\n"), ["a"])[0] == [(2, (b"a",))]
+
+
 def test_unused_columns_may_repeat(tmp_path):
     path = write(tmp_path, b",b,b,a\n1,2,3,4\n")
     assert read(path, ["a"])[0] == [(2, (b"4",))]

@@ -7,7 +7,7 @@ import pytest
 import raw_logs
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.rejects import EARLY_ROWS, RejectLog, make_reject
+from ctr.pipelines.rows.rejects import EARLY_ROWS, REPEATED_HEADER, RejectLog, make_reject
 
 ROWS = 40
 
@@ -229,3 +229,8 @@ def test_the_share_is_checked_exactly():
     log.check(4)
     with pytest.raises(InputError, match="1 of 3 rows rejected"):
         log.check(3)
+    # Lines that are no rows.
+    log.add([make_reject(0, row, "line", REPEATED_HEADER, "a,b", "first") for row in range(2, 7)])
+    log.check(9)
+    with pytest.raises(InputError, match=r"1 of 3 rows rejected, .* most often k: r"):
+        log.check(8)

@@ -1,8 +1,10 @@
 """Which files are input, in what order, under what names."""
 
 import gzip
+import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
@@ -40,6 +42,45 @@ def test_side_tables_are_no_input(tmp_path):
         "rows.csv",
         "sub/rows2.csv",
     ]
+
+
+def test_hidden_files_are_no_input_unless_a_pattern_names_them(tmp_path):
+    touch(tmp_path, "a.csv", ".b.csv", "_c.csv", "_temporary/d.csv", "k=1/.e.csv")
+    assert [s.name for s in find_files([tmp_path], ["**/*.csv"], [])] == ["a.csv"]
+    assert [s.name for s in find_files([tmp_path], ["_*.csv"], [])] == ["_c.csv"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_folders_give_columns_and_a_file_may_lack_some_or_hold_nothing(tmp_path, suffix):
+    features = [f for f in raw_logs.GROWING_FEATURES if f["name"] not in ("kind", "zone")]
+    rows = raw_logs.make_rows(60)
+    colors = {"red": "red", "green": "green", "blue": "blue", "pink": "p%69nk"}
+    for row in rows:
+        row["price"] = None if row["color"] == "green" else row["price"]
+    content = {"features": features, "joins": (), "input": {"type": suffix, "pattern": f"**/rows.{suffix}"}}
+    raw_logs.write_rows(tmp_path / "whole", rows, suffix)
+    ingest(raw_logs.make_mapping(**content), [tmp_path / "whole"], tmp_path / "log")
+    for color in {row["color"] for row in rows}:
+        part = [row for row in rows if row["color"] == color]
+        folder = tmp_path / "parts" / f"color={colors.get(color, '__HIVE_DEFAULT_PARTITION__')}"
+        table = raw_logs.typed_table(part).drop_columns(["color", *(["price"] if color == "green" else [])])
+        folder.mkdir(parents=True)
+        path = folder / f"rows.{suffix}"
+        if suffix == "csv":
+            names = table.column_names
+            lines = [names, *([row[name] or "" for name in names] for row in part)]
+            path.write_text("".join(",".join(line) + "\n" for line in lines))
+        elif suffix == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+        else:
+            pq.write_table(table, path)
+    (tmp_path / "parts" / f"rows.{suffix}").write_bytes(b"")
+    with pytest.raises(InputError, match="no column price"):
+        ingest(raw_logs.make_mapping(**content), [tmp_path / "parts"], tmp_path / "refused")
+    content["input"]["optional"] = ["price"]
+    result = ingest(raw_logs.make_mapping(**content), [tmp_path / "parts"], tmp_path / "again")
+    assert raw_logs.read_log(tmp_path / "again") == raw_logs.read_log(tmp_path / "log")
+    assert result.warnings == [f"1 of 6 files hold no rows: rows.{suffix}"]
 
 
 @pytest.mark.parametrize(
