@@ -24,14 +24,14 @@ from ctr.pipelines.inference.roles import (
     choose_example_id,
     choose_label,
     choose_query,
-    choose_time,
     choose_weight,
     find_column,
     is_label_name,
     plain_label,
 )
 from ctr.pipelines.inference.sample import Sample
-from ctr.pipelines.inference.times import TimeColumn, read_time
+from ctr.pipelines.inference.time_role import choose_time, is_answer
+from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
 
 PARTITION_ROWS = 500_000
 """Rows of a partition, at most, if all had as many as the mean."""
@@ -43,7 +43,6 @@ _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
 _DAY_US = 86_400_000_000
-_FEW_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Options:
         label: a column, or a rule such as ``rating>=4``.
         query: a column, or ``none``.
         session_gap: rows of one value of the query's column without a longer pause are one query.
-        time: a column, or ``none``.
+        time: a column, also with the form that it has as in ``when=ms``, or ``none``.
         weight: a column.
         drop: columns that are not to be used.
         keep: columns that are features although something speaks against it.
@@ -171,12 +170,14 @@ def _choose_roles(
     time = choose_time(options.time, columns, sample.head_rows, list(roles.used))
     if isinstance(time, Doubt):
         found.doubts.append(time)
-        asked = [choice.value for choice in time.choices if choice.value in columns]
+        asked = [name for name in columns if any(is_answer(name, choice.value) for choice in time.choices)]
         roles.used |= {name: ("time?", "--time decides") for name in asked}
     elif time is not None:
         roles.time = time
         why = ("given by --time" if options.time else "read as one") + time.doubt
         roles.used[time.facts.name] = (f"time, {time.form}", why)
+        if rejects := time.rejects(sample.head_rows):
+            found.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
     query = choose_query(options.query, columns, sample.head_rows, list(roles.used))
     if isinstance(query, Doubt):
         found.doubts.append(query)
@@ -254,7 +255,7 @@ def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision, roles:
         return "how likely a policy was to show the row belongs to the policy, not to the row"
     if twin is not facts and _is_duplicate(facts, twin, decision):
         return f"a duplicate of {twin.name}"
-    if facts.distinct > _FEW_TIMES and decision.becomes == "category" and read_time(facts, 0) is not None:
+    if decision.feature["kind"] != "number" and is_other_time(facts):
         return "a time that is not the time of the row"
     return ""
 
@@ -374,7 +375,7 @@ def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[s
         return {"row_order": dict(_ROW_ORDER)}, _ROW_ORDER_PARTITION
     good = time.us[time.us > 0]
     span = max(1, int(good.max()) - int(good.min()))
-    content = time.time.model_dump(mode="json", exclude_none=True)
+    content = with_range(time).model_dump(mode="json", exclude_none=True)
     for partition in _PARTITIONS:
         if duration_us(partition) > max(span, duration_us("1h")):
             continue
