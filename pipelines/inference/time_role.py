@@ -63,7 +63,7 @@ def choose_time(
     return _doubt(own, [(facts, found[facts.name]) for facts in doubted], others, head_rows)
 
 
-def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> TimeColumn:
+def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> TimeColumn | Doubt:
     """The column of ``--time COLUMN`` or ``--time COLUMN=FORM``."""
     name, form = _parted(text, columns)
     facts = find_column(name, columns, "--time")
@@ -74,6 +74,8 @@ def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> Tim
                 f"--time {text}: not read as a time ({_first_strange(facts, None, head_rows)}); name its form with "
                 f"--time '{facts.name}=FORM': {FORMS} such as %d.%m.%y"
             )
+        if found.is_open:
+            return _open_order(found)
     else:
         way = {"unit": form} if form in _UNITS else {"format": form}
         try:

@@ -10,7 +10,7 @@ from ctr.data.time_formats import MONTHS, WEEKDAYS, ZONES
 _TOKEN = re.compile(
     r"(?P<clock>(?<!\d)\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6}(?!\d))?)?(?!\d))"
     r"|(?P<half>(?<=[\d\s])[AaPp][Mm]\b)"
-    r"|(?P<offset>[+-]\d{2}:?\d{2}(?!\d))"
+    r"|(?P<offset>[+-]\d{2}:?\d{2}(?![\d:]))"
     r"|(?P<word>[^\W\d_]+)|(?P<number>\d+)|(?P<other>.)",
     re.DOTALL,
 )

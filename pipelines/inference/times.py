@@ -29,15 +29,14 @@ BAD_SHARE = 0.005
 """At most this share of the rows may have no readable time without a question: they become rejects."""
 
 _UNITS: tuple[tuple[TimeUnit, float], ...] = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
+_SERIAL_DAYS = 7305
 _LOOKED, _FEW = 500, 40
 # The wrong order of day and month spreads the rows this many times wider, if not all days of a month are there.
 _WIDER = 5
 _VERSIONS = ("%d.%m.%y", "%m-%d-%y", "%d-%m-%y", "%y-%m-%d")
 # So many dates written in digits alone are no other numbers.
 _DATES = 20
-_DATE_AND_CLOCK = re.compile(
-    r"\d{1,4}[-/. ]\w{1,9}[-/. ,]+\d{1,4}\D+\d{1,2}:\d{2}|\d{8}\D?\d{2}:?\d{2}.*[A-Z]"
-)
+_DATE_AND_CLOCK = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/. ,]+\d{1,4}\D+\d{1,2}:\d{2}")
 # A column of times: at most this share of what it has is none.
 _STRANGE = 0.05
 
@@ -170,8 +169,14 @@ def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
 
 
 def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
-    """The column read in a given way; times of all years count. Raises InputError for a column of an unfit type."""
-    us, bad = parse_times(facts.array, time)
+    """The column read in a given way; if most times are not of our days, all of them count.
+
+    Raises:
+        InputError: a column of a type that this way does not read.
+    """
+    us, bad = _read(facts.array, time)
+    if bad.mean() > 0.5:
+        us, bad = parse_times(facts.array, time)
     return TimeColumn(facts, time, us, bad, name_rank(facts))
 
 
@@ -225,7 +230,10 @@ def _ways(facts: ColumnFacts, named: bool) -> list[Time]:
         ways = [time for time in ways if _reads_some(time, texts)]
         ways += [Time(column=name, unit=unit) for unit, us in _UNITS if FIRST_US <= middle * us < LAST_US]
         first, last = (SERIAL_OF_1970 + us / DAY_US for us in (FIRST_US, LAST_US))
-        return [*ways, Time(column=name, unit="serial")] if named and first <= middle < last else ways
+        low, high = np.quantile(numbers, [0.01, 0.99])
+        # Seconds of a day are numbers like these, but spread wider.
+        is_serial = named and first <= middle < last and high - low <= _SERIAL_DAYS
+        return [*ways, Time(column=name, unit="serial")] if is_serial else ways
     if not is_text(kind):
         return []
     ways = [Time(column=name, format=form) for form in time_formats(texts[:_FEW])]

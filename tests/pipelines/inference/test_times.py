@@ -42,6 +42,8 @@ STRFTIME = (
     "%d/%b/%Y:%H:%M:%S +0000",
     "[%d/%b/%Y:%H:%M:%S +0000]",
     "%Y/%m/%d",
+    "%Y%m%d-%H:%M:%S",
+    "%b %d %Y %I:%M%p",
     "%Y年%m月%d日 %H:%M",
     "%y%m%d%H",
     "%Y%m%d",
@@ -194,8 +196,9 @@ def test_the_time_of_an_outcome_is_never_silently_that_of_the_row(tmp_path, name
 def test_the_order_of_day_and_month_is_asked_where_nothing_decides(tmp_path):
     dates = [f"{1 + k % 12:02d}/{1 + k * 7 % 11:02d}/2023" for k in range(ROWS)]
     path = table(tmp_path, date=dates)
-    (doubt,) = inferred(path).doubts
-    assert {choice.value for choice in doubt.choices} == {"date=%m/%d/%Y", "date=%d/%m/%Y", "none"}
+    for given in (None, "date"):
+        (doubt,) = inferred(path, time=given).doubts
+        assert {choice.value for choice in doubt.choices} == {"date=%m/%d/%Y", "date=%d/%m/%Y", "none"}
     for choice in doubt.choices[:2]:
         assert inferred(path, time=choice.value).mapping.time.format == choice.value[5:]
     # A day above 12 decides, and so does the order of the rows.
@@ -220,6 +223,19 @@ def test_a_form_of_the_time_can_be_given(tmp_path, given, expected):
     path = table(tmp_path, **{"when": when, "a=b": SECONDS, "since": range(ROWS)})
     found = inferred(path, time=given).content["time"]
     assert {key: found[key] for key in found if key != "column"} == expected
+
+
+def test_a_given_unit_takes_no_zeros_for_times_but_times_that_begin_at_zero(tmp_path):
+    given = inferred(table(tmp_path, when=[0, *SECONDS[1:]]), time="when=s")
+    assert given.content["time"] == {"column": "when", "unit": "s", "first": "1990-01-01"}
+    assert any("1 row of the sample has no readable time" in note for note in given.notes)
+    given = inferred(table(tmp_path, when=range(ROWS)), time="when=s")
+    assert given.content["time"] == {"column": "when", "unit": "s"}
+
+
+@pytest.mark.parametrize("values", [range(35_000, 65_000, 30), [f"{k}.5" for k in range(20_000, 70_000, 50)]])
+def test_seconds_of_a_day_are_no_serial_numbers(tmp_path, values):
+    assert inferred(table(tmp_path, time=values)).doubts[0].option == "--time"
 
 
 @pytest.mark.parametrize(
