@@ -118,12 +118,11 @@ def time_format(form: str) -> TimeFormat:
     if any(touches):
         parts = re.compile("".join(map(_group, tokens, touches)), re.IGNORECASE)
         spaced = "|".join(tokens)
-    formats = (spaced,)
-    if "%Z" in tokens:
-        formats = tuple(
-            re.sub("%(.)", lambda m, z=zone: z if m[1] == "Z" else m[0], spaced) for zone in ZONES
-        )
-    return TimeFormat(formats, parts, _rewriting(tokens, touches))
+    # %%Z is a percent sign and a letter.
+    pieces = re.split("(%.)", spaced)
+    zones = ZONES if "%Z" in pieces else ZONES[:1]
+    formats = ["".join(zone if piece == "%Z" else piece for piece in pieces) for zone in zones]
+    return TimeFormat(tuple(formats), parts, _rewriting(tokens, touches))
 
 
 def _group(token: str, touches: bool) -> str:
@@ -149,7 +148,8 @@ def _rewriting(tokens: list[str], touches: list[bool]) -> Rewriting | None:
         return None
     if any(part in found and not {needs[part]} & {*found, *kinds} for part in needs):
         return None
-    pattern, place = "", {}
+    pattern = ""
+    place: dict[str, str] = {}
     for token, touching in zip(tokens, touches, strict=True):
         text = _QUICK.get(token) or (r"\s+" if token.isspace() else re.escape(token.replace("%%", "%")))
         if token in _QUICK and not text.startswith("(?"):
