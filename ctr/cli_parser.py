@@ -196,7 +196,7 @@ def _quickstart(commands: _Commands) -> None:
         ("--query", "COLUMN", "column whose values are queries; none: each row is its own query"),
         ("--session-gap", "DURATION", "with --query: a longer pause, e.g. 30m, begins a new query"),
         ("--time", "COLUMN", "column of the time; none: the order of the rows is the order of time"),
-        ("--weight", "COLUMN", "column of importance weights"),
+        ("--weight", "COLUMN", "column of importance weights; none: each row counts once"),
     ):
         roles.add_argument(option, metavar=metavar, help=text)
     for option, text in (
