@@ -28,6 +28,11 @@ def _counts(facts: ColumnFacts) -> bool:
     return facts.numbers is not None and facts.is_whole and facts.finite.min() >= 0 and facts.finite.max() > 1
 
 
+def _numbers(facts: ColumnFacts) -> np.ndarray:
+    """[N] the numbers of a column of counts, 0 where there is none."""
+    return np.zeros(facts.rows) if facts.numbers is None else np.nan_to_num(facts.numbers)
+
+
 def _exposures(columns: Mapping[str, ColumnFacts], names: frozenset[str]) -> list[ColumnFacts]:
     """The columns that say how many impressions a row stands for."""
     return [
@@ -44,7 +49,7 @@ def _exposure_of(facts: ColumnFacts, columns: Mapping[str, ColumnFacts]) -> Colu
     if not is_count_name(facts) or not _counts(facts):
         return None
     for shown in _exposures(columns, EXPOSURE_WORDS):
-        above = np.nan_to_num(facts.numbers) > np.nan_to_num(shown.numbers)
+        above = _numbers(facts) > _numbers(shown)
         if shown is not facts and above.mean() <= TOLERANCE:
             return shown
     return None
@@ -65,7 +70,7 @@ def count_fault(
         weight is not None and weight.lower() not in (shown.name.lower(), shown.stem.lower())
     ):
         return None
-    several = np.nan_to_num(facts.numbers) > 1
+    several = _numbers(facts) > 1
     rate = percent(float(facts.finite.sum() / max(shown.finite.sum(), 1.0)))
     values = f"{facts.name} {facts.value_at(several)}, {shown.name} {shown.value_at(several)}"
     return InputError(
@@ -86,7 +91,7 @@ def count_warning(label: Label, facts: ColumnFacts, columns: Mapping[str, Column
             f"impressions {rate} are ({facts.name} / {shown.name})"
         )
     for shown in _exposures(columns, IMPRESSION_WORDS):
-        several = np.nan_to_num(shown.numbers) > 1
+        several = _numbers(shown) > 1
         if shown is not facts:
             return (
                 f"warning: {shown.name} has values above 1 ({shown.placed(shown.value_at(several), several)}): if a "

@@ -217,7 +217,8 @@ def _label_doubt(
         ratings = [_rating_choice(facts) for facts in columns.values() if facts.name not in taken]
         choices += [choice for choice in ratings if choice is not None]
         for facts in columns.values():
-            if facts.name not in taken and facts.distinct == 2:
+            outcome = facts.distinct <= _FEW_VALUES and any(map(_says_outcome, facts.texts))
+            if facts.name not in taken and (facts.distinct == 2 or (outcome and facts.numbers is None)):
                 choices += _rules(facts)
     faults = "; ".join(f"{facts.name} is named like one, but {_label_fault(facts)}" for facts in failing[:3])
     if len(failing) == 1 and not named and _rules(failing[0]):
@@ -375,6 +376,11 @@ def _number_rules(facts: ColumnFacts) -> list[Choice]:
     found = _label_column(label, facts, "")
     share = percent(float(found.values[found.known].mean()))
     return [Choice(f"{facts.stem}{rule}", f"{share} positive", facts.name)]
+
+
+def _says_outcome(text: str) -> bool:
+    """Whether a value is one of events that have an outcome: click, purchase and so on."""
+    return text.strip().lower() in LABEL_WORDS - {"y"}
 
 
 def _says_yes(text: str) -> bool:

@@ -25,7 +25,7 @@ EXPOSURE_WORDS = IMPRESSION_WORDS | _words(
 )
 """and weaker ones."""
 
-RATING_WORDS = _words("rating ratings stars score grade")
+RATING_WORDS = _words("rating ratings stars score grade relevance")
 """A number whose name has one of these makes a label by a threshold."""
 
 QUERY_WORDS = _words("query search srch session request req qid impression auction pageview page slate visit")

@@ -176,7 +176,7 @@ def _is_contiguous(codes: np.ndarray) -> bool:
 def _far_apart(facts: ColumnFacts, users: Sequence[ColumnFacts], rows: Rows) -> str:
     """Why rows of one value are not of one page: other users', of another time, or far away in the file."""
     codes = facts.codes
-    if _is_contiguous(codes[: rows.head]):
+    if _is_contiguous(codes):
         return ""
     order = np.flatnonzero(codes >= 0)
     order = order[np.argsort(codes[order], kind="stable")]
@@ -197,7 +197,6 @@ def _far_apart(facts: ColumnFacts, users: Sequence[ColumnFacts], rows: Rows) -> 
         far = (codes[order] == codes[before]) & (us[order] - us[before] > limit)
         words = f"after more than {limit // _HOUR_US} hour{'s' * is_session}"
     else:
-        order = order[order < rows.head]
         before = np.r_[order[:1], order[:-1]]
         far = (codes[order] == codes[before]) & (order - before > LONGEST_PAGE)
         words = f"after more than {LONGEST_PAGE} rows"

@@ -121,6 +121,14 @@ def test_columns_of_two_values_are_offered_with_rules_that_work_when_pasted(tmp_
     assert parse_model(Mapping, parse_yaml(mapping_text(found, "x")), "test").label == found.mapping.label
 
 
+def test_events_and_grades_are_offered_with_rules(tmp_path):
+    events = np.random.default_rng(0).choice(["view", "cart", "purchase"], ROWS, p=[0.8, 0.1, 0.1])
+    grades = np.random.default_rng(0).integers(0, 5, ROWS)
+    columns = {"ad": [0, 1, 2, 3] * 500, "event_type": events, "relevance": grades}
+    (doubt,) = inferred(write_table(tmp_path / "x.csv", columns)).doubts
+    assert [choice.value for choice in doubt.choices] == ["relevance>=3", "event_type==purchase"]
+
+
 def test_a_rule_takes_one_pair_of_quotes_off():
     rules = {
         'a==" b"': " b",

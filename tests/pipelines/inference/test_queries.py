@@ -101,3 +101,15 @@ def test_of_two_names_the_one_that_keeps_its_word_is_the_query(tmp_path):
     times = TIMES + 86_400 * (PAGE // 50)
     path = table(tmp_path, PAGE, session_id=sessions, ts=times)
     assert inferred(path).mapping.query.column == "request_id"
+
+
+def test_ids_that_begin_again_in_each_file_are_asked(tmp_path):
+    for day in range(3):
+        rows = slice(600 * day, 600 * day + 600)
+        columns = {"request_id": PAGE[:600], "ad": PAGE[rows] % 7, "click": CLICKS[rows]}
+        write_table(tmp_path / f"day{day}.csv", columns)
+    (doubt,) = inferred(tmp_path).doubts
+    assert (
+        doubt.option == "--query"
+        and "values of request_id come back after more than 200 rows" in doubt.question
+    )
