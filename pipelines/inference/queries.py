@@ -7,7 +7,7 @@ import numpy as np
 
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.columns import ColumnFacts, percent
-from ctr.pipelines.inference.names import QUERY_NAMES, QUERY_WORDS, SESSION_WORDS, USER_WORDS
+from ctr.pipelines.inference.names import EXAMPLE_NAMES, QUERY_NAMES, QUERY_WORDS, SESSION_WORDS, USER_WORDS
 from ctr.pipelines.inference.roles import NONE, TOLERANCE, Choice, Doubt, find_column, rejects_text, too_many
 from ctr.pipelines.inference.times import TimeColumn
 
@@ -69,7 +69,7 @@ def choose_query(
     ]
     users = [facts for facts in free if _is_user(facts)]
     named = [facts for facts in free if _is_query_name(facts)]
-    grouped = [facts for facts in named if facts.distinct == 1 or _rows_each(facts, rows.head) > 1.001]
+    grouped = [facts for facts in named if facts.distinct == 1 or _groups(facts, rows.head)]
     found = {facts.name: _find_fault(facts, users, rows) for facts in grouped}
     good = [facts for facts in grouped if found[facts.name] is None]
     if len(good) == 1:
@@ -124,6 +124,12 @@ def _is_query_name(facts: ColumnFacts) -> bool:
     words = facts.words
     is_id = len(words) > 1 and words[-1] == "id" and bool(set(words) & QUERY_WORDS)
     return facts.plain_name in QUERY_NAMES or is_id
+
+
+def _groups(facts: ColumnFacts, head_rows: int) -> bool:
+    """Whether values come several times; of names that may be those of rows, in more rows than are sent twice."""
+    sent_twice = 2 * TOLERANCE if facts.plain_name in EXAMPLE_NAMES else 0.001
+    return _rows_each(facts, head_rows) > 1 + sent_twice
 
 
 def _is_user(facts: ColumnFacts) -> bool:

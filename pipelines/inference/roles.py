@@ -150,7 +150,9 @@ def choose_example_id(
         bad |= facts.codes < 0
         if not bad.any():
             return facts, "its name, and no value comes twice"
-        if bad.sum() <= TOLERANCE * facts.rows and (whole or not (bad & (facts.codes >= 0)).any()):
+        # A row may be sent twice; `id` alone may be that of a user.
+        may_repeat = whole and facts.plain_name != "id"
+        if bad.sum() <= TOLERANCE * facts.rows and (may_repeat or not (bad & (facts.codes >= 0)).any()):
             return facts, "its name, and hardly a value comes twice" + rejects_text(facts, bad)
         if facts.distinct > 0.5 * facts.rows and not why_not:
             shown = facts.placed(f"{facts.value_at(bad)} again" if facts.value_at(bad) else "no value", bad)

@@ -46,12 +46,18 @@ def test_a_name_of_a_weight_that_fails_is_a_question(tmp_path, value, fault):
 IDS = [f"e{row}" for row in range(ROWS)]
 
 
+@pytest.mark.parametrize("name", ["event_id", "impression_id"])
 @pytest.mark.parametrize(("value", "shown"), [(None, "no value"), ("e0", "e0")])
-def test_a_few_rows_of_another_id_are_rejects(tmp_path, value, shown):
-    found = inferred(table(tmp_path, event_id=changed(IDS, 500, value)))
-    assert found.content["example_id"] == "event_id"
+def test_a_few_rows_of_another_id_are_rejects(tmp_path, name, value, shown):
+    found = inferred(table(tmp_path, **{name: changed(IDS, 500, value)}))
+    assert found.content["example_id"] == name and "query" not in found.content
     told = f"hardly a value comes twice; 4 of 2,000 rows become rejects ({shown}, first in row 3)"
     assert any(told in guess.because for guess in found.guesses)
+
+
+def test_an_id_that_may_be_another_things_is_that_of_rows_only_without_repetition(tmp_path):
+    assert inferred(table(tmp_path, id=IDS)).content["example_id"] == "id"
+    assert "example_id" not in inferred(table(tmp_path, id=changed(IDS, 500, "e0"))).content
 
 
 def test_ids_that_come_again_are_said_and_not_used(tmp_path):
