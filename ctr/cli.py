@@ -24,7 +24,7 @@ from ctr.cli_output import (
 )
 from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
 from ctr.cli_train import end_worker, train
-from ctr.io.errors import InputError, one_line, printable
+from ctr.io.errors import InputError, error_lines, printable
 from ctr.io.signals import Interrupted
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
@@ -400,13 +400,21 @@ def _quickstart(arguments: argparse.Namespace) -> None:
     print_result(arguments, result, result_text(out, result))
 
 
-def _ask(doubt: Any) -> str:
-    """Asks a person on the terminal for one of the choices of ``ctr.pipelines.inference.roles.Doubt``."""
+def _ask(doubt: Any, refused: str = "") -> str:
+    """Asks a person on the terminal for one of the choices of ``ctr.pipelines.inference.roles.Doubt``.
+
+    Args:
+        doubt: what is asked.
+        refused: why the answer before cannot be; empty for the first.
+    """
+    if refused:
+        print(printable(f"\n{refused}"), file=sys.stderr)
     print(printable(f"\nIt is not certain {doubt.question}."), file=sys.stderr)
     for number, choice in enumerate(doubt.choices, 1):
         print(printable(f"  {number}  {choice.value}: {choice.because}"), file=sys.stderr)
+    numbers = f"a number from 1 to {len(doubt.choices)}, or " if doubt.choices else ""
     while True:
-        print(f"Number of a choice, or what {doubt.option} takes: ", end="", file=sys.stderr, flush=True)
+        print(f"{numbers}what {doubt.option} takes: ".capitalize(), end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:
             raise InputError(f"no answer; {doubt.option} decides without a question")
@@ -415,6 +423,8 @@ def _ask(doubt: Any) -> str:
             return str(doubt.choices[int(answer) - 1].value)
         if answer and not answer.isdecimal():
             return answer
+        if answer:
+            print(f"There is no choice {answer}.", file=sys.stderr)
 
 
 def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
@@ -470,10 +480,10 @@ def _run(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except WorkerLostError as error:
-        print_error(one_line(error))
+        print_error(*error_lines(error))
         return LOST_STATUS
     except (InputError, OSError, MemoryError) as error:
-        print_error(one_line(error))
+        print_error(*error_lines(error))
         return 1
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] == __package__:

@@ -126,10 +126,10 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def print_error(text: str) -> None:
-    """Prints why the command fails."""
-    report("error", text=text)
-    print("error:", text, file=sys.stderr, flush=True)
+def print_error(*lines: str) -> None:
+    """Prints why the command fails: a line, and a hint where that would be long."""
+    report("error", text="; ".join(lines))
+    print("error:", "\n".join(lines), file=sys.stderr, flush=True)
 
 
 _RUNNING_METRICS = {

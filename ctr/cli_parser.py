@@ -201,7 +201,7 @@ def _quickstart(commands: _Commands) -> None:
             "column of the time, read as s, ms, us, ns, serial, iso8601 or a format: 'when=%%d.%%m.%%y %%H:%%M'; none: "
             "the order of the rows is the order of time",
         ),
-        ("--weight", "COLUMN", "column of importance weights"),
+        ("--weight", "COLUMN", "column of importance weights; none: each row counts once"),
     ):
         roles.add_argument(option, metavar=metavar, help=text)
     for option, text in (

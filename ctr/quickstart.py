@@ -21,7 +21,7 @@ from ctr.config import StrictModel, parse_model
 from ctr.data.log import list_partitions
 from ctr.data.mapping import Mapping, load_mapping
 from ctr.io.documents import json_bytes, read_json_object
-from ctr.io.errors import InputError
+from ctr.io.errors import LONGEST_LINE, InputError, one_line
 from ctr.io.files import check_output_folder, write_atomic_bytes
 from ctr.io.signals import stop_signals
 from ctr.pipelines.inference.forms import find_table
@@ -35,8 +35,8 @@ from ctr.training.run.summary_text import summary_text
 
 RECORD, MAPPING, LOG, RUN = "quickstart.json", "mapping.yaml", "log", "run"
 
-Ask = Callable[[Doubt], str]
-"""Asks a person to decide; returns the value of the option."""
+Ask = Callable[[Doubt, str], str]
+"""Asks a person to decide, and says why the answer before was refused; returns the value of the option."""
 
 
 class Record(StrictModel):
@@ -200,30 +200,45 @@ def _decide(given: Path, guess: Callable[[Options], Inference], options: Options
     Raises:
         InputError: something is doubtful and there is no terminal; the message has the choices.
     """
+    doubt: Doubt | None = None
+    before = options
     while True:
-        found = guess(options)
-        lines = [guess_table(found.guesses, tools.width), *(f"- {note}" for note in found.notes)]
-        tools.say("\n".join([f"{given}:", *lines]))
-        if not found.doubts:
-            return found
-        if tools.ask is None:
-            raise InputError(f"{given}: {'; '.join(map(_refusal, found.doubts))}{_hint(found)}")
-        # What is decided may settle the others.
-        doubt = found.doubts[0]
-        chosen = tools.ask(doubt)
-        answers: dict[str, Any] = {doubt.option.removeprefix("--"): chosen}
-        options = dataclasses.replace(options, **answers)
+        try:
+            found = guess(options)
+        except InputError as error:
+            if doubt is None or tools.ask is None:
+                raise
+            # What was answered cannot be.
+            refused = one_line(error)
+        else:
+            lines = [guess_table(found.guesses, tools.width), *(f"- {note}" for note in found.notes)]
+            tools.say("\n".join([f"{given}:", *lines]))
+            if not found.doubts:
+                return found
+            if tools.ask is None:
+                raise _refusal(given, found)
+            # What is decided may settle the others.
+            doubt, before, refused = found.doubts[0], options, ""
+        answers: dict[str, Any] = {doubt.option.removeprefix("--"): tools.ask(doubt, refused)}
+        options = dataclasses.replace(before, **answers)
 
 
-def _refusal(doubt: Doubt) -> str:
-    shown = [f"{doubt.option} {shlex.quote(choice.value)} ({choice.because})" for choice in doubt.choices[:8]]
-    more = f", or one of {len(doubt.choices) - 8} others" if len(doubt.choices) > 8 else ""
-    decide = f"decide with {', '.join(shown)}{more}" if shown else f"decide with {doubt.option}"
-    return f"it is not certain {doubt.question}: {decide}"
+def _refusal(given: Path, found: Inference) -> InputError:
+    """What is not certain, and the options that decide it."""
+    questions = "; ".join(doubt.question for doubt in found.doubts)
+    deciding = [_choices(doubt) for doubt in found.doubts]
+    deciding += [note for note in found.notes if note.startswith("ctr ingest ")]
+    return InputError(f"{given}: it is not certain {questions}", "; ".join(deciding))
 
 
-def _hint(found: Inference) -> str:
-    return "".join(f"; {note}" for note in found.notes if note.startswith("ctr ingest "))
+def _choices(doubt: Doubt) -> str:
+    """The choices of a doubt as options to be pasted: as many as a line has room for, and at least one."""
+    shown = [f"{doubt.option} {shlex.quote(choice.value)} ({choice.because})" for choice in doubt.choices]
+    while len(shown) > 1 and len(", ".join(shown)) > LONGEST_LINE:
+        shown.pop()
+    rest = len(doubt.choices) - len(shown)
+    more = f", or one of {rest} others" if rest else ""
+    return f"choose with {', '.join(shown) or doubt.option}{more}"
 
 
 def _read_record(out: Path) -> Record:
@@ -259,7 +274,7 @@ def _ingest(given: Path, out: Path, mapping: Mapping, record: Record, tools: Too
     try:
         result = ingest(mapping, [given], out / LOG, progress=bar.advance)
     except InputError as error:
-        raise InputError(f"{error}; edit {out / MAPPING}, and run the same command again") from None
+        raise InputError(str(error), f"edit {out / MAPPING}, and run the same command again") from None
     finally:
         bar.close()
     tools.say(result.as_text())

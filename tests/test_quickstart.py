@@ -14,8 +14,9 @@ from ctr import cli
 from ctr.cli import main
 from ctr.config import load_record
 from ctr.data.mapping import load_mapping
+from ctr.pipelines.inference.infer import Options
 from ctr.pipelines.inference.roles import Choice, Doubt
-from ctr.quickstart import default_out
+from ctr.quickstart import Tools, default_out, run_quickstart
 from ctr.training.config import TrainConfig
 from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
 from made_tables import hotel_searches, write_table
@@ -141,7 +142,11 @@ def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd,
         ("one.csv", "label\n0\n1\n", "has 1 column that can be read (label)"),
         ("zero.csv", "a,label\n", "there are no rows"),
         ("empty.csv", "", "is empty"),
-        ("same.csv", "a,label\nx,0\ny,0\n", "none has two values (label is always 0)"),
+        (
+            "same.csv",
+            "a,label\nx,0\ny,0\n",
+            "label is named like one, but it is always 0; choose with --label a==x (",
+        ),
         ("none.csv", "a,b\nx,y\nz,u\n", "a rule such as 'rating>=4'"),
         ("text.csv", b"\xff\xfea\0,\0", "is UTF-16"),
         ("criteo.txt", "\t".join(["0", "1", *["x"] * 38]) + "\n", "ctr ingest criteo reads this format"),
@@ -181,6 +186,37 @@ def test_a_terminal_is_asked(monkeypatch, capfd, typed, answer):
     os.close(leader)
     shown = capfd.readouterr().err
     assert "1  a: 0 and 1" in shown and "what --label takes" in shown and "\x1b" not in shown
+
+
+def test_a_wrong_answer_is_asked_again_with_the_reason(place, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    answers, refusals = iter(["price_usd", "nothing", "click_bool"]), []
+
+    def ask(doubt: Doubt, refused: str) -> str:
+        assert doubt.option == "--label"
+        refusals.append(refused)
+        return next(answers)
+
+    monkeypatch.setattr("ctr.quickstart._ingest", stop)
+    tools = Tools(lambda text: None, 100, ask, None, lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        run_quickstart(Path("hotel.csv"), Path("o"), Options(), tools)
+    first, second, third = refusals
+    assert first == "" and "--label price_usd: 100% of the rows have no label" in second
+    assert "--label nothing: no such column" in third
+    assert load_mapping(place / "o" / "mapping.yaml").label.column == "click_bool"
+
+
+def test_a_long_refusal_is_a_line_with_the_value_and_its_row_and_a_hint(place, capfd):
+    rows = [f"{row},{row % 7 + 1},{row % 5 * (row % 7 > 3) // 2}" for row in range(70)]
+    write_lines = ["ad,impressions,clicks", *rows]
+    (place / "counts.csv").write_text("\n".join(write_lines) + "\n")
+    status, _, error = run(capfd, "counts.csv")
+    line, hint = error.splitlines()[-2:]
+    assert status == 1 and line.startswith("error: clicks is no label: ") and "first in row" in line
+    assert hint.startswith("hint: write each row impressions times") and max(len(line), len(hint)) <= 300
 
 
 def test_rows_that_break_a_type_later_are_rejects(place, capfd, monkeypatch):

@@ -293,7 +293,8 @@ class Label(StrictModel):
         try:
             return {**match.groupdict(), "value": float(value)}
         except ValueError:
-            return {**match.groupdict(), "value": value.strip("\"'")}
+            is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            return {**match.groupdict(), "value": value[1:-1] if is_quoted else value}
 
     @model_validator(mode="after")
     def _whole_rule(self) -> Self:

@@ -6,11 +6,23 @@ import unicodedata
 _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
+LONGEST_LINE = 300
+"""Characters of an error on one line; a longer one becomes a line and a hint."""
+
+
 class InputError(Exception):
     """Bad input: a message of one line that says what is wrong, where, and what is allowed.
 
     The command line prints the message after ``error:`` and exits with status 1, without a traceback.
+
+    Args:
+        message: what is wrong, where, and what is allowed.
+        hint: what to do; in a line of its own where both together are long.
     """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.hint = hint
 
 
 def one_line(error: BaseException) -> str:
@@ -22,6 +34,19 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         text = f"{error.filename}: {error.strerror}"
     return printable(" ".join(text.split())) or type(error).__name__
+
+
+def error_lines(error: BaseException) -> list[str]:
+    """The lines that show an error: one, or where that is long, what is wrong and a hint.
+
+    The hint is that of the error, or what stands behind the last semicolon that the first line has room for.
+    """
+    text = one_line(error)
+    hint = printable(" ".join(getattr(error, "hint", "").split()))
+    if len(text) <= LONGEST_LINE:
+        return [text]
+    cut = len(text) - len(hint) - 2 if hint else text.rfind("; ", 0, LONGEST_LINE)
+    return [text[:cut], f"hint: {text[cut + 2 :]}"] if cut > 0 else [text]
 
 
 def printable(text: str) -> str:

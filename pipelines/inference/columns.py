@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -39,12 +39,16 @@ class ColumnFacts:
         array: [N] the values, as an ingest has them.
         texts: the distinct values as text, in order of their first row.
         codes: [N] int64, the place of each value in ``texts``; -1 where it is missing.
+        row_numbers: [N] int64, as ``Sample`` has them; none where they are not known.
+        file: the name of the file that they count in, where there are several.
     """
 
     name: str
     array: pa.Array
     texts: Sequence[str]
     codes: np.ndarray
+    row_numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    file: str = ""
 
     @property
     def stem(self) -> str:
@@ -162,6 +166,17 @@ class ColumnFacts:
         several = sum(len(text.split()) > 1 for text in texts)
         return several > 0.5 * len(texts) and len(set(words)) > max(50, 0.1 * len(words))
 
+    def placed(self, text: str, rows: np.ndarray) -> str:
+        """A text with the first of some rows, [N] bool: ``text, first in row 17``, where its number is known."""
+        places = np.flatnonzero(rows)
+        number = int(self.row_numbers[places[0]]) if len(places) and len(self.row_numbers) else 0
+        return f"{text}, first in row {number}{f' of {self.file}' if self.file else ''}" if number else text
+
+    def value_at(self, rows: np.ndarray) -> str:
+        """The value in the first of some rows, [N] bool, short enough to be shown; empty where it is missing."""
+        code = int(self.codes[np.flatnonzero(rows)[0]])
+        return _shorten(self.texts[code]) if code >= 0 else ""
+
     def describe(self) -> str:
         """Its distinct values, some of them, and the share of rows without one."""
         if not self.present:
@@ -181,7 +196,9 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def column_facts(name: str, array: pa.Array) -> ColumnFacts:
+def column_facts(
+    name: str, array: pa.Array, row_numbers: np.ndarray | None = None, file: str = ""
+) -> ColumnFacts:
     """The facts of a column; empty text is missing, as in an ingest."""
     values = array
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
@@ -194,7 +211,8 @@ def column_facts(name: str, array: pa.Array) -> ColumnFacts:
     values = pc.if_else(pc.equal(values, ""), None, values)
     encoded = values.dictionary_encode()
     codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return ColumnFacts(name, array, encoded.dictionary.to_pylist(), codes)
+    numbers = np.zeros(0, np.int64) if row_numbers is None else row_numbers
+    return ColumnFacts(name, array, encoded.dictionary.to_pylist(), codes, numbers, file)
 
 
 def find_nulls(columns: dict[str, pa.Array]) -> tuple[str, ...]:

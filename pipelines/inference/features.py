@@ -65,9 +65,9 @@ def _category(facts: ColumnFacts, because: str) -> Decision:
     if facts.has_commas:
         because = "numbers with a comma are read as texts: write a decimal point to use them as numbers"
         if is_unique(facts):
-            return dropped(f"{because}; nearly every row has a value of its own")
+            return dropped(f"{because}; unique per row, so useless as a feature")
     if is_unique(facts):
-        return dropped("nearly every row has a value of its own: nothing can be learned of one")
+        return dropped("unique per row, so useless as a feature")
     feature: dict[str, Any] = {"kind": "category", "source": facts.name}
     if set(facts.words) & PLACE_WORDS and facts.distinct <= FEW:
         feature["tower"] = "ui"
@@ -110,7 +110,7 @@ def _number_or_category(facts: ColumnFacts) -> Decision:
     if is_unique(facts) and bool((np.diff(facts.finite) > 0).all()):
         return dropped("a number of the row: it grows from row to row")
     if _counts_something(facts.finite):
-        return _number(facts, "whole numbers, most of them small: an amount")
+        return _number(facts, "whole numbers, most of them small: looks like a count")
     return _category(facts, "whole numbers spread like ids")
 
 

@@ -17,20 +17,18 @@ from ctr.io.errors import InputError
 from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
+from ctr.pipelines.inference.labels import LabelColumn, choose_label, is_label_name, plain_label
 from ctr.pipelines.inference.leaks import find_leak
+from ctr.pipelines.inference.queries import Rows, choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
-    LabelColumn,
     choose_example_id,
-    choose_label,
-    choose_query,
     choose_weight,
     find_column,
-    is_label_name,
-    plain_label,
+    is_weight_name,
 )
 from ctr.pipelines.inference.sample import Sample
-from ctr.pipelines.inference.time_role import choose_time, is_answer
+from ctr.pipelines.inference.time_role import choose_time
 from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
 
 PARTITION_ROWS = 500_000
@@ -82,7 +80,7 @@ class Inference:
     """What was inferred.
 
     Attributes:
-        guesses: a row for each column, and for what is made of the time.
+        guesses: a row for each column, and for what is derived from the time.
         doubts: what the user has to decide; then there is no mapping.
         notes: what else is to be known, a line each.
         mapping: the mapping; None while there are doubts.
@@ -118,8 +116,10 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     """
     form = table.form
     nulls = find_nulls(sample.columns) if isinstance(form, DelimitedInput) else ()
+    file = table.files[0].name if len(table.files) > 1 else ""
     columns = {
-        name: column_facts(name, without_nulls(array, nulls)) for name, array in sample.columns.items()
+        name: column_facts(name, without_nulls(array, nulls), sample.row_numbers, file)
+        for name, array in sample.columns.items()
     }
     if len(columns) < 2:
         raise InputError(
@@ -157,51 +157,67 @@ def _choose_roles(
     columns: dict[str, ColumnFacts], sample: Sample, options: Options, found: Inference
 ) -> _Roles:
     roles = _Roles()
-    label = choose_label(options.label, columns)
+    label = choose_label(options.label, columns, options.weight)
     if isinstance(label, Doubt):
-        found.doubts.append(label)
-        asked = [choice.value for choice in label.choices if choice.value in columns]
-        roles.used |= {name: ("label?", "--label decides") for name in asked}
+        _ask(label, roles, found, columns)
     else:
         roles.label = label
         share = percent(float(label.values[label.known].mean()))
         rule = "" if label.label.op is None else f" {label.label.op} {_shown(label.label.value)}"
         roles.used[label.label.column] = (f"label{rule}", f"{label.because}; {share} positive")
+        found.notes += [label.warning] if label.warning else []
     time = choose_time(options.time, columns, sample.head_rows, list(roles.used))
     if isinstance(time, Doubt):
-        found.doubts.append(time)
-        asked = [name for name in columns if any(is_answer(name, choice.value) for choice in time.choices)]
-        roles.used |= {name: ("time?", "--time decides") for name in asked}
+        _ask(time, roles, found, columns)
     elif time is not None:
         roles.time = time
         why = ("given by --time" if options.time else "read as one") + time.doubt
         roles.used[time.facts.name] = (f"time, {time.form}", why)
-        if rejects := time.rejects(sample.head_rows):
+        if rejects := time.rejects:
             found.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
-    query = choose_query(options.query, columns, sample.head_rows, list(roles.used))
+    positive = None if roles.label is None else roles.label.positive
+    rows = Rows(sample.head_rows, roles.time, positive)
+    query = choose_query(options.query, columns, list(roles.used), rows)
     if isinstance(query, Doubt):
-        found.doubts.append(query)
-        asked = [choice.value for choice in query.choices if choice.value in columns]
-        roles.used |= {name: ("query?", "--query decides") for name in asked}
+        _ask(query, roles, found, columns)
     else:
         roles.query, why = query
         found.reasons["query"] = why
         if roles.query is not None and not options.session_gap:
             roles.used[roles.query.name] = ("query", why)
     _check_session(options, roles)
-    roles.weight = choose_weight(options.weight, columns, list(roles.used))
-    if roles.weight is not None:
-        why = "given by --weight" if options.weight else "its name and values"
-        roles.used[roles.weight.name] = ("weight", why)
+    weight = choose_weight(options.weight, columns, list(roles.used), positive)
+    if isinstance(weight, Doubt):
+        _ask(weight, roles, found, columns)
+    else:
+        roles.weight, why = weight
+        if roles.weight is not None:
+            roles.used[roles.weight.name] = ("weight", why)
+        elif options.weight is not None:
+            named = [
+                name for name, facts in columns.items() if is_weight_name(facts) and name not in options.keep
+            ]
+            unused = ("not used", "named like a weight, and --weight none says that there is none")
+            roles.used = dict.fromkeys(named, unused) | roles.used
     time_facts = None if roles.time is None else roles.time.facts
     others = {"--time": time_facts, "--query": roles.query, "--weight": roles.weight}
     for option, facts in others.items():
         if facts is not None and roles.label is not None and facts.name == roles.label.label.column:
             raise InputError(f"{option} {facts.name}: this column is the label")
-    roles.example_id = choose_example_id(columns, list(roles.used))
+    roles.example_id, why = choose_example_id(columns, list(roles.used), sample.whole)
     if roles.example_id is not None:
-        roles.used[roles.example_id.name] = ("example id", "its name, and no value comes twice")
+        roles.used[roles.example_id.name] = ("example id", why)
+    elif why:
+        found.notes.append(why)
     return roles
+
+
+def _ask(doubt: Doubt, roles: _Roles, found: Inference, columns: dict[str, ColumnFacts]) -> None:
+    """Adds a doubt; the columns that it is about are nothing else."""
+    found.doubts.append(doubt)
+    role = doubt.option.removeprefix("--")
+    asked = [choice.column or choice.value for choice in doubt.choices]
+    roles.used |= {name: (f"{role}?", f"choose with {doubt.option}") for name in asked if name in columns}
 
 
 def _check_session(options: Options, roles: _Roles) -> None:
@@ -355,10 +371,12 @@ def _add_derived(
         return
     first, last = int(time.us[time.us > 0].min()), int(time.us.max())
     if last - first <= _DAY_US:
-        found.notes.append(f"{time.facts.name} spans no more than a day: no hour and weekday are made of it")
+        found.notes.append(
+            f"{time.facts.name} spans no more than a day: no hour and weekday are derived from it"
+        )
         return
     hours = len(np.unique(time.us // 3_600_000_000 % 24)) > 1
-    why = f"made of the time, which spans {format_time(first)} to {format_time(last)} in the sample"
+    why = f"derived from the time, which spans {format_time(first)} to {format_time(last)} in the sample"
     derive = {}
     for part in ("hour", "weekday") if hours else ("weekday",):
         name = feature_name(part if part not in taken else f"time_{part}", taken)

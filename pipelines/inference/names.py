@@ -14,7 +14,18 @@ LABEL_WORDS = _words(
 LABEL_HELPERS = _words("is was has did bool flag binary indicator of the user ad")
 """and of these."""
 
-RATING_WORDS = _words("rating ratings stars score grade")
+COUNT_WORDS = _words("num number n nr no count counts cnt total sum daily per")
+"""With words of a label, a number of clicks; with those of impressions, how many of these a row stands for."""
+
+IMPRESSION_WORDS = _words("impression impressions impr imprs imps")
+"""Names of a number of impressions,"""
+
+EXPOSURE_WORDS = IMPRESSION_WORDS | _words(
+    "imp exposure exposures display displays show shows view views pv pageviews"
+)
+"""and weaker ones."""
+
+RATING_WORDS = _words("rating ratings stars score grade relevance")
 """A number whose name has one of these makes a label by a threshold."""
 
 QUERY_WORDS = _words("query search srch session request req qid impression auction pageview page slate visit")
@@ -35,6 +46,9 @@ WEIGHT_NAMES = _words(
     "sample_weight example_weight importance_weight train_weight row_weight instance_weight importance"
 )
 """Whole names of importance weights; ``weight`` alone may be that of a parcel."""
+
+SESSION_WORDS = _words("session sessions sid visit visits")
+"""Of these a query may last hours."""
 
 USER_WORDS = _words("user uid visitor member customer cookie device viewer")
 """Names of who sees the impressions."""

@@ -51,6 +51,8 @@ class Sample:
         table_rows: rows of the table; an estimate unless ``whole``.
         whole: whether the sample is the whole table.
         malformed: rows that could not be read, such as lines with a wrong number of fields.
+        row_numbers: [N] int64, the 1-based line or record number of each row in the first file, as those of rejects;
+            0 for rows that stand elsewhere.
     """
 
     columns: dict[str, pa.Array]
@@ -60,6 +62,7 @@ class Sample:
     table_rows: int
     whole: bool
     malformed: int
+    row_numbers: np.ndarray
 
     def describe(self) -> str:
         """Which rows these are, in words."""
@@ -116,7 +119,10 @@ def _text_sample(table: TableFiles) -> Sample:
     malformed = sum(len(chunk.rejects) for chunk in chunks)
     total = rows if lines.whole else round((rows + malformed) * lines.size / max(lines.taken, 1))
     columns = _read_columns(wanted, chunks, unusable)
-    return Sample(columns, unusable, rows, min(lines.head_lines, rows), total, lines.whole, malformed)
+    head = min(lines.head_lines, rows)
+    numbers = np.concatenate([np.zeros(0, np.int64), *(chunk.rows for chunk in chunks)])
+    numbers[head:] = 0
+    return Sample(columns, unusable, rows, head, total, lines.whole, malformed, numbers)
 
 
 def _unusable_names(names: Sequence[str]) -> dict[str, str]:
@@ -289,7 +295,9 @@ def _parquet_sample(table: TableFiles) -> Sample:
     rows = sum(batch.num_rows for batch in batches)
     chunks = [Chunk(0, batch, np.zeros(0, np.int64), []) for batch in batches]
     columns = _read_columns(wanted, chunks, unusable)
-    return Sample(columns, unusable, rows, head, total, rows == total, 0)
+    numbers = np.arange(1, rows + 1)
+    numbers[head:] = 0
+    return Sample(columns, unusable, rows, head, total, rows == total, 0, numbers)
 
 
 def _first_rows(file: pq.ParquetFile, group: int, columns: Sequence[str], limit: int) -> pa.Table:

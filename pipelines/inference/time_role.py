@@ -60,7 +60,7 @@ def choose_time(
             return best
     if not (own or doubted or others):
         return None
-    return _doubt(own, [(facts, found[facts.name]) for facts in doubted], others, head_rows)
+    return _doubt(own, [(facts, found[facts.name]) for facts in doubted], others)
 
 
 def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> TimeColumn | Doubt:
@@ -71,7 +71,7 @@ def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> Tim
         found = find_time(facts, head_rows, named=True)
         if found is None:
             raise InputError(
-                f"--time {text}: not read as a time ({_first_strange(facts, None, head_rows)}); name its form with "
+                f"--time {text}: {facts.name} {_first_strange(facts, None)}; name its form with "
                 f"--time '{facts.name}=FORM': {FORMS} such as %d.%m.%y"
             )
         if found.is_open:
@@ -88,15 +88,10 @@ def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> Tim
             raise InputError(f"--time {text}: the column {facts.name} is {error}") from None
     if found.bad_share > MAX_REJECT_SHARE:
         raise InputError(
-            f"--time {text}: {found.rejects(head_rows)}; allowed: a time (read as {found.form}) in at least "
+            f"--time {text}: {found.rejects}; allowed: a time (read as {found.form}) in at least "
             f"{percent(1 - MAX_REJECT_SHARE)} of the rows, or another form: {FORMS}"
         )
     return found
-
-
-def is_answer(name: str, value: str) -> bool:
-    """Whether a choice of a ``Doubt`` about the time is a column of this name, with a form or without."""
-    return value == name or value.startswith(f"{name}=")
 
 
 def _parted(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[str, str | None]:
@@ -111,7 +106,7 @@ def _parted(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[str, str | N
 def _open_order(found: TimeColumn) -> Doubt:
     """The question which of two orders of day, month and year the dates of the time have."""
     name, forms = found.facts.name, (found.time.format or "", found.other)
-    choices = [Choice(f"{name}={form}", "reads all values") for form in forms]
+    choices = [Choice(f"{name}={form}", "reads all values", name) for form in forms]
     question = (
         f"which form the dates of {name} have: {' and '.join(forms)} both read {found.facts.texts[0]!r}"
     )
@@ -122,7 +117,6 @@ def _doubt(
     own: Sequence[TimeColumn],
     failed: Sequence[tuple[ColumnFacts, TimeColumn | None]],
     others: Sequence[TimeColumn],
-    head_rows: int,
 ) -> Doubt:
     """The question which column is the time.
 
@@ -130,14 +124,13 @@ def _doubt(
         own: columns that are read as times.
         failed: columns that are named like times and are not read as such, the likeliest first.
         others: columns that are read as times and named like those of other events.
-        head_rows: so many rows of the sample stand together at its beginning.
     """
     choices, hint = [], ""
     for facts, found in failed:
         if found is not None and found.bad_share <= MAX_REJECT_SHARE:
             choices.append(Choice(facts.name, f"{found.form}; the {int(found.bad.sum()):,} become rejects"))
         elif found is None and facts.numbers is not None and facts.finite.min() >= 0:
-            choices.append(Choice(f"{facts.name}=s", "seconds as they are, whenever they begin"))
+            choices.append(Choice(f"{facts.name}=s", "seconds as they are, whenever they begin", facts.name))
     choices += [Choice(one.facts.name, f"{one.form}; {one.facts.describe()}") for one in own]
     if not own:
         choices += [Choice(one.facts.name, f"{one.form}, named like another event's") for one in others]
@@ -145,7 +138,7 @@ def _doubt(
     why = ""
     if failed:
         facts, found = failed[0]
-        why = f": {facts.name} is named like it, but {_first_strange(facts, found, head_rows)}"
+        why = f": {facts.name} is named like it, but {_first_strange(facts, found)}"
         hint = f" (name another form with --time '{facts.name}=%d.%m.%y %H:%M', =ms or the like)"
         if found is not None and found.bad_share > MAX_REJECT_SHARE:
             hint = f", more than the {percent(MAX_REJECT_SHARE)} that may become rejects{hint}"
@@ -154,11 +147,10 @@ def _doubt(
     return Doubt("--time", f"which column is the time of the row{why}{hint}", tuple(choices))
 
 
-def _first_strange(facts: ColumnFacts, found: TimeColumn | None, head_rows: int) -> str:
+def _first_strange(facts: ColumnFacts, found: TimeColumn | None) -> str:
     """Which value is no time, and in which row."""
     if found is not None:
-        return found.rejects(head_rows)
+        return found.rejects
     if not facts.present:
-        return f"it has no values ({show_value(facts, 0, head_rows)})"
-    first = int((facts.codes >= 0).argmax())
-    return f"{show_value(facts, first, head_rows)} is not read as a time"
+        return "has no values"
+    return f"is not read as a time: {show_value(facts, facts.codes >= 0)}"

@@ -78,25 +78,19 @@ class TimeColumn:
         """The share of the rows without a readable time."""
         return float(self.bad.mean())
 
-    def rejects(self, head_rows: int) -> str:
+    @property
+    def rejects(self) -> str:
         """How many rows have no readable time, and the first; empty where all have one."""
-        count = int(self.bad.sum())
-        if not count:
+        if not self.bad.any():
             return ""
-        first = int(np.argmax(self.bad))
-        rows = "row of the sample has" if count == 1 else "rows of the sample have"
-        return (
-            f"{count:,} {rows} no readable time ({percent(self.bad_share)}), "
-            f"the first: {show_value(self.facts, first, head_rows)}"
-        )
+        share = f"{int(self.bad.sum()):,} of {len(self.bad):,} rows have no readable time ({percent(self.bad_share)})"
+        return f"{share}: {show_value(self.facts, self.bad)}"
 
 
-def show_value(facts: ColumnFacts, place: int, head_rows: int) -> str:
-    """The value of a row of the sample, and which row of the data that is where it is known."""
-    code = int(facts.codes[place])
-    text = "no value" if code < 0 else repr(" ".join(facts.texts[code].split())[:60])
-    # The first rows of the sample are those of the table.
-    return f"{text} in data row {place + 1:,}" if place < head_rows else text
+def show_value(facts: ColumnFacts, rows: np.ndarray) -> str:
+    """The value of the first of some rows, [N] bool, and which row of the file that is where it is known."""
+    code = int(facts.codes[np.argmax(rows)])
+    return facts.placed("no value" if code < 0 else repr(" ".join(facts.texts[code].split())[:60]), rows)
 
 
 def name_rank(facts: ColumnFacts) -> int:

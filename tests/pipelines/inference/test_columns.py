@@ -113,7 +113,7 @@ def test_titles_are_text_and_codes_are_categories():
     [
         ([None] * 60, "no values"),
         (["x"] * 60, "constant"),
-        ([f"u{place}" for place in range(60)], "of its own"),
+        ([f"u{place}" for place in range(60)], "unique per row"),
         ([*range(1000, 1100), 1101], "grows from row to row"),
     ],
 )

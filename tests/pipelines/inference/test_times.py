@@ -113,7 +113,9 @@ def test_a_name_of_a_time_that_is_not_read_as_one_is_a_question(tmp_path, form, 
     path = table(tmp_path, **{name: texts})
     (doubt,) = inferred(path).doubts
     assert doubt.option == "--time"
-    assert f"{name} is named like it, but '{texts[0]}' in data row 1 is not read as a time" in doubt.question
+    assert (
+        f"{name} is named like it, but is not read as a time: '{texts[0]}', first in row 2" in doubt.question
+    )
     assert [choice.value for choice in doubt.choices] == [one.replace("NAME", name) for one in offered]
     for choice in doubt.choices:
         found = inferred(path, time=choice.value)
@@ -155,13 +157,10 @@ def test_rows_without_a_time_become_rejects_up_to_a_share_and_are_shown(tmp_path
     path = table(tmp_path, timestamp=texts)
     found = inferred(path)
     shown = "no value" if gap in (None, "NULL") else f"'{gap}'"
-    first = f"the first: {shown} in data row {rows[0] + 1}"
+    first = f": {shown}, first in row {rows[0] + 2}"
     if asked:
         (doubt,) = found.doubts
-        assert (
-            first in doubt.question
-            and f"{missing} rows of the sample have no readable time" in doubt.question
-        )
+        assert first in doubt.question and f"{missing} of 1,000 rows have no readable time" in doubt.question
         fit = ["timestamp"] if missing <= 10 else []
         assert [choice.value for choice in doubt.choices] == [*fit, "none"]
         if not fit:
@@ -228,7 +227,7 @@ def test_a_form_of_the_time_can_be_given(tmp_path, given, expected):
 def test_a_given_unit_takes_no_zeros_for_times_but_times_that_begin_at_zero(tmp_path):
     given = inferred(table(tmp_path, when=[0, *SECONDS[1:]]), time="when=s")
     assert given.content["time"] == {"column": "when", "unit": "s", "first": "1990-01-01"}
-    assert any("1 row of the sample has no readable time" in note for note in given.notes)
+    assert any("1 of 1,000 rows have no readable time" in note for note in given.notes)
     given = inferred(table(tmp_path, when=range(ROWS)), time="when=s")
     assert given.content["time"] == {"column": "when", "unit": "s"}
 
@@ -243,13 +242,13 @@ def test_seconds_of_a_day_are_no_serial_numbers(tmp_path, values):
     [
         (
             "when=%d.%m.%Y",
-            "1,000 rows of the sample have no readable time (100%), the first: '01.02' in data row 1",
+            "1,000 of 1,000 rows have no readable time (100%): '01.02', first in row 2",
         ),
         ("when=soon", "'soon' names no part of a time"),
         ("when=%Q", "%Q in '%Q' is no directive"),
         (
             "when",
-            "'01.02' in data row 1 is not read as a time); name its form with --time 'when=FORM': s, ms",
+            "when is not read as a time: '01.02', first in row 2; name its form with --time 'when=FORM': s, ms",
         ),
         ("nothing=s", "--time nothing: no such column"),
     ],
@@ -264,4 +263,4 @@ def test_a_form_that_does_not_read_the_column_is_refused(tmp_path, given, words)
 def test_all_whole_names_of_times_promise_one(tmp_path):
     for name in sorted(TIME_NAMES):
         (doubt,) = inferred(table(tmp_path, **{name: ["soon", "now"] * (ROWS // 2)})).doubts
-        assert f"{name} is named like it, but 'soon' in data row 1" in doubt.question
+        assert f"{name} is named like it, but is not read as a time: 'soon', first in row 2" in doubt.question

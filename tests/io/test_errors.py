@@ -1,0 +1,22 @@
+"""How errors are shown: one line, or a line and a hint where that would be long."""
+
+import pickle
+
+from ctr.io.errors import LONGEST_LINE, InputError, error_lines
+
+
+def test_a_long_error_is_a_line_and_a_hint():
+    assert error_lines(InputError("x: no number", "write one")) == ["x: no number; write one"]
+    long = "a\x1bb" * 80
+    first, hint = error_lines(InputError(f"x: {long}", "write\none"))
+    assert first == "x: " + r"a\x1bb" * 80 and hint == "hint: write one"
+    error = pickle.loads(pickle.dumps(InputError("x", "y")))
+    assert (str(error), error.hint) == ("x; y", "y")
+
+
+def test_without_a_hint_a_long_error_breaks_at_a_semicolon():
+    parts = [f"{number:02d} " + "x" * 90 for number in range(5)]
+    first, hint = error_lines(InputError("; ".join(parts)))
+    assert first == "; ".join(parts[:3]) and hint == "hint: " + "; ".join(parts[3:])
+    assert len(first) <= LONGEST_LINE
+    assert error_lines(OSError("y" * 400)) == ["y" * 400]
