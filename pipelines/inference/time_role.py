@@ -71,7 +71,7 @@ def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> Tim
         found = find_time(facts, head_rows, named=True)
         if found is None:
             raise InputError(
-                f"--time {text}: {facts.name} {_first_strange(facts, None)}; name its form with "
+                f"--time {text}: {_first_strange(facts, None).removeprefix('is ')}; name its form with "
                 f"--time '{facts.name}=FORM': {FORMS} such as %d.%m.%y"
             )
         if found.is_open:

@@ -248,7 +248,7 @@ def test_seconds_of_a_day_are_no_serial_numbers(tmp_path, values):
         ("when=%Q", "%Q in '%Q' is no directive"),
         (
             "when",
-            "when is not read as a time: '01.02', first in row 2; name its form with --time 'when=FORM': s, ms",
+            "--time when: not read as a time: '01.02', first in row 2; name its form with --time 'when=FORM': s, ms",
         ),
         ("nothing=s", "--time nothing: no such column"),
     ],
