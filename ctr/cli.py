@@ -17,9 +17,9 @@ from ctr.cli_output import (
     is_quiet,
     load_tensorflow,
     log,
-    note,
     print_error,
     print_result,
+    run_notes,
     set_verbosity,
 )
 from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
@@ -191,19 +191,24 @@ def _score(arguments: argparse.Namespace) -> None:
     given = arguments.input
     times = read_time_range(arguments.start, arguments.end)
     check_scores_file(arguments.out, given)
-    mapping = load_mapping(arguments.mapping) if arguments.mapping else None
-    mapping = load_format(arguments.format) if arguments.format else mapping
-    is_log = mapping is None and is_log_alone(given)
+    named = load_mapping(arguments.mapping) if arguments.mapping else None
+    named = load_format(arguments.format) if arguments.format else named
+    is_log = named is None and is_log_alone(given)
     if not is_log and (arguments.start, arguments.end) != (None, None):
         raise InputError("--start and --end go with an example log: raw rows are scored whole")
-    if arguments.labels and mapping is None:
-        raise InputError("--labels goes with --format or --mapping; scores of an example log have its labels")
-    read_metadata(find_model(arguments.model))
+    metadata = read_metadata(find_model(arguments.model))
     for path in given:
         if not path.exists():
             raise InputError(f"input {path}: no such file or folder")
     from ctr.data.log import read_manifests
-    from ctr.pipelines.rows.raw_rows import check_labeled, key_schema, plain_mapping, read_raw_rows
+    from ctr.pipelines.rows.raw_rows import check_labeled, find_mapping, key_schema, read_raw_rows
+
+    mapping = named if named or is_log else find_mapping(metadata, given)
+    if arguments.labels and mapping is None:
+        raise InputError(
+            "--labels goes with --format or --mapping, which name the column of the label; scores of an example log "
+            "have its labels"
+        )
     from ctr.serving.scorer import Scorer
 
     scorer = Scorer(arguments.model, lazy=True, on_load=load_tensorflow)
@@ -213,8 +218,7 @@ def _score(arguments: argparse.Namespace) -> None:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance, times)
         else:
-            mapping = mapping or plain_mapping(scorer.raw_schema, given)
-            if arguments.labels:
+            if mapping and arguments.labels:
                 check_labeled(mapping)
             rows = read_raw_rows(scorer.raw_schema, mapping, given, labeled=arguments.labels)
             keys = key_schema(mapping, arguments.labels)
@@ -248,7 +252,7 @@ def _replay(arguments: argparse.Namespace) -> None:
             arguments.workers,
             arguments.beam_options,
             not arguments.no_timing,
-            note if sys.stderr.isatty() else None,
+            run_notes(),
             settings=arguments.set,
         )
     text = write_experiment(arguments.out)
@@ -278,7 +282,7 @@ def _search(arguments: argparse.Namespace) -> None:
             arguments.beam_options,
             not arguments.no_timing,
             not arguments.no_replay,
-            note if sys.stderr.isatty() else None,
+            run_notes(),
             arguments.set,
         )
         _, failures = run_search(arguments.search, arguments.log, arguments.out, options)
@@ -377,7 +381,14 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 
 def _quickstart(arguments: argparse.Namespace) -> None:
-    from ctr.quickstart import Tools, check_quickstart_folder, default_out, result_text, run_quickstart
+    from ctr.quickstart import (
+        Tools,
+        check_quickstart_folder,
+        default_out,
+        infer_mapping,
+        result_text,
+        run_quickstart,
+    )
 
     out = arguments.out or default_out(arguments.input)
     check_quickstart_folder(out)
@@ -396,7 +407,14 @@ def _quickstart(arguments: argparse.Namespace) -> None:
 
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
     width = shutil.get_terminal_size((200, 24)).columns
-    result = run_quickstart(arguments.input, out, options, Tools(say, width, ask, Bar, load_tensorflow))
+    given_to = arguments.input, out, options, Tools(say, width, ask, Bar, load_tensorflow)
+    if arguments.dry_run:
+        result = infer_mapping(*given_to)
+        print_result(
+            arguments, result, "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
+        )
+        return
+    result = run_quickstart(*given_to)
     print_result(arguments, result, result_text(out, result))
 
 
@@ -460,7 +478,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = make_parser().parse_args(given)
+    if given[:1] in ([], ["help"]):
+        given = [*given[1:], "--help"]
+    try:
+        arguments = make_parser().parse_args(given)
+    except InputError as error:
+        print_error(*error_lines(error))
+        return 1
     arguments.words = given
     arguments.given = shlex.join(["ctr", *given])
     connect()

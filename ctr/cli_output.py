@@ -12,9 +12,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from ctr.cli_progress import BatchSizes, Lines, Pace, fitting, progress_line
 from ctr.io.errors import printable
 from ctr.workers.reports import Report, Reporter, reporter_of
 
@@ -58,6 +59,8 @@ def load_tensorflow() -> None:
         finally:
             os.dup2(standard_error, 2)
             os.close(standard_error)
+    # Such as that a function was traced again, for whoever wrote the function.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     log.info("loaded TensorFlow %s", tensorflow.__version__)
 
 
@@ -138,55 +141,102 @@ _RUNNING_METRICS = {
     "logloss": "logloss",
     "calibration_ratio": "predicted/actual",
 }
+# Which of them are shown where a line has no room for all.
+_FIRST_METRICS = ("logloss", "per_query_auc", "calibration_ratio", "auc")
+_METER = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]"
+_LEAST_BAR = 10
 
 
 class Bar:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal, a line a minute on another standard error."""
 
-    def __init__(self, total: int | None, unit: str) -> None:
+    def __init__(
+        self,
+        total: int | None,
+        unit: str,
+        batches: BatchSizes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begins at 0; for the arguments see ``Pace``, ``unit`` names what is counted."""
         from tqdm import tqdm
 
+        self._total, self._unit = total, unit
+        self._pace = Pace(total, batches, clock)
+        is_shown = not is_quiet() and sys.stderr.isatty()
+        self._lines = None if is_shown or is_quiet() else Lines(note, clock)
         self._bar = tqdm(
             total=total,
             unit=unit,
             unit_scale=True,
             dynamic_ncols=True,
-            disable=is_quiet() or not sys.stderr.isatty(),
+            disable=not is_shown,
+            bar_format=None if total is None else _METER.replace("{left}", "?"),
         )
         self._times_anew = False
 
     def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
-        if self._bar.disable:
-            return
-        if metrics:
-            shown = [
-                f"{name} {metrics[key]:.4f}" for key, name in _RUNNING_METRICS.items() if _has(metrics, key)
-            ]
-            self._bar.set_postfix_str(", ".join(shown), refresh=False)
+        """Shows a position, and the metrics of what has passed."""
+        shown = {
+            key: f"{name} {(metrics or {})[key]:.4f}"
+            for key, name in _RUNNING_METRICS.items()
+            if metrics and metrics.get(key) is not None
+        }
         if self._times_anew:
             # A compilation, and what a resumed run had passed before, say nothing about the rate.
+            self._pace.begin(position)
+        self._pace.at(position)
+        if self._lines is not None:
+            self._times_anew = False
+            if self._lines.is_due():
+                self._lines(progress_line(self._pace, self._total, self._unit, [*shown.values()]))
+        if self._bar.disable:
+            return
+        if self._times_anew:
             self._bar.n = self._bar.initial = self._bar.last_print_n = position
             self._bar.unpause()
+        if self._total is not None:
+            self._bar.bar_format = self._meter()
+        if shown:
+            texts = fitting(shown, self._room(), _FIRST_METRICS)
+            self._bar.set_postfix_str(", ".join(texts), refresh=False)
+        if self._times_anew:
             self._bar.refresh()
             self._times_anew = False
         self._bar.update(position - self._bar.n)
 
+    def _meter(self) -> str:
+        left = self._pace.seconds_left()
+        return _METER.replace("{left}", "?" if left is None else self._bar.format_interval(left))
+
+    def _room(self) -> int:
+        """The characters of a line that are left for metrics."""
+        known = self._bar.format_dict
+        if not known["ncols"]:
+            return sys.maxsize
+        line = self._bar.format_meter(**{**known, "ncols": _LEAST_BAR, "postfix": None})
+        if self._total is not None:
+            form = (self._bar.bar_format or "").replace("{bar}", "#" * _LEAST_BAR)
+            line = self._bar.format_meter(**{**known, "bar_format": form, "postfix": None})
+        return int(known["ncols"]) - len(line) - len(", ")
+
     def phase(self, word: str) -> None:
         """Shows what is done instead of learning, at once; an empty word: nothing else."""
-        if self._bar.disable:
-            return
-        self._times_anew |= word == "compiling" and self._bar.n == self._bar.initial
-        self._bar.set_description_str(word)
+        self._times_anew |= word == "compiling" and self._pace.is_fresh()
+        if not self._bar.disable:
+            self._bar.set_description_str(word)
 
     def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
+        """Shows a position, and how far it is behind a log that grows."""
         is_new = position != self._bar.n
         self._bar.set_description_str(f"behind {lag[0]} rows, {lag[1]:.1f} s", refresh=not is_new)
         self(position, metrics)
 
     def advance(self, count: int) -> None:
-        self._bar.update(count)
+        """Shows that so much more has passed."""
+        self(self._pace.position + count)
 
     def close(self) -> None:
+        """Ends it."""
         self._bar.close()
 
 
@@ -213,9 +263,14 @@ class ReportedBar:
             report("progress", **self._latest)
 
 
-def training_bar(total: int) -> Bar | ReportedBar:
+def training_bar(total: int, batches: BatchSizes) -> Bar | ReportedBar:
     """The bar of a training run, or the way to it."""
-    return Bar(total, "examples") if _launcher is None else ReportedBar()
+    return Bar(total, "examples", batches) if _launcher is None else ReportedBar()
+
+
+def run_notes() -> Callable[[str], None]:
+    """Shows how a command that trains many runs goes on: each line on a terminal, else one a minute."""
+    return note if sys.stderr.isatty() else Lines(note)
 
 
 def show_report(reported: Report, bar: Bar) -> None:
@@ -231,10 +286,6 @@ def show_report(reported: Report, bar: Bar) -> None:
         note(content["text"])
     elif reported.kind == "message":
         log.log(content["level"], "%s", content["text"])
-
-
-def _has(metrics: dict[str, Any], key: str) -> bool:
-    return metrics.get(key) is not None
 
 
 def print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:

@@ -4,9 +4,12 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from ctr import __version__
+from ctr.io.errors import InputError
+from ctr.io.paths import local_path
+from ctr.io.words import did_you_mean
 
 FORMATS = {
     "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
@@ -35,7 +38,39 @@ CONFIGS = {
 _Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
+    """A parser that says which word may have been meant by one that is not known."""
+
+    _given: Sequence[str] = ()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action,
+                f"invalid choice: {value!r} (choose from {', '.join(known)}){did_you_mean(str(value), known)}",
+            )
+
+    def error(self, message: str) -> NoReturn:
+        options = [name for action in self._actions for name in action.option_strings]
+        if message.startswith("the following arguments are required"):
+            # A misspelled option is the likely cause.
+            names = [word.partition("=")[0] for word in self._given if word[:2] == "--" != word]
+            unknown = [name for name in names if not any(option.startswith(name) for option in options)]
+            if unknown:
+                self._given = ()
+                self._refuse_unknown(unknown)
+        super().error(message)
+
+    def _refuse_unknown(self, words: Sequence[str]) -> NoReturn:
+        given = words[0].partition("=")[0]
+        known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        # A single dash in place of two is forgiven only here.
+        meant = did_you_mean(f"--{given.lstrip('-')}", known) if given.startswith("-") else ""
+        self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
+
+
+class _CommandParser(_Parser):
     """The parser of a command, which takes options and words in any order.
 
     ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind FILE --out LOG``.
@@ -47,14 +82,27 @@ class _CommandParser(argparse.ArgumentParser):
         below = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         if below:
             return super().parse_known_args(_name_first(args, below[0]), namespace)
+        self._given = list(args or ())
         # argparse gives an argument that may be absent nothing at all when an option stands before its words.
         if self._splits and any(action.nargs == "*" for action in self._actions):
             self._splits = False
             try:
-                return self.parse_known_intermixed_args(args, namespace)
+                found, unknown = self.parse_known_intermixed_args(args, namespace)
             finally:
                 self._splits = True
-        return super().parse_known_args(args, namespace)
+        else:
+            found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._splits:
+            # Here, where the options of the command are known.
+            self._refuse_unknown(unknown)
+        return found, unknown
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except InputError as error:
+            name = action.option_strings[-1] if action.option_strings else action.metavar
+            raise InputError(f"{name} {error}") from None
 
 
 def _name_first(given: Sequence[str], below: _Commands) -> Sequence[str]:
@@ -100,7 +148,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     ``format`` names the format of ``ctr ingest``.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ctr", description="Train click-through-rate models in a single pass over time-ordered logs."
     )
     parser.add_argument("--version", action="version", version=f"ctr {__version__}")
@@ -157,7 +205,9 @@ def _add_settings(parser: argparse.ArgumentParser, example: str) -> None:
 
 
 def _add_log_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, metavar="LOG", help="output directory of the log")
+    parser.add_argument(
+        "--out", type=local_path, required=True, metavar="LOG", help="output directory of the log"
+    )
 
 
 def _demo(commands: _Commands) -> None:
@@ -165,7 +215,11 @@ def _demo(commands: _Commands) -> None:
         commands, "demo", "simulate a log, train two models on it, compare them and write a report"
     )
     demo.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="output directory (runs/demo)"
+        "--out",
+        type=local_path,
+        default=Path("runs/demo"),
+        metavar="DIR",
+        help="output directory (runs/demo)",
     )
     demo.add_argument(
         "--examples", type=int, default=300_000, metavar="N", help="examples to simulate (300000)"
@@ -180,15 +234,20 @@ def _quickstart(commands: _Commands) -> None:
     )
     quickstart.add_argument(
         "input",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="CSV, TSV, JSON lines or Parquet file, or a directory of them",
     )
     quickstart.add_argument(
         "--out",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="output directory (NAME-quickstart beside the file); rerun to resume",
+    )
+    quickstart.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write the mapping file and nothing else, to be read and edited",
     )
     roles = quickstart.add_argument_group("what the columns are, where the guess is not certain or not right")
     for option, metavar, text in (
@@ -218,17 +277,22 @@ def _simulate(commands: _Commands) -> None:
     length = simulate.add_mutually_exclusive_group(required=True)
     length.add_argument("--examples", type=int, metavar="N", help="examples to simulate")
     length.add_argument("--days", type=int, metavar="N", help="whole days to simulate")
-    simulate.add_argument("--config", type=Path, metavar="FILE", help="YAML file with the world's settings")
+    simulate.add_argument(
+        "--config", type=local_path, metavar="FILE", help="YAML file with the world's settings"
+    )
     _add_log_out(simulate)
     simulate.add_argument(
-        "--randomized", type=Path, metavar="LOG", help="also write the randomized traffic to a log of its own"
+        "--randomized",
+        type=local_path,
+        metavar="LOG",
+        help="also write the randomized traffic to a log of its own",
     )
     simulate.add_argument(
         "--randomised", action=_Renamed, nargs="?", const="--randomized", help=argparse.SUPPRESS
     )
     simulate.add_argument(
         "--events",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="also write the same traffic as raw impressions and clicks",
     )
@@ -237,12 +301,15 @@ def _simulate(commands: _Commands) -> None:
     )
     simulate.add_argument(
         "--policy",
-        type=Path,
+        type=local_path,
         metavar="RUN",
         help="let the model of this run choose the ads of the days after its log, and learn from them",
     )
     simulate.add_argument(
-        "--log", type=Path, metavar="LOG", help="with --policy: the simulated log that the run was trained on"
+        "--log",
+        type=local_path,
+        metavar="LOG",
+        help="with --policy: the simulated log that the run was trained on",
     )
     _add_settings(simulate, "events.format=csv")
 
@@ -259,7 +326,7 @@ def _ingest(commands: _Commands) -> None:
     _add_append(table)
     table.add_argument(
         "--mapping",
-        type=Path,
+        type=local_path,
         required=True,
         metavar="FILE",
         help="YAML file that names columns and features",
@@ -272,7 +339,7 @@ def _ingest(commands: _Commands) -> None:
 def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.ArgumentParser:
     added = _command(formats, name, does, command="ingest")
     # Events may come from Kafka instead, and rows that are held back may be published without others.
-    added.add_argument("input", type=Path, nargs="*", metavar="INPUT", help="files or directories")
+    added.add_argument("input", type=local_path, nargs="*", metavar="INPUT", help="files or directories")
     _add_log_out(added)
     added.add_argument(
         "--max-reject-share",
@@ -307,7 +374,7 @@ def _add_append(table: argparse.ArgumentParser) -> None:
 def _add_events(events: argparse.ArgumentParser) -> None:
     events.add_argument(
         "--mapping",
-        type=Path,
+        type=local_path,
         required=True,
         metavar="FILE",
         help="YAML file that names columns and features",
@@ -358,14 +425,16 @@ def _sample(commands: _Commands) -> None:
     sample = _command(
         commands, "sample", "choose by hash which examples of a log to train on, with importance weights"
     )
-    sample.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+    sample.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
     sample.add_argument(
         "--name", required=True, help="name of the sampling and of the sidecar that it writes"
     )
-    sample.add_argument("--config", type=Path, metavar="FILE", help="YAML file with rates and conditions")
+    sample.add_argument(
+        "--config", type=local_path, metavar="FILE", help="YAML file with rates and conditions"
+    )
     sample.add_argument(
         "--out",
-        type=Path,
+        type=local_path,
         metavar="LOG",
         help="write the kept examples to a log of their own instead of a sidecar",
     )
@@ -374,16 +443,16 @@ def _sample(commands: _Commands) -> None:
 
 def _train(commands: _Commands) -> None:
     train = _command(commands, "train", "train in one pass over a log, or resume a run")
-    train.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+    train.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
     train.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file with settings (without it: the defaults)"
+        "--config", type=local_path, metavar="FILE", help="YAML file with settings (without it: the defaults)"
     )
     train.add_argument(
-        "--out", type=Path, required=True, metavar="RUN", help="run directory; rerun to resume"
+        "--out", type=local_path, required=True, metavar="RUN", help="run directory; rerun to resume"
     )
     train.add_argument(
         "--init-from",
-        type=Path,
+        type=local_path,
         metavar="RUN",
         help="warm start: begin with the weights of another run, where it stopped",
     )
@@ -440,12 +509,16 @@ def _export(commands: _Commands) -> None:
     )
     export.add_argument(
         "run",
-        type=Path,
+        type=local_path,
         metavar="RUN",
         help="run directory, or a model that a run exported as a delta, to write it as a whole",
     )
     export.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="output directory of the model's versions"
+        "--out",
+        type=local_path,
+        required=True,
+        metavar="DIR",
+        help="output directory of the model's versions",
     )
     export.add_argument(
         "--checkpoint", type=int, metavar="P", help="export the checkpoint at position P (the newest one)"
@@ -456,19 +529,23 @@ def _score(commands: _Commands) -> None:
     score = _command(commands, "score", "predict the clicks of a log or of raw rows with an exported model")
     score.add_argument(
         "model",
-        type=Path,
+        type=local_path,
         metavar="MODEL",
         help="directory of a model, or of its versions: the newest is used",
     )
     score.add_argument(
         "input",
-        type=Path,
+        type=local_path,
         nargs="+",
         metavar="INPUT",
         help="an example log, or files or directories of raw rows",
     )
     score.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="Parquet file to write the predictions to"
+        "--out",
+        type=local_path,
+        required=True,
+        metavar="FILE",
+        help="Parquet file to write the predictions to",
     )
     for name, text in (("start", "from this one on"), ("end", "before this one")):
         score.add_argument(
@@ -484,7 +561,7 @@ def _score(commands: _Commands) -> None:
     read_as = score.add_mutually_exclusive_group()
     read_as.add_argument("--format", choices=tuple(FORMATS), help="format of the raw rows")
     read_as.add_argument(
-        "--mapping", type=Path, metavar="FILE", help="YAML file that names the columns of the raw rows"
+        "--mapping", type=local_path, metavar="FILE", help="YAML file that names the columns of the raw rows"
     )
 
 
@@ -493,7 +570,7 @@ def _replay(commands: _Commands) -> None:
         commands, "replay", "train the arms of an experiment on one log, and report what each gains and costs"
     )
     replay.add_argument(
-        "experiment", type=Path, nargs="?", metavar="EXPERIMENT", help="YAML file with the arms"
+        "experiment", type=local_path, nargs="?", metavar="EXPERIMENT", help="YAML file with the arms"
     )
     _add_runs(replay)
 
@@ -503,7 +580,7 @@ def _search(commands: _Commands) -> None:
         commands, "search", "search for the configuration that is most accurate at a cost, and judge it"
     )
     search.add_argument(
-        "search", type=Path, nargs="?", metavar="SEARCH", help="YAML file with the space and the method"
+        "search", type=local_path, nargs="?", metavar="SEARCH", help="YAML file with the space and the method"
     )
     _add_runs(search)
     search.add_argument(
@@ -513,9 +590,9 @@ def _search(commands: _Commands) -> None:
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     """Adds what commands take that train many runs on one log."""
-    parser.add_argument("--log", type=Path, metavar="LOG", help="directory of the log")
+    parser.add_argument("--log", type=local_path, metavar="LOG", help="directory of the log")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="output directory; rerun to resume"
+        "--out", type=local_path, required=True, metavar="DIR", help="output directory; rerun to resume"
     )
     _add_settings(parser, "'seeds=[1, 2, 3]'")
     parser.add_argument(
@@ -531,11 +608,11 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
 def _compare(commands: _Commands) -> None:
     compare = _command(commands, "compare", "compare two runs metric by metric, with paired 95% intervals")
     compare.add_argument(
-        "run_a", type=Path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
+        "run_a", type=local_path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
     )
     compare.add_argument(
         "run_b",
-        type=Path,
+        type=local_path,
         metavar="RUN_B",
         help="second run directory, of the same kind; differences are RUN_B - RUN_A",
     )
@@ -547,22 +624,29 @@ def _evaluate(commands: _Commands) -> None:
     )
     evaluate.add_argument(
         "predictions",
-        type=Path,
+        type=local_path,
         nargs="+",
         metavar="PREDICTIONS",
         help="run directories, directories of Parquet files, or Parquet files",
     )
     evaluate.add_argument(
-        "--against", type=Path, nargs="+", metavar="PREDICTIONS", help="predictions to compare them with"
+        "--against",
+        type=local_path,
+        nargs="+",
+        metavar="PREDICTIONS",
+        help="predictions to compare them with",
     )
     _add_beam_options(evaluate)
 
 
 def _report(commands: _Commands) -> None:
     report = _command(commands, "report", "write one HTML file with the plots of one or more runs")
-    report.add_argument("run", type=Path, nargs="+", metavar="RUN", help="run directories")
+    report.add_argument("run", type=local_path, nargs="+", metavar="RUN", help="run directories")
     report.add_argument(
-        "--out", type=Path, metavar="FILE", help="HTML file to write (report.html in the first run directory)"
+        "--out",
+        type=local_path,
+        metavar="FILE",
+        help="HTML file to write (report.html in the first run directory)",
     )
 
 
@@ -570,14 +654,14 @@ def _inspect(commands: _Commands) -> None:
     inspect = _command(
         commands, "inspect", "describe a log: rows, clicks, times, gaps, partitions, features and their ids"
     )
-    inspect.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+    inspect.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
 
 
 def _vocabulary(commands: _Commands) -> None:
     vocabulary = _command(
         commands, "vocabulary", "list the ids that have a row of their own in a run: use, age, norm and value"
     )
-    vocabulary.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    vocabulary.add_argument("run", type=local_path, metavar="RUN", help="run directory")
     vocabulary.add_argument("--feature", metavar="NAME", help="list this feature (all whose ids grow)")
     vocabulary.add_argument(
         "--sort",
@@ -588,7 +672,7 @@ def _vocabulary(commands: _Commands) -> None:
     vocabulary.add_argument("--limit", type=int, default=50, metavar="N", help="ids to list (50)")
     vocabulary.add_argument(
         "--log",
-        type=Path,
+        type=local_path,
         metavar="LOG",
         help="log with the raw values (the one that the run was trained on)",
     )
@@ -652,7 +736,7 @@ def _complete_arguments(parser: argparse.ArgumentParser, files: object, command:
             action.complete = _words(f"_ctr_{command}_keys", [f"{key}=" for key in keys])  # type: ignore[attr-defined]
         elif (command, action.dest) == ("config", "key"):
             action.complete = _words("_ctr_config_keys", config_keys("train"))  # type: ignore[attr-defined]
-        elif action.type is Path:
+        elif action.type is local_path:
             action.complete = files  # type: ignore[attr-defined]
 
 

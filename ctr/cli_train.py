@@ -122,8 +122,9 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
             from ctr.training.run.summary_text import summary_text
 
         given = arguments.log, config, arguments.out
+        total = sum(manifest.rows for manifest in read_manifests(arguments.log))
         with (
-            closing(training_bar(sum(manifest.rows for manifest in read_manifests(arguments.log)))) as bar,
+            closing(training_bar(total, config.batch.sizes())) as bar,
             _joined(arguments, cluster) as joined,
         ):
             summary = train_run(
@@ -259,7 +260,7 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
     total = sum(manifest.rows for manifest in read_manifests(arguments.log))
     # What TensorFlow says goes to the workers' logs.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **safe_environment()}
-    with closing(Bar(total, "examples")) as bar:
+    with closing(Bar(total, "examples", config.batch.sizes())) as bar:
         status = launch(
             Launch(
                 command=[sys.executable, "-m", "ctr", *arguments.words],

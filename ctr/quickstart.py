@@ -29,6 +29,7 @@ from ctr.pipelines.inference.infer import Inference, Options, infer
 from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
 from ctr.pipelines.inference.roles import Doubt
 from ctr.pipelines.inference.sample import read_sample
+from ctr.pipelines.inference.strongest import is_suspicious, strongest_text
 from ctr.training.config import TrainConfig
 from ctr.training.preflight import check_run, train_result
 from ctr.training.run.summary_text import summary_text
@@ -47,6 +48,7 @@ class Record(StrictModel):
         files: the sizes of its files in bytes, by their names.
         options: the deciding options that were given.
         guesses: of each column, what it becomes and why, as they were shown.
+        strongest: the columns that rank the rows of the sample best alone, and their AUC, the largest first.
         mapping_sha256: the hash of the mapping file that the log was begun with; null before.
         ingested: what the ingest counted; null until it is complete.
     """
@@ -55,6 +57,7 @@ class Record(StrictModel):
     files: dict[str, int]
     options: dict[str, Any]
     guesses: tuple[dict[str, str], ...]
+    strongest: tuple[tuple[str, float], ...] = ()
     mapping_sha256: str | None = None
     ingested: dict[str, Any] | None = None
 
@@ -101,8 +104,9 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
         tools: what shows, asks and loads.
 
     Returns:
-        ``mapping``, ``log``, ``run``, ``report``: paths; ``columns``: what became of each; ``ingest``, ``summary``:
-        the results of the two steps; ``commands``: the same by hand.
+        ``mapping``, ``log``, ``run``, ``report``: paths; ``columns``: what became of each; ``strongest``: of the
+        strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two
+        steps; ``commands``: the same by hand.
 
     Raises:
         InputError: a table that cannot be read, a guess that is not certain without a terminal, an output directory of
@@ -128,16 +132,38 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
         "run": str(run),
         "report": str(report),
         "columns": list(record.guesses),
+        "strongest": [
+            {"column": name, "auc": auc, "suspicious": is_suspicious(auc, summary["auc"])}
+            for name, auc in record.strongest
+        ],
         "ingest": record.ingested,
         "summary": summary,
         "commands": commands,
     }
 
 
+def infer_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
+    """Infers a mapping and writes it, and nothing else; the same command goes on from there.
+
+    Args: see ``run_quickstart``.
+
+    Returns:
+        ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
+
+    Raises:
+        InputError: as ``run_quickstart`` until the table is ingested.
+    """
+    check_quickstart_folder(out)
+    record = _begin(given, out, options, tools)
+    commands = _commands(given, out)
+    return {"mapping": str(out / MAPPING), "columns": list(record.guesses), "commands": commands}
+
+
 def result_text(out: Path, result: dict[str, Any]) -> str:
     """The end of the command for people: metrics, how to repeat each step, and the report."""
     lines = [
         summary_text(out / RUN, result["summary"]),
+        *strongest_text(result["strongest"]).splitlines(),
         "",
         f"The guesses are in {result['mapping']}. By hand:",
     ]
@@ -183,6 +209,7 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
         files=files,
         options=asked,
         guesses=tuple(dataclasses.asdict(guess) for guess in found.guesses),
+        strongest=tuple(found.strongest.items()),
     )
     _write_record(out, record)
     write_atomic_bytes(out / MAPPING, mapping_text(found, given.name).encode())
@@ -295,7 +322,7 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
     from ctr.training.loop import train
 
     tools.say(f"Training in one pass -> {run}")
-    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")
+    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples", config.batch.sizes())
     try:
         with stop_signals() as stop:
             return train(log, config, run, bar, phase=bar.phase, stop=stop)

@@ -21,6 +21,7 @@ from ctr.eval.weight_spectra import WeightSpectrum
 from ctr.io.arrays import read_arrays
 from ctr.io.documents import parse_json_object, parse_yaml
 from ctr.io.errors import InputError, one_line
+from ctr.io.paths import check_local
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
 """The metrics with an interval, the most telling first."""
@@ -87,6 +88,7 @@ def read_run(folder: Path) -> Run:
         InputError: there is no finished run in `folder`, or a file is damaged.
     """
     if not folder.is_dir():
+        check_local(folder)
         raise InputError(f"{folder}: no such run directory")
     summary_path = folder / "summary.json"
     config_path = folder / "config.yaml"

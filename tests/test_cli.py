@@ -135,7 +135,6 @@ def test_help_names_every_command(capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
         ("trian",),
         ("train",),
         ("train", "log", "--config", "run.yaml"),
@@ -148,6 +147,66 @@ def test_wrong_usage_exits_with_2(capsys, arguments):
         main(arguments)
     assert end.value.code == 2
     assert "usage: ctr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "same"), [((), ("--help",)), (("help",), ("--help",)), (("help", "score"), ("score", "--help"))]
+)
+def test_help_needs_no_dashes(capsys, given, same):
+    texts = []
+    for arguments in (given, same):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and texts[0].startswith("usage: ctr ")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("trian log --out run", "did you mean train?"),
+        ("help trian", "did you mean train?"),
+        ("ingest tabel f --out log", "did you mean table?"),
+        ("train log --out run --polll 3", "did you mean --poll"),
+        ("train log --outt run", "--outt; did you mean --out"),
+        ("train log --out run --initfrom=x", "did you mean --init-from?"),
+        ("train log --out run -workers 2", "did you mean --workers"),
+        ("ingest table f --out log --maping m", "--maping; did you mean --mapping"),
+        ("score m f --out o --format mnd", "did you mean mind?"),
+    ],
+)
+def test_a_word_that_is_not_known_names_the_one_that_is_meant(capsys, given, meant):
+    with pytest.raises(SystemExit) as end:
+        main(given.split())
+    assert end.value.code == 2
+    assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("modle.prior=0.2", "model?"),
+        ("sed=2", "seed"),
+        ("batch.rwos=3", "batch.rows"),
+        ("linear_learning_rate=1", "optimizer.embeddings.linear_learning_rate"),
+        ("optimizer.learning_rate=1", "optimizer.dense.learning_rate"),
+    ],
+)
+def test_a_setting_that_is_not_known_names_the_one_that_is_meant(place, capfd, setting, meant):
+    line = error_line(capfd, (*TRAIN, "--set", setting))
+    assert "unknown key; allowed: " in line
+    assert meant in line.partition("; did you mean ")[2]
+
+
+def test_a_table_in_place_of_a_log_names_the_command_that_reads_it(place, capfd):
+    (place / "tables").mkdir()
+    for path in (place / "clicks.csv", place / "tables" / "clicks.tsv.gz"):
+        path.write_text("a,label\nx,1\n")
+    for given in ("clicks.csv", "tables"):
+        assert f"ctr quickstart {given}" in error_line(capfd, ("train", given, "--out", "run"))
+        assert f"ctr quickstart {given}" in error_line(capfd, ("inspect", given))
+    assert not (place / "run").exists()
 
 
 def on_terminal(monkeypatch, *arguments: str) -> str:

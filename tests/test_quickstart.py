@@ -50,6 +50,23 @@ def refusal(capfd, *arguments: str) -> str:
     return last
 
 
+def test_a_dry_run_writes_the_mapping_alone(place, capfd):
+    status, out, error = run(capfd, "hotel.csv", "--label", "click_bool", "--dry-run", "--json")
+    assert status == 0, error
+    folder = Path("hotel-quickstart")
+    assert {path.name for path in folder.iterdir()} == {"mapping.yaml", "quickstart.json"}
+    result = json.loads(out)
+    assert result["mapping"] == str(folder / "mapping.yaml")
+    assert load_mapping(folder / "mapping.yaml").label.column == "click_bool"
+    assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
+    # Again, as it was edited.
+    edited = (folder / "mapping.yaml").read_text() + "# mine\n"
+    (folder / "mapping.yaml").write_text(edited)
+    status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool", "--dry-run")
+    assert status == 0 and "ctr ingest table hotel.csv" in out
+    assert (folder / "mapping.yaml").read_text() == edited
+
+
 @pytest.mark.slow
 def test_the_whole_way_once_and_again(place, capfd, small_model):
     rows = (place / "hotel.csv").read_text().count("\n") - 1
@@ -68,16 +85,25 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
         assert Path(result[key]) == Path("hotel-quickstart") / name and (folder / name).exists()
     assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
     assert "gross_usd" in error and "because" in error
+    used = {column["column"] for column in result["columns"]}
+    assert {one["column"] for one in result["strongest"]} <= used and len(result["strongest"]) == 3
     # The report shows values, not fingerprints.
     health = json.loads((folder / "run" / "data_health.json").read_text())
     [hotels] = [feature for feature in health["features"] if feature["name"] == "prop_id"]
     known = {str(hotel) for hotel in hotel_searches(30)["prop_id"]}
     assert hotels["hashed"] and {one["value"] for one in hotels["top"]} <= known
 
+    # The model knows how to read such a table.
+    assert main(["export", "hotel-quickstart/run", "--out", "models"]) == 0
+    assert main(["score", "models", "hotel.csv", "--labels", "--out", "scores.parquet", "--json"]) == 0
+    scored = json.loads("{" + capfd.readouterr().out.rpartition("\n{")[2])
+    assert (scored["scored"], scored["learned"]) == (rows, rows)
+
     before = (folder / "run" / "summary.json").read_bytes()
     status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool")
     assert status == 0
     assert out.splitlines()[-1] == "The report: hotel-quickstart/run/report.html"
+    assert f"in the sample: {result['strongest'][0]['column']} 0." in out
     assert "hotel-quickstart/log is complete already" in out and "per_query_auc" in out
     assert (folder / "run" / "summary.json").read_bytes() == before
     # Each step by hand gives the same.

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.cli import main
+from ctr.cli_output import load_tensorflow
 from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
 from ctr.data.shards import pack_ids, publish_partition
@@ -129,3 +130,9 @@ def test_a_training_reports_device_and_compilation(log, tmp_path, capfd):
     compilations = [text for text in messages if text.startswith("the step that learns: first run for ")]
     assert compilations and all("rows and " in text for text in compilations)
     assert f"wrote {tmp_path / 'run' / 'summary.json'}" in messages
+
+
+def test_tensorflow_says_nothing_of_its_own(capfd):
+    load_tensorflow()
+    logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing")
+    assert capfd.readouterr().err == ""

@@ -4,21 +4,36 @@ Each part of the system keeps its own model beside itself; this module only hold
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import annotated_types
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr.io.documents import parse_yaml, read_short_floats
 from ctr.io.errors import InputError
 from ctr.io.files import not_text, require_file
+from ctr.io.paths import address_fault
+from ctr.io.words import did_you_mean
 
 log = logging.getLogger(__name__)
+
+
+def _refuse_address(value: Any) -> Any:
+    if isinstance(value, str | Path) and (fault := address_fault(value)):
+        raise ValueError(fault)
+    return value
+
+
+LocalPath = Annotated[Path, BeforeValidator(_refuse_address)]
+"""The type of every key that is a path: refuses addresses such as ``s3://bucket/log``."""
+
+LocalName = Annotated[str, BeforeValidator(_refuse_address)]
+"""The type of a key that is the text of a path, or a glob of files."""
 
 
 class StrictModel(BaseModel):
@@ -129,6 +144,16 @@ def _allowed_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> str | 
     return ", ".join(sorted(models[0].model_fields)) if len(models) == 1 else None
 
 
+def _dotted_keys(kind: Any, path: str = "") -> Iterator[str]:
+    """The keys of a model and of those in it, by their paths; but for what is below a list or a name of one's own."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            key = f"{path}{field.alias or name}"
+            yield key
+            for one in _kinds(field.annotation):
+                yield from _dotted_keys(one, f"{key}.")
+
+
 def _parts(kind: Any, key: int | str) -> list[Any]:
     """The types that may stand under a key, or the kind of that tag among several, as an error's path names it."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -175,7 +200,8 @@ def describe_validation_error(
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] == "extra_forbidden":
             allowed = _allowed_keys(model, fault["loc"])
-            message = "unknown key" + (f"; allowed: {allowed}" if allowed else "")
+            meant = did_you_mean(path.removeprefix(prefix), list(_dotted_keys(model)))
+            message = "unknown key" + (f"; allowed: {allowed}" if allowed else "") + meant
         elif fault["type"] == "missing":
             message = "missing"
         elif fault["type"] == "renamed":

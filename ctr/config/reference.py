@@ -6,7 +6,6 @@ allows is said by the ``allowed`` of the objects in its ``Annotated`` types.
 """
 
 import dataclasses
-import difflib
 import inspect
 import re
 import textwrap
@@ -24,6 +23,7 @@ from pydantic_core import to_jsonable_python
 
 from ctr.config import Dumper, StrictModel
 from ctr.io.errors import InputError
+from ctr.io.words import did_you_mean
 
 _WIDTH = 100
 _TAGS = ("type", "kind")
@@ -367,11 +367,8 @@ def select(group: Group, path: str, what: str) -> Group:
     if found is not None:
         return Group("", (found,))
     known = list(dict.fromkeys(_plain_path(known) for known, _ in _walk(group, "")))
-    near = difflib.get_close_matches(path, known, 3)
-    # A key that stands elsewhere, for those who remember it without what is above it.
-    near += [key for key in known if key.rpartition(".")[2] == path.rpartition(".")[2] and key not in near]
-    if near:
-        raise InputError(f"{what}: no key {path}; did you mean {_alternatives(near[:4])}?")
+    if meant := did_you_mean(path, known, 4):
+        raise InputError(f"{what}: no key {path}{meant}")
     raise InputError(f"{what}: no key {path}; allowed: {', '.join(key.name for key in group.keys)}")
 
 

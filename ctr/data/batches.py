@@ -4,6 +4,7 @@ A query never straddles two batches: the labels of its first impressions would l
 between the two, into the predictions of its last.
 """
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -70,6 +71,19 @@ class BatchSize:
             return self.rows
         share = int(self.growth * max(0, position - self.origin))
         return min(self.rows, max(self.first, 1 << share.bit_length() >> 1))
+
+    def plateaus(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Lists the batches from one position to another, full ones as they follow each other: size and number."""
+        found = []
+        position = begin
+        while position < end:
+            size, stop = self.at(position), end
+            if self.growth is not None and size < self.rows:
+                stop = min(end, max(position + 1, self.origin + math.ceil(2 * size / self.growth)))
+            count = math.ceil((stop - position) / size)
+            found.append((size, count))
+            position += count * size
+        return found
 
 
 def whole_query_batches(

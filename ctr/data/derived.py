@@ -33,7 +33,7 @@ class Derived(StrictModel):
             value.
         prefix: the number of characters to keep from the start of the value, as a category spells it.
         cast: how values are spelled: ``text`` as written, ``integer`` as whole numbers, ``number`` as
-            numbers.
+            numbers, ``decimal_comma`` as numbers with a point in place of the comma.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)

@@ -3,6 +3,7 @@
 ``transform.py`` runs them on every row inside the exported model, and on distinct values in ingestion.
 """
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -126,6 +127,14 @@ def number_ids(feature: Number, values: tf.Tensor) -> tf.Tensor:
     values = tf.where(tf.abs(values) < _SMALLEST_NORMAL, tf.zeros_like(values), values)
     ids = 1 + tf.searchsorted(tf.constant(edges), values, side="right")
     return tf.where(tf.math.is_nan(values), MISSING_ID, ids)
+
+
+def strip_values(feature: Category, values: tf.Tensor) -> tf.Tensor:
+    """Strings without the characters at their ends that a feature strips."""
+    if not feature.strip:
+        return values
+    some = f"[{re.escape(feature.strip)}]+"
+    return tf.strings.regex_replace(values, rf"\A{some}|{some}\z", "")
 
 
 def keep_values(feature: Category, items: tf.RaggedTensor, present: tf.Tensor) -> tf.RaggedTensor:

@@ -166,7 +166,20 @@ def _schema_format(schema: Schema) -> int:
 
 def read_schema(folder: Path) -> Schema:
     """The features of a log. Raises InputError when it is missing, malformed or changed by hand."""
-    return read_schema_file(folder / "schema.json", f"{folder} is not an example log: it has no schema.json")
+    absent = f"{folder} is not an example log: it has no schema.json"
+    if folder.is_file():
+        absent = (
+            f"{folder} is a file, not the directory of an example log; ctr quickstart {folder} makes a log of a table "
+            "and trains on it, ctr ingest makes a log"
+        )
+    elif folder.is_dir() and any(_is_table(path) for path in folder.iterdir()):
+        absent += f"; ctr quickstart {folder} makes a log of tables and trains on it, ctr ingest makes a log"
+    return read_schema_file(folder / "schema.json", absent)
+
+
+def _is_table(path: Path) -> bool:
+    kinds = {".csv", ".tsv", ".txt", ".json", ".jsonl", ".parquet"}
+    return path.is_file() and not kinds.isdisjoint(path.suffixes)
 
 
 def read_schema_file(path: Path, absent: str) -> Schema:

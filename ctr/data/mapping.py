@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ctr.config import StrictModel, parse_model, read_yaml
+from ctr.config import LocalName, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
@@ -39,7 +39,7 @@ class DelimitedInput(StrictModel):
     """
 
     type: Literal["csv", "tsv"]
-    pattern: str | None = None
+    pattern: LocalName | None = None
     header: bool = True
     columns: tuple[Column, ...] | None = None
     delimiter: str | None = Field(default=None, pattern=r"^[\x00-\x7f]$", title="ASCII character")
@@ -77,7 +77,7 @@ class JsonlInput(StrictModel):
     """
 
     type: Literal["jsonl"]
-    pattern: str | None = None
+    pattern: LocalName | None = None
 
 
 class ParquetInput(StrictModel):
@@ -89,7 +89,7 @@ class ParquetInput(StrictModel):
     """
 
     type: Literal["parquet"]
-    pattern: str | None = None
+    pattern: LocalName | None = None
 
 
 class MindInput(StrictModel):
@@ -101,7 +101,7 @@ class MindInput(StrictModel):
     """
 
     type: Literal["mind"]
-    pattern: str | None = None
+    pattern: LocalName | None = None
 
 
 Input = Annotated[DelimitedInput | JsonlInput | ParquetInput | MindInput, Field(discriminator="type")]
@@ -129,7 +129,7 @@ class Join(StrictModel):
         input: how the side table is read. Null: like the input.
     """
 
-    file: str = Field(min_length=1)
+    file: LocalName = Field(min_length=1)
     key: Column
     prefix: str = ""
     input: Annotated[DelimitedInput | ParquetInput, Field(discriminator="type")] | None = None

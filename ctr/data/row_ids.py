@@ -153,7 +153,10 @@ def _number_ids(edges: np.ndarray, values: Any) -> list[int]:
 def _tokens(feature: Category | Text, value: str | bytes) -> list[bytes]:
     text = value if isinstance(value, bytes) else value.encode()
     if isinstance(feature, Category):
-        parts = [part for part in text.split(feature.separator.encode()) if part]
+        items = text.split(feature.separator.encode())
+        if feature.strip:
+            items = [item.strip(feature.strip.encode()) for item in items]
+        parts = [item for item in items if item]
         return parts[: feature.max_values] if feature.keep == "first" else parts[-feature.max_values :]
     if not text.isascii():
         raise OtherWayError

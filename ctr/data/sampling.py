@@ -14,13 +14,12 @@ from the rows of the log up to it instead.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from ctr.config import StrictModel
+from ctr.config import LocalPath, StrictModel
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
@@ -40,7 +39,7 @@ class ByTeacher(StrictModel):
     """
 
     teacher: str
-    log: Path | None = None
+    log: LocalPath | None = None
 
     @field_validator("log", mode="before")
     @classmethod

@@ -64,6 +64,8 @@ class Category(FeatureBase):
             Null: there is none.
         multivalent: whether a row has any number of values: a list, or text split at ``separator``.
         separator: the text between the values of a multivalent feature that is given as text.
+        strip: ASCII characters that are taken off both ends of each value of a multivalent feature: with the separator
+            ``,`` and ``[]'`` with a space here, the text ``['a', 'b']`` has the values a and b.
         max_values: maximum number of values per row.
         keep: which values of a longer row are kept; ``last`` suits histories that grow at their end.
     """
@@ -74,8 +76,17 @@ class Category(FeatureBase):
     vocabulary: tuple[str, ...] | None = None
     multivalent: bool = False
     separator: str = Field(default=" ", min_length=1)
+    strip: str = Field(default="", pattern=r"^[\x20-\x7e]*$", title="printable ASCII characters")
     max_values: int = Field(default=100, ge=1)
     keep: Literal["first", "last"] = "first"
+
+    @model_serializer(mode="wrap")
+    def _without_no_strip(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Of features without it the text, and with it the version, is the same as without the key.
+        content: dict[str, Any] = handler(self)
+        if not self.strip:
+            content.pop("strip", None)
+        return content
 
     @model_validator(mode="before")
     @classmethod
@@ -87,6 +98,12 @@ class Category(FeatureBase):
                 raise ValueError(f"buckets follows from the vocabulary ({buckets}) and must not be set")
             return {**content, "buckets": buckets}
         return content
+
+    @model_validator(mode="after")
+    def _strips_lists(self) -> Self:
+        if self.strip and not self.multivalent:
+            raise ValueError("strip is allowed only with multivalent: true")
+        return self
 
     @field_validator("vocabulary")
     @classmethod

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-Cast = Literal["text", "integer", "number"]
+Cast = Literal["text", "integer", "number", "decimal_comma"]
 
 WHOLE = r"^(?:-?(0)|(-?[1-9][0-9]*))\.0+$"
 WHOLE_SPELLED = r"\1\2"
@@ -30,10 +30,18 @@ CASTS: dict[Cast, tuple[str, str]] = {
         rf"^\s*(?:{_ZERO}|(?:\+|(-))?0*(0|[1-9][0-9]*)(?:\.0*|(\.[0-9]*[1-9])0*)?)\s*$",
         r"\1\2\3\4",
     ),
+    "decimal_comma": (
+        r"^\s*(?:\+|(-))?(?:([0-9]{1,3})\.([0-9]{3})(?:\.([0-9]{3}))?(?:\.([0-9]{3}))?|([0-9]+))(?:,([0-9]+))?\s*$",
+        r"\1\2\3\4\5\6.\7",
+    ),
 }
 """What a cast accepts, and how it spells it; ``text`` accepts and changes nothing."""
 
-CAST_NAMES: dict[Cast, str] = {"integer": "a whole number", "number": "a decimal number without an exponent"}
+CAST_NAMES: dict[Cast, str] = {
+    "integer": "a whole number",
+    "number": "a decimal number without an exponent",
+    "decimal_comma": "a number with a decimal comma",
+}
 
 _WHOLE_PYTHON = re.compile(WHOLE.replace("$", r"\Z"), re.ASCII)
 

@@ -37,6 +37,7 @@ from ctr.data.feature_ops import (
     number_of,
     row_numbers,
     spell_numbers,
+    strip_values,
     text_of,
     text_tokens,
 )
@@ -104,6 +105,7 @@ def transform_tensors(
                 if isinstance(strings, tf.RaggedTensor)
                 else tf.strings.split(strings, feature.separator)
             )
+            items = items.with_values(strip_values(feature, items.values))
             strings = keep_values(feature, items, tf.not_equal(items.values, ""))
         if isinstance(feature, Category) and schema.spells_numbers(feature.source):
             strings = (
@@ -355,6 +357,7 @@ def _string_column(feature: Category | Text, source: _Encoded, spelled: bool, cr
     lengths, codes, strings = source.lengths, source.codes, source.distinct
     if lengths is not None:
         assert isinstance(feature, Category)
+        strings = strip_values(feature, strings)
         items = tf.RaggedTensor.from_row_lengths(codes, lengths, validate=False)
         kept = keep_values(feature, items, tf.not_equal(strings, "").numpy()[codes])
         codes, lengths = kept.values.numpy(), kept.row_lengths().numpy().astype(np.int32)
@@ -363,11 +366,12 @@ def _string_column(feature: Category | Text, source: _Encoded, spelled: bool, cr
             tokens = text_tokens(feature, strings)
         else:
             items = tf.strings.split(strings, feature.separator)
+            items = items.with_values(strip_values(feature, items.values))
             tokens = keep_values(feature, items, tf.not_equal(items.values, ""))
         strings = tokens.values
         places = np.arange(strings.shape[0], dtype=np.int32)
         codes, lengths = _gather_lists(places, tokens.row_lengths().numpy().astype(np.int32), codes)
-    if spelled and source.spell and isinstance(feature, Category):
+    if spelled and isinstance(feature, Category) and (source.spell or feature.strip):
         strings = spell_numbers(strings)
     prints = fingerprints(strings).numpy()[codes] if crossed else None
     return _Column(category_ids(feature, strings).numpy()[codes], prints, lengths, strings, codes)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from ctr.config import StrictModel, load_model, parse_model, read_yaml
+from ctr.config import LocalPath, StrictModel, load_model, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
 from ctr.io.files import check_output_folder
@@ -140,7 +140,7 @@ class ExperimentConfig(StrictModel):
 
     title: str = "Experiment"
     note: str = ""
-    base: Path | None = None
+    base: LocalPath | None = None
     config: dict[str, Any] = {}
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     teachers: dict[Name, TeacherConfig] = {}

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ctr.io.errors import InputError, one_line
+from ctr.io.paths import check_local
 
 _SEAL = "manifest_sha256"
 _DEEPEST = 100
@@ -204,6 +205,7 @@ def read_sealed(path: Path, absent: str) -> dict[str, object]:
 def read_bytes(path: Path, absent: str) -> bytes:
     """The content of a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
     if not path.is_file():
+        check_local(path)
         raise InputError(absent)
     try:
         return path.read_bytes()

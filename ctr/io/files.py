@@ -1,9 +1,11 @@
 """Files that appear whole or not at all, and hashes of files."""
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -12,11 +14,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ctr.io.errors import InputError
+from ctr.io.paths import address_fault, check_local
 
 log = logging.getLogger(__name__)
 
 _TEMPORARY_MARK = ".partial-"
+# Folders in which this process has looked for what others left.
+_swept: set[str] = set()
 
+_TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY_MARK)}[0-9a-f]{{16}}$")
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -44,6 +50,8 @@ def irregular(path: Path) -> str:
 
 def directory_fault(folder: Path) -> str:
     """Why there can be no directory ``folder``, in one line; empty where there is one or can be one."""
+    if fault := address_fault(folder):
+        return f"{folder}: {fault}"
     for place in (folder, *folder.parents):
         # Looked at once: another thread may make it at any moment.
         what = irregular(place)
@@ -111,18 +119,36 @@ def make_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def _write_temporary(path: Path, write: Callable[[BinaryIO], object]) -> Path:
+@contextlib.contextmanager
+def _written(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
+    """A durable temporary file beside ``path``, locked for the block, which may rename it; gone afterwards."""
     make_folder(path.parent)
-    temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
-    try:
-        with naming(path), temporary.open("xb") as file:
+    place = os.path.abspath(path.parent)
+    if place not in _swept:
+        remove_temporaries(path.parent)
+        _swept.add(place)
+    with contextlib.ExitStack() as stack:
+        with naming(path):
+            temporary, file = _create_locked(path)
+            stack.callback(lambda: temporary.unlink(missing_ok=True))
+            stack.enter_context(file)
             write(file)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
+        yield temporary
+
+
+def _create_locked(path: Path) -> tuple[Path, BinaryIO]:
+    while True:
+        temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
+        file = temporary.open("xb")
+        # A file system without locks keeps what a killed process left.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Another process may have found the file before it was locked, and removed it.
+        if temporary.exists():
+            return temporary, file
+        file.close()
 
 
 def write_all(file: RawIOBase, content: bytes) -> None:
@@ -139,12 +165,8 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     if what := irregular(path):
         raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
-    temporary = _write_temporary(path, write)
-    try:
+    with _written(path, write) as temporary:
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
     log.info("wrote %s", path)
 
@@ -163,13 +185,11 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     Returns:
         True when this call created the file, False when it existed before.
     """
-    temporary = _write_temporary(path, lambda file: file.write(content))
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _written(path, lambda file: file.write(content)) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
     sync_folder(path.parent)
     log.info("wrote %s", path)
     return True
@@ -183,13 +203,17 @@ def file_sha256(path: Path) -> str:
 
 def is_temporary(path: Path) -> bool:
     """Whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
-    return _TEMPORARY_MARK in path.name
+    return _TEMPORARY_NAME.search(path.name) is not None
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Deletes what an interrupted write left in ``folder``. Nobody else may be writing there."""
+    """Deletes what interrupted writes left in ``folder``. What a living process writes is locked, and stays."""
     for path in folder.glob(f"*{_TEMPORARY_MARK}*"):
-        path.unlink(missing_ok=True)
+        # Except files that are locked, that are gone by now, or that are somebody else's.
+        if is_temporary(path) and not irregular(path):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
@@ -233,6 +257,7 @@ def require_file(path: Path, what: str) -> Path:
         return path
     if path.is_dir():
         raise InputError(f"{what} {path}: is a directory; allowed: a file")
+    check_local(path)
     if found := irregular(path):
         raise InputError(f"{what} {path}: is {found}, and leads to no file; allowed: a regular file")
     raise InputError(f"{what} {path}: no such file")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ctr.config import StrictModel
+from ctr.config import LocalName, StrictModel
 from ctr.data.schema import Name
 from ctr.objective.ramps import Ramp
 
@@ -101,7 +101,7 @@ class ConstraintLog(StrictModel):
     """
 
     name: Name
-    path: str = Field(min_length=1)
+    path: LocalName = Field(min_length=1)
     own_loss: bool = False
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ctr.config import StrictModel, load_model
+from ctr.config import LocalPath, StrictModel, load_model
 from ctr.experiments.config import Seed, check_once, training_content
 from ctr.io.files import check_output_folder
 
@@ -33,7 +33,7 @@ class CostConfig(StrictModel):
 
     purpose: Literal["training", "serving"] = "training"
     measure: Literal["flops", "times"] = "flops"
-    times: Path | None = None
+    times: LocalPath | None = None
 
 
 class ControllerConfig(StrictModel):
@@ -120,7 +120,7 @@ class SearchConfig(StrictModel):
 
     title: str = "Search"
     note: str = ""
-    base: Path | None = None
+    base: LocalPath | None = None
     config: dict[str, Any] = {}
     method: Literal["supernet", "halving", "random"] = "supernet"
     space: dict[str, tuple[Any, ...]] = Field(min_length=1, examples=[{"model.deep.units.0": [32, 64]}])

@@ -18,12 +18,21 @@ import tensorflow as tf
 
 from ctr import __version__
 from ctr.config import parse_model
+from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
 from ctr.serving.calls import calls_text
 from ctr.serving.delta import change_counts, find_changes
-from ctr.serving.metadata import FORMAT, NETWORK, check_files, model_schema, read_chain, read_metadata
+from ctr.serving.metadata import (
+    FORMAT,
+    MAPPING,
+    NETWORK,
+    check_files,
+    model_schema,
+    read_chain,
+    read_metadata,
+)
 from ctr.serving.saved_model import (
     rewrite_model,
     snapshot_weights,
@@ -291,13 +300,27 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "batches": position["batches"],
             "trained_examples": position["trained_examples"],
             "last_query_time": progress["window_times"][1],
+            "learned_until": position.get("learned_until"),
         },
         "logs": progress["consumed"],
         "weights": weights_hash(snapshot),
     }
+    content |= _own_mapping(snapshot.run_dir)
     # Tuples become lists, as they are when it is read again.
     described: dict[str, Any] = json.loads(json.dumps(content))
     return described
+
+
+def _own_mapping(run_dir: Path) -> dict[str, Any]:
+    """Returns the mapping by which ``ctr quickstart`` read the table of a run, for ``ctr score`` to read others by."""
+    path = run_dir.resolve().parent / "mapping.yaml"
+    if not (path.with_name("quickstart.json").is_file() and path.is_file()):
+        return {}
+    try:
+        return {MAPPING: load_mapping(path).model_dump(mode="json", by_alias=True)}
+    except InputError as error:
+        log.warning("the model has no mapping of raw rows: %s", error)
+        return {}
 
 
 def _sync_tree(folder: Path) -> None:

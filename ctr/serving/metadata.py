@@ -21,12 +21,15 @@ from ctr.data.schema import Schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
+from ctr.io.paths import check_local
 from ctr.io.versions import DELTA, DELTA_FILE, FULL_FILE, versions
 
 FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
+MAPPING = "mapping"
+"""The key of the mapping by which ``ctr quickstart`` read raw rows; models of other runs have none."""
 NETWORK = "network"
 """The key of the description of network and tables (``ctr.serving.description``); earlier exports have none."""
 
@@ -47,6 +50,7 @@ def find_model(path: Path) -> Path:
     """Returns ``path`` where it is a model, else the newest version in it. Raises InputError when there is none."""
     found = find_exported(path)
     if found is None:
+        check_local(path)
         raise InputError(
             f"{path}: neither an exported model (no {FULL_FILE}) nor a directory of its versions"
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctr.data.log import read_manifests, read_schema
@@ -22,6 +23,7 @@ from ctr.data.time_range import TimeRange
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, write_atomic, write_atomic_bytes
+from ctr.serving.learned import LEARNED, TIME, is_learned, learned_until
 
 if TYPE_CHECKING:
     from ctr.serving.scorer import Scorer
@@ -38,6 +40,7 @@ _LOG_LABELS = [
     pa.field("train_weight", pa.float32()),
     pa.field("metric_weight", pa.float32()),
 ]
+_LEARNED = pa.field(LEARNED, pa.bool_())
 _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 
@@ -52,6 +55,8 @@ class ScoreResult:
         reject_reasons: their number by reason, the most frequent first.
         rejects_file: where each of them is described; None when there are none.
         seconds: that it took.
+        learned: the scored rows that the model has learned from; None where times of rows are not known.
+        learned_until: the query time of the last row that it learned from, in microseconds; None: from none.
     """
 
     rows: int
@@ -60,6 +65,8 @@ class ScoreResult:
     reject_reasons: dict[str, int]
     rejects_file: Path | None
     seconds: float
+    learned: int | None = None
+    learned_until: int | None = None
 
 
 def is_log_alone(inputs: Sequence[Path]) -> bool:
@@ -117,7 +124,8 @@ def score_log(
     Args:
         scorer: the model.
         log: its folder.
-        out: the file to write: ``query_time, query_id, example_id, label, train_weight, metric_weight, logit, p``.
+        out: the file to write: ``query_time, query_id, example_id, label, train_weight, metric_weight, learned,
+            logit, p``.
         progress: called with numbers of rows that were passed.
         time_range: of query times; rows outside are passed over. None: all.
 
@@ -133,6 +141,7 @@ def score_log(
             f"{scorer.schema.version}: both must have the same"
         )
 
+    until = learned_until(scorer.metadata)
     manifests = read_manifests(log)
     if manifests and not any(times.selects(manifest) for manifest in manifests):
         first, last = format_time(manifests[0].start), format_time(manifests[-1].end)
@@ -154,13 +163,15 @@ def score_log(
                             field.name: getattr(kept, field.name).astype(field.type.to_pandas_dtype())
                             for field in _LOG_LABELS
                         },
+                        LEARNED: is_learned(until, kept.query_time, kept.query_id),
                     }
                 )
                 scores = scorer.score_ids(_packed(kept)) if len(kept) else {}
                 yield keys, scores, rejects
 
     fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
-    return _write(out, pa.schema([*fields, *_LOG_LABELS, *_SCORES]), batches(), progress)
+    schema_out = pa.schema([*fields, *_LOG_LABELS, _LEARNED, *_SCORES])
+    return _write(out, schema_out, batches(), progress, until)
 
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
@@ -191,21 +202,35 @@ def score_tables(
 
     Args:
         parts: the rows.
-        keys: of the first table of each part.
+        keys: of the first table of each part; a ``time`` among them is not written, but whether the model has learned
+            from rows of that time.
 
     Raises:
         InputError: what reading the parts raises.
     """
+    until = learned_until(scorer.metadata)
 
     def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
-        for key_table, raw, rejects in parts:
+        for given, raw, rejects in parts:
+            key_table = _with_learned(given, until)
             yield key_table.slice(0, 0), {}, rejects
             for begin in range(0, raw.num_rows, _BATCH_ROWS):
                 piece = raw.slice(begin, _BATCH_ROWS)
                 columns = {name: _column(piece.column(name)) for name in piece.column_names}
                 yield key_table.slice(begin, _BATCH_ROWS), scorer.score(columns), []
 
-    return _write(out, pa.schema([*keys, *_SCORES]), batches(), progress)
+    schema = _with_learned(keys.empty_table(), until).schema
+    return _write(out, pa.schema([*schema, *_SCORES]), batches(), progress, until)
+
+
+def _with_learned(keys: pa.Table, until: tuple[int, int] | None) -> pa.Table:
+    """Puts whether the model has learned from rows in the place of their times, null where these are null."""
+    if TIME not in keys.column_names:
+        return keys
+    place, times = keys.column_names.index(TIME), keys.column(TIME)
+    learned = is_learned(until, times.fill_null(0).to_numpy())
+    column = pa.array(learned, pa.bool_(), mask=times.is_null().to_numpy())
+    return keys.set_column(place, _LEARNED, column)
 
 
 def _column(column: pa.ChunkedArray) -> Any:
@@ -218,19 +243,23 @@ def _write(
     schema: pa.Schema,
     batches: Iterable[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]],
     progress: Progress | None,
+    until: tuple[int, int] | None,
 ) -> ScoreResult:
     _check_out(out)
     begun = time.perf_counter()
     rejected: list[dict[str, Any]] = []
-    scored = 0
+    scored = learned = untold = 0
 
     def write(file: BinaryIO) -> None:
-        nonlocal scored
+        nonlocal scored, learned, untold
         waiting: list[pa.Table] = []
         with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
             for keys, scores, rejects in batches:
                 rejected.extend(rejects)
                 scored += keys.num_rows
+                if LEARNED in keys.column_names:
+                    learned += pc.sum(keys.column(LEARNED)).as_py() or 0
+                    untold += keys.column(LEARNED).null_count
                 if keys.num_rows:
                     columns = [*keys.columns, *(pa.array(scores[field.name]) for field in _SCORES)]
                     waiting.append(pa.table(columns, schema=schema))
@@ -256,6 +285,8 @@ def _write(
         reject_reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
         rejects_file=rejects_file if rejected else None,
         seconds=time.perf_counter() - begun,
+        learned=None if untold or LEARNED not in schema.names else learned,
+        learned_until=None if until is None else until[0],
     )
 
 
@@ -266,6 +297,11 @@ def _reason(reject: dict[str, Any]) -> str:
 def score_text(out: Path, result: ScoreResult) -> str:
     """Describes the result as ``ctr score`` prints it."""
     text = f"{out}: {result.scored} predictions, {result.seconds:.1f} s"
+    if result.learned and result.learned_until is not None:
+        text += (
+            f"\nthe model has learned from {result.learned} of these rows (column {LEARNED}): they are not later than "
+            f"{format_time(result.learned_until)}, and say nothing about rows that are new"
+        )
     if result.rejected:
         text += f"\n{result.rejected} of {result.rows} rows rejected, see {result.rejects_file}:"
         text += "".join(f"\n  {count} x {reason}" for reason, count in result.reject_reasons.items())

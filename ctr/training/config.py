@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -21,6 +21,9 @@ from ctr.optim.options import ONE_SIDED_OPTIONS, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.rate_schedule import RateSchedule
+
+if TYPE_CHECKING:
+    from ctr.data.batches import BatchSize
 
 _GROWTH = 1 / 256
 
@@ -61,6 +64,12 @@ class BatchConfig(StrictModel):
         if isinstance(content, dict) and content.get("growth", "auto") == "auto":
             return {**content, "growth": None if "rows" in content else _GROWTH}
         return content
+
+    def sizes(self, origin: int = 0) -> "BatchSize":
+        """Returns how many rows batches have by position; ``origin`` is where the first one begins."""
+        from ctr.data.batches import BatchSize
+
+        return BatchSize(self.rows, self.growth if isinstance(self.growth, float) else None, origin=origin)
 
     @model_validator(mode="after")
     def _largest_at_least_rows(self) -> Self:

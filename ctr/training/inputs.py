@@ -169,8 +169,7 @@ def batch_size(inputs: Inputs) -> BatchSize:
     """How many rows the batches of the run's log have: a function of the position alone, however it is read."""
     batch, start = inputs.config.batch, inputs.config.time_range.start_us
     skipped = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= start)
-    growth = batch.growth if isinstance(batch.growth, float) else None
-    return BatchSize(batch.rows, growth, origin=skipped)
+    return batch.sizes(skipped)
 
 
 def read_feeds(

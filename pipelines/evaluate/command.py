@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ctr.eval.base_rate import nothing_learned
 from ctr.eval.display import (
     METRIC_TITLES,
     VERDICT_WIDTH,
@@ -51,13 +52,17 @@ def run_evaluate(
 def evaluate_text(result: dict[str, Any]) -> str:
     """Format the result of `run_evaluate` as tables for a terminal."""
     if "prediction_difference" not in result:
-        return "\n".join([_traffic(result), *aligned([["", "value", "95% interval"], *_metric_rows(result)])])
+        lines = [_traffic(result), *_metric_lines(result), *_training_lines(result)]
+        return "\n".join(
+            [*lines, *([_traffic(new), *_metric_lines(new)] if (new := result.get("new")) else [])]
+        )
     difference = result["prediction_difference"]
     low, high = difference["ci95"]
     decimals = decimals_for(low, high)
     lines = [
         f"a: {_traffic(result['a'])}",
         f"b: {_traffic(result['b'])}",
+        *(f"{side}: {line}" for side in ("a", "b") for line in _training_lines(result[side])),
         "",
         f"prediction difference: {fixed(difference['value'], decimals)}  {interval(low, high, decimals)}",
         f"  {difference['examples']:,} examples in both, {difference['only_a']:,} only in a, "
@@ -76,6 +81,29 @@ def evaluate_text(result: dict[str, Any]) -> str:
 
 def _traffic(summary: dict[str, Any]) -> str:
     return f"{summary['examples']:,} examples, {summary['queries']:,} queries"
+
+
+def _metric_lines(summary: dict[str, Any]) -> list[str]:
+    lines = aligned([["", "value", "95% interval"], *_metric_rows(summary)])
+    return [*lines, *([f"warning: {fault}"] if (fault := nothing_learned(summary)) else [])]
+
+
+def _training_lines(summary: dict[str, Any]) -> list[str]:
+    """What is known of the rows that the model has learned from; nothing where no row is marked."""
+    training = summary.get("training")
+    if training is None:
+        return []
+    learned, new, untold = (training[f"{name}_rows"] for name in ("learned", "new", "untold"))
+    if learned:
+        here = f"; of the {new:,} rows that are later:" if "new" in summary else ""
+        alone = "" if new else "; score later rows: ctr score --start, or train with time_range.end"
+        return [
+            f"warning: not held out: the model has learned from {learned:,} of these {learned + new + untold:,} rows"
+            f"{here or alone}"
+        ]
+    if untold:
+        return [f"warning: the times of {untold:,} rows are not known: the model may have learned from them"]
+    return ["held out: the model has learned from none of these rows"]
 
 
 def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:

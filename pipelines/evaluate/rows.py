@@ -7,17 +7,21 @@ queries that fall to it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctr.eval.logistic import sigmoid
 from ctr.eval.prediction_difference import JoinedPredictions
 from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
+from ctr.io.paths import check_local
 from ctr.pipelines.rows.sources import faults_named, require_columns
+from ctr.serving.learned import LEARNED
 
 ROW = np.dtype(
     [
@@ -51,6 +55,8 @@ class RowGroup:
         first_row: number of its first row in the file, from 1.
         rows: how many it has.
         labeled: whether the file has labels and metric weights.
+        marked: whether the file has a column `LEARNED`.
+        new: whether only the rows are taken that the model has not learned from.
     """
 
     path: str
@@ -58,6 +64,8 @@ class RowGroup:
     first_row: int
     rows: int
     labeled: bool
+    marked: bool = False
+    new: bool = False
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
@@ -77,10 +85,11 @@ def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
         seen.add(path.resolve())
         with faults_named(path), pq.ParquetFile(path) as file:
             labeled = check_columns(str(path), file.schema_arrow)
+            marked = LEARNED in file.schema_arrow.names
             first_row = 1
             for number in range(file.num_row_groups):
                 rows = file.metadata.row_group(number).num_rows
-                groups.append(RowGroup(str(path), number, first_row, rows, labeled))
+                groups.append(RowGroup(str(path), number, first_row, rows, labeled, marked))
                 first_row += rows
     return groups
 
@@ -92,6 +101,7 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
             found.append(given)
             continue
         if not given.is_dir():
+            check_local(given)
             raise InputError(f"input {given}: no such file or folder")
         folder = given / "predictions" if (given / "predictions").is_dir() else given
         files = sorted(folder.glob("*.parquet"))
@@ -115,8 +125,15 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
     Raises:
         InputError: a column is missing or of a wrong type; it names `where`.
     """
+    if LEARNED in schema.names and not pa.types.is_boolean(schema.field(LEARNED).type):
+        raise InputError(f"{where}: column {LEARNED} must be true or false, got {schema.field(LEARNED).type}")
     labeled = any(name in schema.names for name in _LABELS)
     wanted = [*_KEYS, *(_LABELS if labeled else ())]
+    if not {*_KEYS} <= {*schema.names} and {"file", "row", "logit", "p"} <= {*schema.names}:
+        raise InputError(
+            f"{where}: scores of raw rows without labels, which the metrics require; allowed: what ctr score writes "
+            "with --labels, or for an example log"
+        )
     require_columns(Path(where), wanted, schema.names)
     for name in wanted:
         found = schema.field(name).type
@@ -157,13 +174,47 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
     Raises:
         InputError: the file is damaged, or a value is not allowed; it names file and row.
     """
-    wanted = [*_KEYS, *(_LABELS if group.labeled else ())]
+    wanted = [*_KEYS, *(_LABELS if group.labeled else ()), *([LEARNED] if group.new else [])]
     path, first_row = group.path, group.first_row
     with faults_named(Path(path)), pq.ParquetFile(path, page_checksum_verification=True) as file:
         batches = file.iter_batches(BATCH_ROWS, row_groups=[group.number], columns=wanted, use_threads=False)
         for batch in batches:
-            yield path, checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
+            rows = checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
+            if group.new:
+                rows = rows[_is_new(batch.column(LEARNED))]
+            yield path, rows
             first_row += batch.num_rows
+
+
+def _is_new(learned: pa.Array) -> npt.NDArray[np.bool_]:
+    new: npt.NDArray[np.bool_] = pc.invert(learned).fill_null(False).to_numpy(zero_copy_only=False)
+    return new
+
+
+def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
+    """Counts the rows that the model has learned from, as `ctr score` has marked them.
+
+    Returns:
+        ``learned_rows``, ``new_rows`` and ``untold_rows``: those that it has learned from, those that are later, and
+        those of which that is not known. ``held_out``: true where all are later, null where no row is known to be
+        learned from but some are untold. None where no row group is marked, such as progressive predictions, which
+        were made before the model learned from the row.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    if not any(group.marked for group in groups):
+        return None
+    learned = new = 0
+    for group in groups:
+        if group.marked:
+            with faults_named(Path(group.path)), pq.ParquetFile(group.path) as file:
+                column = file.read_row_group(group.number, columns=[LEARNED]).column(LEARNED)
+                learned += pc.sum(column).as_py() or 0
+                new += pc.sum(pc.invert(column)).as_py() or 0
+    untold = sum(group.rows for group in groups) - learned - new
+    held_out = False if learned else None if untold else True
+    return {"learned_rows": learned, "new_rows": new, "untold_rows": untold, "held_out": held_out}
 
 
 def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1) -> Rows:

@@ -12,6 +12,7 @@ import math
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import make_pipeline, read_beam_options
-from ctr.pipelines.evaluate.rows import RowGroup, find_row_groups, read_row_group
+from ctr.pipelines.evaluate.rows import RowGroup, count_learned, find_row_groups, read_row_group
 from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states
 
 ROWS_PER_KEY = 1 << 20
@@ -51,7 +52,9 @@ def evaluate(
             default for a runner that groups in memory, all for any other.
 
     Returns:
-        `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty.
+        `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where `ctr score` has
+        marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there are
+        both kinds, ``new``: the summary of those that it has not learned from.
 
     Raises:
         InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
@@ -60,6 +63,13 @@ def evaluate(
     _require_labels(groups)
     found = _run({"a": groups}, beam_options, rows_per_key, rows_per_pass)
     summary: dict[str, Any] = found["a"].summary()
+    training = count_learned(groups)
+    if training is None:
+        return summary
+    summary["training"] = training
+    if training["learned_rows"] and training["new_rows"]:
+        new = [replace(group, new=True) for group in groups if group.marked]
+        summary["new"] = _run({"a": new}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
     return summary
 
 
@@ -81,7 +91,8 @@ def evaluate_difference(
         rows_per_pass: as there.
 
     Returns:
-        ``a`` and ``b``: the summaries of both, without metrics where there are no labels. ``prediction_difference``:
+        ``a`` and ``b``: the summaries of both, without metrics where there are no labels, with ``training`` as in
+        `evaluate`. ``prediction_difference``:
         ``value``, ``ci95``, ``examples`` of both, ``only_a``, ``only_b``. ``metrics``: by metric ``a``, ``b``,
         ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant`` (None: no interval), ``no_interval``
         (why; else None); None where the sets do not hold the same labeled examples.
@@ -93,7 +104,11 @@ def evaluate_difference(
     for groups in sides.values():
         if any(group.labeled for group in groups):
             _require_labels(groups)
-    return difference_of(_run(sides, beam_options, rows_per_key, rows_per_pass))
+    result = difference_of(_run(sides, beam_options, rows_per_key, rows_per_pass))
+    for side, groups in sides.items():
+        if (training := count_learned(groups)) is not None:
+            result[side]["training"] = training
+    return result
 
 
 def _require_labels(groups: Sequence[RowGroup]) -> None:

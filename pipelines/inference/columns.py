@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.spelling import CASTS
 from ctr.data.text_arrays import text_array
+from ctr.pipelines.inference.lists import LOOKED, ListForm, find_list_form, is_vector
 from ctr.pipelines.rows.convert import is_text, parse_numbers
 
 NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")
@@ -21,11 +23,9 @@ BAD_SHARE = 0.001
 
 _RECBOLE = re.compile(r":(token|float|token_seq|float_seq)$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SEPARATORS = ("|", ";", ",", " ")
 _WITH_COMMA = re.compile(r"[-+]?(\d+|\d*,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
+_DECIMAL_COMMA = re.compile(r",(\d{1,2}|\d{4,})\s*$|\.\d{3},")
 _SHOWN = 24
-# How many values are looked at to tell lists and texts apart.
-_LOOKED = 2000
 
 Kind = Literal["empty", "number", "word", "list", "text", "time", "other"]
 
@@ -133,18 +133,47 @@ class ColumnFacts:
         """Whether the values are numbers with a decimal comma, or with commas between thousands."""
         if self.is_list or self.numbers is not None or not self.present:
             return False
-        texts = [text.strip() for text in self.texts[:_LOOKED]]
+        texts = [text.strip() for text in self.texts[:LOOKED]]
         return any("," in text for text in texts) and all(map(_WITH_COMMA.fullmatch, texts))
 
     @cached_property
-    def separator(self) -> str | None:
-        """What stands between the items of text values that are lists; None unless they are."""
+    def with_points(self) -> "ColumnFacts | None":
+        """The same with decimal points; None unless all values are numbers with decimal commas.
+
+        ``1,250`` alone may have its comma between thousands.
+        """
+        if not self.has_commas or not any(map(_DECIMAL_COMMA.search, self.texts)):
+            return None
+        pattern, spelled = CASTS["decimal_comma"]
+        matches = [re.match(pattern, text) for text in self.texts]
+        if not all(matches):
+            return None
+        texts = [match.expand(spelled) for match in matches if match is not None]
+        array = pa.array(texts, pa.string()).take(pa.array(self.codes, mask=self.codes < 0))
+        return ColumnFacts(self.name, array, texts, self.codes)
+
+    @cached_property
+    def list_form(self) -> ListForm | None:
+        """How text values hold lists; None unless they do."""
         if self.is_list or self.numbers is not None or not self.present or self.has_commas:
             return None
-        texts, counts = self.texts[:_LOOKED], self.counts[:_LOOKED].tolist()
+        texts, counts = self.texts[:LOOKED], self.counts[:LOOKED].tolist()
         if self.name.endswith((":token_seq", ":float_seq")) and not self._is_prose(texts):
-            return " "
-        return next((mark for mark in _SEPARATORS if _is_separator(texts, counts, mark)), None)
+            return ListForm(" ")
+        return find_list_form(texts, counts)
+
+    @cached_property
+    def is_vector(self) -> bool:
+        """Whether the values are lists of numbers with fractions."""
+        if self.is_list:
+            items = self.array.flatten().drop_null()
+            if not pa.types.is_floating(items.type) and not pa.types.is_decimal(items.type):
+                return is_text(items.type) and bool(len(items)) and is_vector(self.texts[:LOOKED])
+            values = items.cast(pa.float64())
+            return bool(pc.any(pc.not_equal(values, pc.floor(values))).as_py())
+        if self.numbers is not None or not self.present or self.has_commas or not is_text(self.array.type):
+            return False
+        return is_vector(self.texts[:LOOKED])
 
     @cached_property
     def kind(self) -> Kind:
@@ -153,11 +182,11 @@ class ColumnFacts:
             return "empty"
         if pa.types.is_temporal(self.array.type):
             return "time"
-        if self.is_list or self.separator is not None:
+        if self.is_list or self.is_vector or self.list_form is not None:
             return "list"
         if self.numbers is not None:
             return "number"
-        return "text" if self._is_prose(self.texts[:_LOOKED]) else "word"
+        return "text" if self._is_prose(self.texts[:LOOKED]) else "word"
 
     @staticmethod
     def _is_prose(texts: Sequence[str]) -> bool:
@@ -237,24 +266,3 @@ def without_nulls(array: pa.Array, nulls: Sequence[str]) -> pa.Array:
     if not nulls or not is_text(array.type):
         return array
     return pc.if_else(pc.is_in(array, pa.array(nulls, array.type)), None, array)
-
-
-def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> bool:
-    """Whether distinct texts, each in so many rows, are lists of items that come back, some longer than others."""
-    parts = [text.split(mark) for text in texts]
-    lengths = [len(part) for part in parts]
-    several = sum(length > 1 for length in lengths)
-    if several < 0.05 * len(texts) or several < 3 or len(set(lengths)) < 2:
-        return False
-    items = [item for part in parts for item in part]
-    distinct = set(items)
-    if any(item != item.strip() or not item for item in distinct) and mark in " ,":
-        # "Smith, John", or double spaces.
-        return False
-    if max(map(len, distinct)) > 40:
-        return False
-    if mark == " ":
-        # Names such as New York have few words in common; genres are combined in many ways.
-        return len(distinct) <= min(0.5 * len(texts), 200)
-    rows = sum(length * count for length, count in zip(lengths, counts, strict=True))
-    return len(distinct) < len(items) and len(distinct) <= 0.2 * rows

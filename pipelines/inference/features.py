@@ -3,14 +3,16 @@
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ctr.data.schema import RESERVED_NAMES
+from ctr.data.spelling import Cast
 from ctr.pipelines.inference.columns import ColumnFacts
-from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, PLACE_WORDS
+from ctr.pipelines.inference.lists import LOOKED, ListForm
+from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, NUMBERED_WORDS, PLACE_WORDS, VERSION_WORDS
 
 FEWEST, FEW = 20, 64
 """So few whole numbers are categories, each with its own id: if they are amounts, and if they are not."""
@@ -30,11 +32,15 @@ class Decision:
         becomes: in a few words, for people.
         because: the reason, without the values themselves.
         feature: the feature of the mapping, without its name; None for a column that is none.
+        cast: of the column, before the feature reads it (``ctr.data.derived``); None where there is none.
+        is_outcome: whether it is none because it seems to be known only after the impression.
     """
 
     becomes: str
     because: str
     feature: dict[str, Any] | None = None
+    cast: Cast | None = None
+    is_outcome: bool = False
 
 
 def dropped(because: str) -> Decision:
@@ -58,6 +64,12 @@ def decide_feature(facts: ColumnFacts) -> Decision:
         return _number_or_category(facts)
     if facts.kind == "time":
         return dropped("a time that is not the time of the row")
+    if facts.with_points is not None:
+        decision = _number_or_category(facts.with_points)
+        if decision.feature is not None and decision.feature["kind"] == "number":
+            return replace(
+                decision, because=f"{decision.because}; with a decimal comma", cast="decimal_comma"
+            )
     return _category(facts, "")
 
 
@@ -81,17 +93,25 @@ def is_unique(facts: ColumnFacts) -> bool:
 
 
 def _list_feature(facts: ColumnFacts) -> Decision:
-    separator = facts.separator
+    if facts.is_vector:
+        return dropped("lists of fractions (vectors): their numbers are no categories")
     feature: dict[str, Any] = {"kind": "category", "source": facts.name, "multivalent": True}
-    if separator is None:
+    form = facts.list_form
+    items_of = (form or ListForm("|")).items
+    if {item for text in facts.texts[:LOOKED] for item in items_of(text)} <= {"0", "1", "0.0", "1.0"}:
+        return dropped("lists of 0 and 1 (vectors): what their places mean is not known")
+    if form is None:
         # What joins the items where a model takes texts must be in none of them.
         texts = "".join(facts.texts).replace("|", "")
         items = facts.array.flatten().drop_null().to_pylist()
         held = any("|" in str(item) for item in items)
         feature["separator"] = "\x1f" if held or not texts else "|"
         return Decision("categories, a list", "the values are lists", feature)
-    feature["separator"] = separator
-    shown = {" ": "a space"}.get(separator, repr(separator))
+    feature["separator"] = form.separator
+    shown = {" ": "a space"}.get(form.separator, repr(form.separator))
+    if form.strip:
+        feature["strip"] = form.strip
+        return Decision("categories, a list", f"lists in brackets, with {shown} between the items", feature)
     return Decision("categories, a list", f"items between {shown} come back in other rows", feature)
 
 
@@ -102,6 +122,12 @@ def _number_or_category(facts: ColumnFacts) -> Decision:
         return _category(facts, "its name says so")
     if whole and facts.distinct <= (FEWEST if _counts_something(facts.finite) else FEW):
         return _category(facts, "few whole numbers")
+    if words & VERSION_WORDS and not words & NUMBER_WORDS:
+        return _category(facts, "named like a version")
+    # A flight's number is a name; a number of flights is an amount.
+    is_numbered = len(facts.words) > 1 and facts.words[-1] in ("number", "num", "no", "nr")
+    if whole and is_numbered and facts.words[-2] in NUMBERED_WORDS:
+        return _category(facts, "named like the number of something")
     if whole and (words & ID_WORDS) and not words & NUMBER_WORDS:
         return _category(facts, "named like an id or a kind")
     if not whole or words & NUMBER_WORDS or facts.name.endswith(":float"):

@@ -3,8 +3,9 @@
 Every guess has a reason. What is not certain is a ``Doubt`` that an option decides; a label is never guessed silently.
 """
 
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_null
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
 from ctr.pipelines.inference.labels import LabelColumn, choose_label, is_label_name, plain_label
-from ctr.pipelines.inference.leaks import find_leak
+from ctr.pipelines.inference.leaks import find_leak, find_outcome
 from ctr.pipelines.inference.queries import Rows, choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
@@ -28,6 +29,7 @@ from ctr.pipelines.inference.roles import (
     is_weight_name,
 )
 from ctr.pipelines.inference.sample import Sample
+from ctr.pipelines.inference.strongest import strongest_columns
 from ctr.pipelines.inference.time_role import choose_time
 from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
 
@@ -86,6 +88,7 @@ class Inference:
         mapping: the mapping; None while there are doubts.
         content: the same as a mapping file has it: nested values without defaults.
         reasons: by name of a feature or key of the mapping, why it is so.
+        strongest: the AUC in the sample of the columns that rank its rows best alone; empty while there is no label.
     """
 
     guesses: list[Guess] = field(default_factory=list)
@@ -94,6 +97,7 @@ class Inference:
     mapping: Mapping | None = None
     content: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    strongest: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -148,6 +152,13 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
         found.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
     found.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
     _add_notes(found, table, sample, roles, nulls)
+    if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
+        found.notes.append(
+            f"not used, known only after the impression: {', '.join(outcomes)}; --keep COLUMN keeps one"
+        )
+    if roles.label is not None:
+        used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
+        found.strongest = strongest_columns(used, roles.label.values, roles.label.known)
     if not found.doubts:
         _make_mapping(found, table, sample, roles, decisions, nulls, options)
     return found
@@ -245,26 +256,31 @@ def _decide(
             continue
         decision = decide_feature(facts)
         if name in kept:
-            feature = decision.feature or {"kind": "category", "source": name}
-            yield (
-                name,
-                Decision(
-                    "category" if decision.feature is None else decision.becomes, "--keep says so", feature
-                ),
-            )
+            if decision.feature is None:
+                decision = Decision("category", "", {"kind": "category", "source": name})
+            yield name, replace(decision, because="--keep says so")
             continue
         twin = seen.setdefault(facts.codes.tobytes(), facts)
-        if reason := _exclusion(facts, twin, decision, roles):
+        if reason := _outcome(facts, roles):
+            why = f"{reason}; --keep {shlex.quote(name)} keeps it"
+            decision = Decision("not used", why, is_outcome=True)
+        elif reason := _exclusion(facts, twin, decision):
             decision = dropped(reason)
         yield name, decision
 
 
-def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision, roles: _Roles) -> str:
-    """Why a column that could be a feature is none; empty where it is one."""
+def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
+    """Why a column is known only after the impression; empty where nothing says so."""
     if is_label_name(facts) and plain_label(facts) is not None:
         return "another outcome: known only after the impression"
-    if roles.label is not None and (leak := find_leak(facts, roles.label.values, roles.label.known)):
-        return leak
+    if roles.label is None:
+        return ""
+    label, judged = (roles.label.values, roles.label.known), facts.with_points or facts
+    return find_leak(judged, *label) or find_outcome(judged, *label)
+
+
+def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> str:
+    """Why a column that could be a feature is none; empty where it is one."""
     if decision.feature is None:
         return ""
     if "propensity" in facts.words:
@@ -337,16 +353,19 @@ def _make_mapping(
     content["label"] = label.model_dump(exclude_none=True) if label.op else {"column": label.column}
     if roles.weight is not None:
         content["weight"] = roles.weight.name
+    guesses = {guess.column: guess for guess in found.guesses}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()
     for name, decision in decisions.items():
         if decision.feature is not None:
             stem = name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
             feature = {"name": feature_name(stem, taken), **decision.feature}
+            if decision.cast is not None:
+                feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
+                content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
             features.append(feature)
-            taken.add(feature["name"])
-    guesses = {guess.column: guess for guess in found.guesses}
-    found.reasons |= {feature["name"]: guesses[feature["source"]].because for feature in features}
+            found.reasons[feature["name"]] = guesses[name].because
+            taken |= {feature["name"], feature["source"]}
     _add_derived(found, content, features, roles.time, {*sample.columns, *taken})
     if not features:
         raise InputError(
@@ -377,14 +396,13 @@ def _add_derived(
         return
     hours = len(np.unique(time.us // 3_600_000_000 % 24)) > 1
     why = f"derived from the time, which spans {format_time(first)} to {format_time(last)} in the sample"
-    derive = {}
+    derive = content.setdefault("derive", {})
     for part in ("hour", "weekday") if hours else ("weekday",):
         name = feature_name(part if part not in taken else f"time_{part}", taken)
         derive[name] = {"from": "time", "part": part}
         features.append({"name": name, "kind": "category", "source": name})
         found.reasons[name] = why
         found.guesses.append(Guess(f"({part})", "category", why))
-    content["derive"] = derive
 
 
 def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[str, Any], str]:

@@ -1,13 +1,25 @@
 """Columns that say what the label is: known only after it, and so no features.
 
 Judged on the rows of a sample. A column is grouped by its values (numbers by their quantiles), missing ones being a
-group; groups of few rows count as one. It leaks where the groups leave nearly nothing of the label's entropy, or where
-a group that holds many of the positive rows holds hardly any other.
+group; groups of few rows count as one. It leaks where the groups leave nearly nothing of the label's entropy, where a
+group that holds many of the positive rows holds hardly any other, or where a group of many rows holds hardly any
+positive one. A name of what people do after a click, such as ``watch_ratio``, is enough where it is plain; elsewhere
+the rows must agree with it.
 """
 
 import numpy as np
 
 from ctr.pipelines.inference.columns import ColumnFacts, percent
+from ctr.pipelines.inference.names import (
+    DEED_WORDS,
+    OUTCOME_HELPERS,
+    OUTCOME_WORDS,
+    PLACE_WORDS,
+    SPAN_WORDS,
+    SPENT_WORDS,
+    TIME_ENDINGS,
+)
+from ctr.pipelines.inference.strongest import QUANTILES, auc_alone, value_groups
 
 EXPLAINED = 0.8
 """A column leaks that explains this share of the label's entropy."""
@@ -15,9 +27,24 @@ EXPLAINED = 0.8
 PURE, CAPTURED = 0.99, 0.05
 """A group leaks in which this share of the rows is positive, and which holds that share of all positive rows."""
 
+CAPTURED_OF_BASE = 0.2
+"""The second share is at least so many times that of positive rows: where these are many, chance makes such groups."""
+
+NEVER, COVERED, COVERED_RUN = 0.02, 0.1, 0.05
+"""A group leaks that has at most this share of the positive rows that are expected of it, and covers that share of all
+rows; the last is for the smallest or largest numbers, which are several groups."""
+
+EXPECTED, JUMP = 20, 0.3
+"""The positive rows that must be expected of such a group; and the share of them that the numbers beside it have."""
+
+_OFF = frozenset(("0", "0.0", "-1", "false", "no", "n", "f", "none"))
+# Where the name says the same, fewer rows are enough.
+_NAMED_PURE, _NAMED_CHANCE = 0.95, 1e-4
+_NAMED_NEVER, _NAMED_EXPECTED = 0.05, 10
+_NAMED_AUC = 0.65
+
 _FEW_ROWS = 10
 _CHANCE = 1e-12
-_QUANTILES = 40
 
 
 def find_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
@@ -28,7 +55,7 @@ def find_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> st
         labels: [N] 0 or 1.
         labeled: [N] bool, the rows whose label is known.
     """
-    groups = _groups(facts)[labeled]
+    groups = value_groups(facts)[labeled]
     label = labels[labeled].astype(np.int64)
     positives = int(label.sum())
     if not 0 < positives < len(label):
@@ -48,12 +75,87 @@ def find_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> st
     # Of the last group the rows have different values.
     pure = (clicks[:-1] >= PURE * rows[:-1]) & (clicks[:-1] * np.log(base) < np.log(_CHANCE))
     captured = float(clicks[:-1][pure].sum()) / positives
-    if captured > CAPTURED:
+    if captured > max(CAPTURED, CAPTURED_OF_BASE * base):
         share = percent(captured)
         return (
             f"it leaks the label: rows with some of its values are all positive, {share} of the positive rows"
         )
-    return _presence_leak(facts, labels, labeled)
+    return _presence_leak(facts, labels, labeled) or _never_leak(facts, labels, labeled)
+
+
+def find_outcome(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
+    """Why the name of a column is that of something which people do after the impression; empty where it is not.
+
+    Args:
+        facts: of the column.
+        labels: [N] 0 or 1.
+        labeled: [N] bool, the rows whose label is known.
+    """
+    name = {word for word in facts.words if not word.isdigit()}
+    named = name - OUTCOME_HELPERS - SPAN_WORDS - TIME_ENDINGS
+    if not named or not named <= OUTCOME_WORDS | DEED_WORDS:
+        return ""
+    is_deed = named <= DEED_WORDS
+    if is_deed and facts.distinct + (facts.missing_share > 0) <= 2:
+        return "named like another outcome: known only after the impression"
+    is_spent = bool(named & SPENT_WORDS and name & SPAN_WORDS)
+    if is_deed and (is_spent or facts.words[-1] in TIME_ENDINGS):
+        return "named like what follows a click: known only after the impression"
+    if _agrees(facts, labels, labeled):
+        return "named like an outcome, and the label agrees: known only after the impression"
+    return ""
+
+
+def _agrees(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> bool:
+    """Whether the rows in which something happened, or the others, are all positive or all negative."""
+    off_codes = [place for place, text in enumerate(facts.texts) if text.strip().lower() in _OFF]
+    happened = ((facts.codes >= 0) & ~np.isin(facts.codes, off_codes))[labeled]
+    label = labels[labeled].astype(bool)
+    base = label.mean()
+    for side in (happened, ~happened):
+        rows, clicks = int(side.sum()), int((side & label).sum())
+        if clicks >= _NAMED_PURE * rows and clicks * np.log(base) < np.log(_NAMED_CHANCE):
+            return True
+        if base * rows >= _NAMED_EXPECTED and clicks <= _NAMED_NEVER * base * rows:
+            return True
+    auc = auc_alone(facts, labels, labeled)
+    return auc is not None and auc >= _NAMED_AUC
+
+
+def _never_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
+    """Why it leaks that many rows with one value, or with the smallest or largest numbers, are hardly ever positive.
+
+    Of a place on a page it is no wonder that nobody clicks there.
+    """
+    if set(facts.words) & PLACE_WORDS:
+        return ""
+    label = labels[labeled].astype(np.int64)
+    base = label.mean()
+    _, codes = np.unique(facts.codes[labeled], return_inverse=True)
+    rows, clicks = np.bincount(codes), np.bincount(codes, label)
+    if (share := _never_rows(rows, clicks, base) / len(label)) >= COVERED:
+        return f"it leaks the label: rows with one of its values are never positive, {percent(share)} of the rows"
+    if facts.numbers is None or facts.distinct <= QUANTILES:
+        return ""
+    groups = value_groups(facts)[labeled]
+    there = groups >= 0
+    _, groups = np.unique(groups[there], return_inverse=True)
+    rows, clicks = np.bincount(groups), np.bincount(groups, label[there])
+    for end, order in (("smallest", slice(None)), ("largest", slice(None, None, -1))):
+        # The rate of what really grows with a number is low beside the rows without clicks; that of a leak is not.
+        # The group beside these may hold some of them.
+        high = np.append(clicks[order] >= JUMP * base * rows[order], [False, False])
+        edge = high[1:-1] | high[2:]
+        sums = np.cumsum(rows[order])[edge], np.cumsum(clicks[order])[edge]
+        if (share := _never_rows(*sums, base) / len(label)) >= COVERED_RUN:
+            return f"it leaks the label: rows with its {end} numbers are never positive, {percent(share)} of the rows"
+    return ""
+
+
+def _never_rows(rows: np.ndarray, clicks: np.ndarray, base: float) -> int:
+    """The rows of the largest group that has hardly any positive row; 0 where there is none."""
+    never = (base * rows >= EXPECTED) & (clicks <= NEVER * base * rows)
+    return int(rows[never].max(initial=0))
 
 
 def _presence_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
@@ -68,17 +170,6 @@ def _presence_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) 
     if pure and clicks > CAPTURED * label.sum():
         return f"it leaks the label: {percent(clicks / rows)} of the rows that have a value are positive"
     return ""
-
-
-def _groups(facts: ColumnFacts) -> np.ndarray:
-    """[N] int64: the group of each row."""
-    if facts.numbers is None or facts.distinct <= _QUANTILES:
-        return facts.codes
-    finite = np.isfinite(facts.numbers)
-    edges = np.unique(np.quantile(facts.finite, np.linspace(0, 1, _QUANTILES + 1)[1:-1]))
-    # Among values that are 0 in most rows the others make groups of their own.
-    edges = np.union1d(edges, np.nextafter(facts.finite.min(), np.inf))
-    return np.where(finite, np.searchsorted(edges, facts.numbers, side="right"), -1)
 
 
 def _entropy(share: np.ndarray) -> np.ndarray:

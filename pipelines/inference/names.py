@@ -95,13 +95,60 @@ PLACE_WORDS = _words("position pos slot rank placement")
 
 ID_WORDS = _words(
     "id ids uid gid pid code codes zip zipcode postcode type kind category cat class hash token key ip version sku "
-    "isbn domain campaign creative advertiser publisher brand model os browser region city country state language"
+    "isbn domain campaign creative advertiser publisher brand model os browser region city country state language "
+    "flight agent area company employer station terminal route carrier airline store shop zone district county ward "
+    "tract dma msa fips department section segment cluster seller merchant vendor supplier driver author artist branch "
+    "postal plz asn isp"
 )
 """Whole numbers whose names have one of these are ids."""
 
 NUMBER_WORDS = _words(
     "price amount count cnt num number qty quantity age length duration size score rating days hours minutes seconds "
     "rate ratio pct percent avg mean sum total bid cost budget usd eur weight height width year distance views clicks "
-    "revenue income balance depth delay elapsed freq frequency"
+    "revenue income balance depth delay elapsed freq frequency sqft sqm m2 living surface pages lead wait adults "
+    "population employees visits stops"
 )
 """Numbers whose names have one of these are quantities."""
+
+DEED_WORDS = _words(
+    "click clicked clicks skip skipped unsubscribe unsubscribed follow share comment commented like liked dislike hate "
+    "dwell dwelled play played watch watched listen listened finish finished complete completed completion convert "
+    "converted conversion purchase purchased buy bought bounce bounced forward forwarded enter entered reply replied "
+    "favorite favorited favourite favourited collect collected retweet retweeted upvote upvoted downvote downvoted "
+    "checkout opened install installed download downloaded refund refunded ordered booked engaged disliked"
+)
+"""What people do after an impression; with two values, a column named so is an outcome,"""
+
+OUTCOME_WORDS = _words(
+    "open order orders stay stayed view viewed viewing read reading revenue payment paid tip tips tipped save "
+    "saved shared followed report reported subscribe subscribed cart basket return returned booking book reaction "
+    "attribution vote voted engagement spend spent profit gmv commission delivered swipe expand close closed hide "
+    "hidden visit visited reason signup register registered"
+)
+"""and these mean other things as well, so that the rows must agree."""
+
+OUTCOME_HELPERS = LABEL_HELPERS | _words(
+    "not no to on in add added profile page post video author avatar email mail message item long short valid value "
+    "amount usd eur after end"
+)
+"""What stands beside these words in the name of an outcome."""
+
+SPAN_WORDS = _words(
+    "time times ms s sec secs second seconds minutes duration ratio pct percent percentage progress length"
+)
+"""How long, or which part of it."""
+
+SPENT_WORDS = _words("dwell dwelled play played watch watched listen listened completion")
+"""With a word of ``SPAN_WORDS``, how long somebody stayed: known at the end of it."""
+
+TIME_ENDINGS = _words("at ts timestamp date datetime")
+"""With a word of ``DEED_WORDS`` before them, when it was done."""
+
+VERSION_WORDS = _words("version versions ver release build firmware")
+"""Of numbers with fractions, too, those named so are no quantities: after 10.9 comes 10.10."""
+
+NUMBERED_WORDS = ID_WORDS | _words(
+    "phone room house tail train gate bus ticket part serial license licence policy order invoice building apartment "
+    "seat lane channel block lot plate account card customer case batch unit table desk"
+)
+"""With ``number`` behind them, names of single ones, such as a flight's."""

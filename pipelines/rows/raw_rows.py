@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import (
     DelimitedInput,
@@ -44,7 +45,10 @@ from ctr.pipelines.rows.raw_columns import (
     read_weights,
 )
 from ctr.pipelines.rows.reader import RawReader
-from ctr.pipelines.rows.sources import SourceFile, mapped_files
+from ctr.pipelines.rows.sources import SourceFile, mapped_files, require_columns
+from ctr.pipelines.rows.table_files import table_file_columns
+from ctr.serving.learned import TIME
+from ctr.serving.metadata import MAPPING
 
 BLOCK_BYTES = 4 << 20
 """Bytes of an input file that are read at a time."""
@@ -63,6 +67,7 @@ _LABELED = [
     pa.field("label", pa.int8()),
     pa.field("train_weight", pa.float32()),
     pa.field("metric_weight", pa.float32()),
+    pa.field(TIME, pa.int64()),
 ]
 
 _TABLE_INPUTS: dict[str, Any] = {
@@ -96,14 +101,19 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
     return Mapping(input=form, time=time, label=label, partition="1d", features=schema.features)
 
 
-def _table_type(path: Path) -> str:
+def _shown_type(path: Path) -> str:
     suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
-    if not suffixes or suffixes[-1] not in _TABLE_INPUTS:
+    return suffixes[-1] if suffixes else ""
+
+
+def _table_type(path: Path) -> str:
+    shown = _shown_type(path)
+    if shown not in _TABLE_INPUTS:
         raise InputError(
             f"input {path}: its name does not show its format; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
             ".parquet, an example log, or --format or --mapping"
         )
-    return suffixes[-1]
+    return shown
 
 
 def check_labeled(mapping: Mapping) -> None:
@@ -115,7 +125,20 @@ def check_labeled(mapping: Mapping) -> None:
         )
 
 
-def key_schema(mapping: Mapping, labeled: bool = False) -> pa.Schema:
+def find_mapping(metadata: Any, inputs: Sequence[Path]) -> Mapping | None:
+    """Returns the mapping that a model of ``ctr quickstart`` has, unless the names of the files show another type.
+
+    Args:
+        metadata: of the model.
+    """
+    if MAPPING not in metadata:
+        return None
+    mapping = parse_model(Mapping, metadata[MAPPING], "the model's own mapping", f"{MAPPING}.")
+    others = {kind for path in inputs if path.is_file() and (kind := _shown_type(path)) in _TABLE_INPUTS}
+    return mapping if others <= {mapping.input.type} else None
+
+
+def key_schema(mapping: Mapping | None, labeled: bool = False) -> pa.Schema:
     """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one.
 
     With labels also what an ingest would make of the other keys, so that the rows can be measured.
@@ -123,28 +146,32 @@ def key_schema(mapping: Mapping, labeled: bool = False) -> pa.Schema:
     fields = [pa.field("file", pa.string()), pa.field("row", pa.int64())]
     if labeled:
         return pa.schema([*fields, *_LABELED])
-    return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if mapping.example_id else [])])
+    has_id = mapping is not None and mapping.example_id is not None
+    return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if has_id else [])])
 
 
 def read_raw_rows(
     schema: Schema,
-    mapping: Mapping,
+    mapping: Mapping | None,
     inputs: Sequence[Path],
     block_bytes: int = BLOCK_BYTES,
     labeled: bool = False,
 ) -> Iterator[RawRows]:
     """Reads what a model of ``schema`` takes, as ``mapping`` finds it, in the order of the input files.
 
+    Without a mapping, columns have the names of the model's inputs (``plain_mapping``).
     A derived column of the mapping is made where the model has no rule of its own for it. ``labeled``: the keys are
     those of ``key_schema`` with labels; rows that an ingest would reject for them are rejected.
 
     Raises:
         InputError: no input, a damaged file, a missing column, or one of a type that its features cannot read.
     """
+    is_plain = mapping is None
+    mapping = mapping or plain_mapping(schema, inputs)
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
     wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
     timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
-    timed |= labeled and mapping.example_id is None
+    timed |= labeled
     needed = [rule.source for rule in wanted.values() if not rule.of_time]
     needed += [name for name in given if name not in wanted]
     needed += [mapping.example_id] if mapping.example_id else []
@@ -154,6 +181,8 @@ def read_raw_rows(
     needed += [mapping.time.column] if timed and mapping.time.column else []
     mapping = mapping.model_copy(update={"features": schema.features, "derive": {**schema.derive, **wanted}})
     files = mapped_files(mapping, inputs)
+    if is_plain:
+        _check_plain(mapping, files[0].path, needed)
     reader = RawReader(mapping, block_bytes, tuple(dict.fromkeys(needed)))
     lines = 0
     for file in files:
@@ -162,6 +191,18 @@ def read_raw_rows(
             last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
             yield _make_rows(schema, mapping, file, chunk, sides, lines if timed else None, labeled)
         lines += last
+
+
+def _check_plain(mapping: Mapping, path: Path, needed: Sequence[str]) -> None:
+    """Raises InputError where a file does not have the columns of the model's inputs; names what would read it."""
+    if isinstance(mapping.input, DelimitedInput | ParquetInput):
+        try:
+            require_columns(path, needed, table_file_columns(path, mapping.input))
+        except InputError as error:
+            raise InputError(
+                f"{error}; --mapping FILE says which columns the model's inputs are (ctr quickstart has written such a "
+                "file beside its log), --format that of a known log"
+            ) from None
 
 
 def _make_rows(
@@ -215,6 +256,7 @@ def _labeled_keys(
     name_hash = string_ids(pa.array([file.name], pa.string()))[0]
     # Without times no id is made of them.
     known = np.zeros(len(chunk.rows), np.int64) if times is None else times
+    is_own = times is not None and mapping.time.column is not None
     labels, weights = read_labels(mapping, columns, verdict), read_weights(mapping, columns, verdict)
     ids, queries = read_keys(mapping, name_hash, columns, chunk, known, verdict)
     values = {
@@ -223,6 +265,7 @@ def _labeled_keys(
         "label": labels,
         "train_weight": weights,
         "metric_weight": weights,
+        TIME: known if is_own else pa.nulls(len(chunk.rows), pa.int64()),
     }
     return {name: pa.array(column) for name, column in values.items()}
 

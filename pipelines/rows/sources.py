@@ -13,6 +13,7 @@ import pyarrow as pa
 from ctr.data.mapping import Mapping, input_patterns
 from ctr.io.errors import InputError
 from ctr.io.files import not_text
+from ctr.io.paths import check_local
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
@@ -52,6 +53,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
         elif given.is_file():
             named = [(given, given.name)]
         else:
+            check_local(given)
             raise InputError(f"input {given}: no such file or folder")
         for path, name in named:
             if name in seen:

@@ -254,3 +254,16 @@ def test_a_large_block_is_copied_only_where_a_batch_begins_before_it():
 def test_no_blocks_no_batches():
     assert list(whole_query_batches([], 5, 5)) == []
     assert list(whole_query_batches([make_rows([]), make_rows([])], 5, 5)) == []
+
+
+@pytest.mark.parametrize("size", [(4096, 1 / 256, 8, 0), (100, 0.3, 8, 7), (64, None, 8, 0), (8, 1.0, 8, 3)])
+@pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 1), (5, 5_000), (3_000, 400_000)])
+def test_plateaus_are_the_full_batches_one_by_one(size, begin, end):
+    batches = BatchSize(*size)
+    counts: dict[int, int] = {}
+    position = begin
+    while position < end:
+        rows = batches.at(position)
+        counts[rows] = counts.get(rows, 0) + 1
+        position += rows
+    assert dict(batches.plateaus(begin, end)) == counts

@@ -134,7 +134,11 @@ def test_what_may_be_left_out():
         ("derive.hour.prefix", 2, "part, every, prefix and cast cannot be combined"),
         ("derive.zip3.prefix", 0, "derive.zip3.prefix: 0"),
         ("derive.zip3.cast", "integer", "part, every, prefix and cast cannot be combined"),
-        ("derive.copy.cast", "float", "derive.copy.cast: 'float'.*'text', 'integer' or 'number'"),
+        (
+            "derive.copy.cast",
+            "float",
+            "derive.copy.cast: 'float'.*'text', 'integer', 'number' or 'decimal_comma'",
+        ),
         ("derive.zip3.from", "copy", "copy is itself derived"),
         ("derive.at", {"from": "zip"}, "derive.at: a column of this name is read as a key"),
         ("features", [], "features: "),

@@ -43,6 +43,8 @@ def make(*features: dict[str, Any]) -> Schema:
         ([{**CATEGORY, "vocabulary": 5}], "features.0.category.vocabulary: 5 is not allowed"),
         ([{**CATEGORY, "vocabulary": ["x"], "buckets": 7}], "buckets follows from the vocabulary (3)"),
         ([{**LIST, "separator": ""}], "features.0.category.separator: '' is not allowed"),
+        ([{**LIST, "strip": "«"}], "features.0.category.strip: '«' is not allowed"),
+        ([{**CATEGORY, "strip": "[]"}], "strip is allowed only with multivalent: true"),
         ([CATEGORY, CATEGORY], "feature a is defined twice"),
         (
             [{"kind": "number", "name": "n", "source": "s"}],

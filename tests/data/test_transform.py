@@ -316,6 +316,20 @@ def test_multivalent_category_cuts_drops_and_keeps(buckets: int | None) -> None:
             assert table_ids(schema, {"s": column.slice(1, 3)})["m"] == ids[1:]
 
 
+def test_what_stands_around_the_values_of_a_list_is_taken_off() -> None:
+    feature = {"kind": "category", "name": "m", "source": "s", "multivalent": True, "separator": ","}
+    schema = make_schema({**feature, "strip": "[]'\" "})
+    ids = [[hashed("art", None), hashed("7", None)], [], [hashed("d'or", None)], [hashed("7", None)] * 2]
+    texts = ["['art', \"7\"]", "[]", "[ d'or ]", "['', '7.0', 7]"]
+    assert table_ids(schema, {"s": texts})["m"] == ids
+    assert tensor_ids(schema, {"s": tf.constant(texts)})["m"] == ids
+    # Of real lists, too, so that a file and a request agree.
+    lists = [["'art'", "7"], ["[]"], ["d'or"], [" 7.0", "7", None]]
+    assert table_ids(schema, {"s": lists})["m"] == ids
+    bare = make_schema(feature)
+    assert "strip" not in bare.canonical_json() and schema.version != bare.version
+
+
 @BUCKETED_AND_GROWING
 def test_lists_of_integers_are_their_text(buckets: int | None) -> None:
     schema = make_schema(

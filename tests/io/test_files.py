@@ -120,6 +120,36 @@ def test_a_process_that_dies_leaves_the_old_content_and_a_temporary(tmp_path, ro
     assert names(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("write", [write_atomic_bytes, create_exclusively])
+def test_a_write_removes_what_killed_processes_left_beside_it(tmp_path, root, write):
+    subprocess.run([sys.executable, "-c", DIES_WHILE_WRITING, str(tmp_path / "file")], cwd=root)
+    others = ["theirs.partial-download", "theirs.partial-0123456789abcde"]
+    for name in others:
+        (tmp_path / name).touch()
+    (tmp_path / "file.partial-0123456789abcdef").symlink_to("elsewhere")
+    assert len(names(tmp_path)) == 4
+    write(tmp_path / "other", b"content")
+    assert names(tmp_path) == ["file.partial-0123456789abcdef", "other", *sorted(others)]
+
+
+def test_what_another_process_is_writing_stays(tmp_path, root):
+    script = DIES_WHILE_WRITING.replace("os.kill(os.getpid(), signal.SIGKILL)", "print(flush=True); input()")
+    writer = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "file")],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    write_atomic_bytes(tmp_path / "other", b"content")
+    remove_temporaries(tmp_path)
+    assert len(names(tmp_path)) == 2
+    writer.communicate(b"\n")
+    assert writer.returncode == 0
+    assert names(tmp_path) == ["file", "other"]
+
+
 def test_exclusive_creation_keeps_what_is_there(tmp_path):
     path = tmp_path / "folder" / "file"
     assert create_exclusively(path, b"first")

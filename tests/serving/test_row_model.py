@@ -198,8 +198,10 @@ FEATURES = [
     {"name": "v", "kind": "category", "source": "v", "vocabulary": ["x", "12", "é"]},
     {"name": "m", "kind": "category", "source": "m", "multivalent": True, "separator": "||", "max_values": 2},
     {**{"name": "last", "kind": "category", "source": "m", "multivalent": True}, "keep": "last", "max_values": 2},
+    {"name": "bare", "kind": "category", "source": "m", "multivalent": True, "separator": "|", "strip": "]^-\\[b '1"},
     {"name": "n", "kind": "number", "source": "n", "boundaries": [-1, 0, 2.5]},
     {"name": "n_text", "kind": "number", "source": "cast", "log": {"signed": True}},
+    {"name": "comma", "kind": "number", "source": "comma", "boundaries": [-1, 3, 1000.25]},
     {"name": "both", "kind": "number", "source": "copy", "step": {"low": 0, "high": 5, "size": 1}},
     {"name": "prefix", "kind": "category", "source": "short"},
     {"name": "whole", "kind": "category", "source": "whole", "buckets": 7},
@@ -214,6 +216,7 @@ FEATURES = [
 ]  # fmt: skip
 DERIVE = {
     "cast": {"from": "v", "cast": "number"},
+    "comma": {"from": "v", "cast": "decimal_comma"},
     "copy": {"from": "v"},
     "short": {"from": "a", "prefix": 2},
     "whole": {"from": "v", "cast": "integer"},
@@ -237,6 +240,10 @@ SPECIAL = [
     "\u0131nf",
     "1.5.0",
     "x||y||||z",
+    "['12.0'|'é b']",
+    "-1.250,5",
+    "3,25",
+    " 12.000.000",
     "é",
     "日本.0",
 ]

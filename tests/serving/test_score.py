@@ -1,5 +1,6 @@
 """`ctr export` and `ctr score`: every row is in the output or, with its reason, in the rejects."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_a_table(case, place, capfd):
     scores = score("rows.parquet")
     assert result(capfd) | {"seconds": 0} == {
         **{"rows": 90, "scored": 90, "rejected": 0, "reject_reasons": {}, "rejects_file": "", "seconds": 0},
+        **{"learned": None, "learned_until": None},
         "model": str(Path("models/123")),
     }
     assert list(scores) == ["file", "row", "logit", "p"]
@@ -158,7 +160,7 @@ def test_a_log(case, place, publish_rows, capfd):
     publish_rows(place / "log", case("factorized").table)
     scores = score("log")
     assert result(capfd)["scored"] == 90
-    assert list(scores) == [*LOG_COLUMNS, "logit", "p"]
+    assert list(scores) == [*LOG_COLUMNS, "learned", "logit", "p"]
     for name in LOG_COLUMNS:
         np.testing.assert_array_equal(scores[name], case("factorized").table.column(name).to_numpy())
     assert scores["example_id"].tolist() == list(range(90))
@@ -186,6 +188,45 @@ def test_a_part_of_a_log(case, place, publish_rows, capfd):
         score("log", options[0].replace("start", "end")),
     ]
     assert sum(map(len, parts)) + len(scores) == 90
+
+
+def publish_until(case, place, until: list[int] | None) -> None:
+    """Puts a model in the place of the one there that has learned up to a query."""
+    snapshot = case("factorized").snapshot
+    progress = {**snapshot.progress, "position": {**snapshot.progress["position"], "learned_until": until}}
+    shutil.rmtree(place / "models")
+    publish(dataclasses.replace(snapshot, progress=progress), place / "models")
+
+
+def test_rows_of_a_log_that_the_model_has_learned_from_are_marked(case, place, publish_rows, capfd):
+    table = case("factorized").table
+    rng = np.random.default_rng(4)
+    labels = pa.array((rng.random(90) < 0.4).astype(np.int8))
+    table = table.set_column(table.column_names.index("label"), "label", labels)
+    publish_rows(place / "log", table)
+    times, queries = (table.column(name).to_numpy() for name in ("query_time", "query_id"))
+    publish_until(case, place, [int(times[29]), int(queries[29])])
+    scores = score("log")
+    assert scores["learned"].tolist() == [True] * 30 + [False] * 60
+    assert result(capfd)["learned"] == 30
+    assert main(["score", "models", "log", "--out", "scores.parquet"]) == 0
+    assert "the model has learned from 30 of these rows" in capfd.readouterr().out
+    assert main(["evaluate", "scores.parquet", "--json"]) == 0
+    found = result(capfd)
+    counts = {"learned_rows": 30, "new_rows": 60, "untold_rows": 0, "held_out": False}
+    assert found["training"] == counts
+    assert main(["evaluate", "scores.parquet"]) == 0
+    assert "not held out: the model has learned from 30 of these 90 rows" in capfd.readouterr().out
+
+    # Of the later rows the same as of these alone.
+    pq.write_table(pq.read_table("scores.parquet").slice(30), "new.parquet")
+    assert main(["evaluate", "new.parquet", "--json"]) == 0
+    alone = result(capfd)
+    assert alone["training"] == {"learned_rows": 0, "new_rows": 60, "untold_rows": 0, "held_out": True}
+    assert found["new"] == {key: value for key, value in alone.items() if key != "training"}
+    assert main(["evaluate", "scores.parquet", "--against", "scores.parquet", "--json"]) == 0
+    compared = result(capfd)
+    assert [compared[side]["training"] for side in ("a", "b")] == [counts, counts]
 
 
 @pytest.mark.slow
@@ -224,7 +265,7 @@ def test_scores_of_a_log_are_measured(case, place, publish_rows, capfd):
 
     # Another model's scores of the same rows are compared, paired.
     other = pq.read_table("scores.parquet")
-    pq.write_table(other.set_column(6, "logit", pa.array(logit + 1.0)), "other.parquet")
+    pq.write_table(other.set_column(7, "logit", pa.array(logit + 1.0)), "other.parquet")
     assert main(["evaluate", "other.parquet", "--against", "scores.parquet", "--json"]) == 0
     row = result(capfd)["metrics"]["calibration_ratio"]
     shifted = (weight / (1 + np.exp(-logit - 1.0))).sum() / clicks
@@ -298,13 +339,18 @@ def labeled_rows(case, place, **keys) -> None:
     (place / "mapping.yaml").write_text(json.dumps(mapping))
 
 
+def test_columns_of_other_names_name_the_mapping(case, place, capfd):
+    (place / "rows.csv").write_text("who\nu1\n")
+    assert "--mapping FILE says which columns" in error_line(capfd, "rows.csv")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"query": None}, {"example_id": "when"}])
 def test_labels_are_those_of_an_ingest_of_the_same_files(case, place, keys, capfd):
     labeled_rows(case, place, **keys)
     scores = score("rows.csv", "--mapping", "mapping.yaml", "--labels")
     names = ["query_id", "example_id", "label", "train_weight", "metric_weight"]
-    assert list(scores) == ["file", "row", *names, "logit", "p"]
+    assert list(scores) == ["file", "row", *names, "learned", "logit", "p"]
     np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
     assert main(["ingest", "table", "rows.csv", "--mapping", "mapping.yaml", "--out", "ingested"]) == 0
     parts = [read_shards(path) for path in sorted(Path("ingested/shards").iterdir())]
@@ -316,6 +362,22 @@ def test_labels_are_those_of_an_ingest_of_the_same_files(case, place, keys, capf
     capfd.readouterr()
     assert main(["evaluate", "scores.parquet", "--json"]) == 0
     assert result(capfd)["weight_sum"] == pytest.approx(scores["metric_weight"].sum())
+
+
+def test_raw_rows_that_the_model_has_learned_from_are_marked(case, place, capfd):
+    labeled_rows(case, place)
+    publish_until(case, place, [(1_500_000_000 + 39) * 1_000_000, 7])
+    scores = score("rows.csv", "--mapping", "mapping.yaml", "--labels")
+    assert scores["learned"].tolist() == [True] * 40 + [False] * 50
+    assert result(capfd)["learned"] == 40
+
+    # The number of a row in its file says nothing about what the model has seen.
+    labeled_rows(case, place, time={"row_order": {"start": "2017-01-01", "step_us": 1_000_000}})
+    scores = score("rows.csv", "--mapping", "mapping.yaml", "--labels")
+    assert scores["learned"].isna().all()
+    assert result(capfd)["learned"] is None
+    assert main(["evaluate", "scores.parquet"]) == 0
+    assert "the model may have learned from them" in capfd.readouterr().out
 
 
 def read_shards(path: Path) -> pd.DataFrame:

@@ -195,7 +195,7 @@ def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(tmp_pa
     # What is written is final, however the simulation goes on.
     assert written.items() < digests(tmp_path / "whole").items()
     # As a kill in the middle of a file leaves it.
-    (broken / "clicks" / "2026-01-05T07.parquet.partial-00").write_bytes(b"half")
+    (broken / "clicks" / "2026-01-05T07.parquet.partial-0123456789abcdef").write_bytes(b"half")
     simulate(small(), tmp_path / "log", events=broken)
     assert digests(broken) == digests(tmp_path / "whole")
     simulate(small(), tmp_path / "log", events=broken)

@@ -48,6 +48,7 @@ from ctr.io.files import (
     write_atomic_bytes,
 )
 from ctr.io.locks import hold
+from ctr.io.paths import check_local
 from ctr.training.config import TrainConfig
 
 INIT_FROM = "init_from.json"
@@ -216,6 +217,7 @@ def read_run_schema(run_dir: Path) -> Schema:
 def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
     """The configuration and the features of a run. Raises InputError where ``run_dir`` is no run directory."""
     if not run_dir.is_dir():
+        check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
     return load_record(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ctr.eval.base_rate import nothing_learned
 from ctr.training.run.calibration import calibration_text
 
 
@@ -36,4 +37,6 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     if summary["per_query_auc_of_sample"]:
         lines.append("  per_query_auc is that of the sampled queries, not an estimate of full traffic's")
     lines.append(f"  {calibration_text(summary)}")
+    if fault := nothing_learned(summary):
+        lines.append(f"  warning: {fault}")
     return "\n".join(lines)

@@ -266,6 +266,14 @@ def test_other_number_types_are_read_as_they_are(tmp_path: Path) -> None:
     assert_close(evaluate([write(tmp_path / "x.parquet", wide)]), local_metrics(table).summary())
 
 
+def test_scores_of_raw_rows_name_the_option_that_is_missing(tmp_path: Path) -> None:
+    scores = pa.table({"file": ["a"], "row": [1], "logit": pa.array([0.5], pa.float32()), "p": [0.6]})
+    with pytest.raises(
+        InputError, match=r"scores\.parquet: .* without labels.* ctr score writes with --labels"
+    ):
+        evaluate([write(tmp_path / "scores.parquet", scores)])
+
+
 def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
     table = make_table(7, queries=100)
     scores = retrained(table).select(["query_time", "query_id", "example_id", "logit"])

@@ -129,17 +129,26 @@ def test_words_for_a_missing_value():
     assert find_nulls({"c": facts_of(["x", "NULL", "y"]).array}) == ("NULL",)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        ["3", "3,5", "12,25", "7", "-4,5"],
-        ["1,250", "12,000.50", "999", "1,000,000"],
-        ["1.250,00", "3,5", "12"],
-    ],
-)
-def test_numbers_with_commas_are_no_lists_and_are_named(values):
+def test_numbers_with_commas_between_thousands_are_no_lists_and_are_named():
+    values = ["1,250", "12,000.50", "999", "1,000,000"]
     facts = facts_of([values[place % len(values)] for place in range(90)])
     assert facts.kind == "word"
     decision = decide_feature(facts)
     assert (decision.becomes, decision.because[:20]) == ("category", "numbers with a comma")
     assert facts_of(["1,2", "1,2,3", "3", "2,3,1"] * 30).kind == "list"
+    # Perhaps thousands.
+    assert (
+        decide_feature(facts_of([f"{place},{100 + place}" for place in range(90)] * 2)).feature["kind"]
+        == "category"
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(-(10**9), 10**9), min_size=60, max_size=80, unique=True), st.booleans())
+def test_decimal_commas_are_read_as_numbers(cents, grouped):
+    numbers = [cent / 100 for cent in [*cents, 105]]
+    texts = [f"{number:{',' if grouped else ''}.2f}" for number in numbers]
+    facts = facts_of([text.translate(str.maketrans(",.", ".,")) for text in texts])
+    decision = decide_feature(facts)
+    assert decision.feature["kind"] == "number" and decision.cast == "decimal_comma"
+    assert facts.with_points.numbers.tolist() == numbers

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.kept_values import read_values
+from ctr.data.log import read_manifests
 from ctr.data.mapping import Mapping, load_mapping
+from ctr.data.reader import rows_of_table
+from ctr.data.shards import read_shard
 from ctr.data.string_ids import string_ids
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
@@ -265,3 +268,31 @@ def test_options_that_cannot_be(tmp_path, options, words):
     with pytest.raises(InputError) as refusal:
         inferred(path, **options)
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_decimal_commas_become_numbers_of_the_log(tmp_path):
+    rng = np.random.default_rng(0)
+    prices = rng.integers(100, 900_000, 300) / 100
+    columns = {
+        "price": [f"{price:.2f}".replace(".", ",") for price in prices],
+        "a": rng.integers(0, 9, 300).tolist(),
+    }
+    columns["price_decimal_comma"] = rng.integers(0, 3, 300).tolist()
+    columns["click"] = rng.integers(0, 2, 300).tolist()
+    path = write_table(tmp_path / "x.csv", columns, ";")
+    found = inferred(path)
+    assert inferred(path, keep=("price",)).content == found.content
+    (tmp_path / "mapping.yaml").write_text(mapping_text(found, path.name))
+    mapping = load_mapping(tmp_path / "mapping.yaml")
+    [price] = [feature for feature in mapping.features if feature.name == "price"]
+    assert mapping.derive[price.source].cast == "decimal_comma" and price.source not in columns
+    result = ingest(mapping, [path], tmp_path / "log")
+    assert (result.rows, result.rejected) == (300, 0)
+    [manifest] = read_manifests(tmp_path / "log")
+    [entry] = manifest.shards
+    schema = mapping.feature_schema
+    table = read_shard(tmp_path / "log", entry, schema)
+    place = schema.single_valued.index("price")
+    ids = rows_of_table(table, schema, 0).ids[:, place]
+    assert ids.tolist() == (1 + np.searchsorted(price.edges(), prices, side="right")).tolist()
+    assert len(set(ids.tolist())) > 20

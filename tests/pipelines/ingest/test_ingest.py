@@ -283,8 +283,8 @@ def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path
     shard = next((log / "shards").iterdir())
     manifest = next((log / "manifests").iterdir())
     for place in (shard, manifest):
-        place.with_name(place.name + ".partial-0123").write_bytes(b"half")
-    other = log / "shards" / f"{5:019d}-{6:019d}-0000-00.parquet.partial-0123"
+        place.with_name(place.name + ".partial-0123456789abcdef").write_bytes(b"half")
+    other = log / "shards" / f"{5:019d}-{6:019d}-0000-00.parquet.partial-0123456789abcdef"
     other.write_bytes(b"half")
     ingest(raw_logs.make_mapping(), [path], log)
     assert raw_logs.log_bytes(log) == {**before, str(other.relative_to(log)): b"half"}

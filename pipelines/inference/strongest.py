@@ -1,0 +1,107 @@
+"""How well each column alone ranks the rows of a sample: a column that does so like a model may be an outcome."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ctr.io.errors import printable
+from ctr.pipelines.inference.columns import ColumnFacts
+
+SHOWN = 3
+"""So many columns are named."""
+
+QUANTILES = 40
+"""Numbers with more values than this are grouped by so many quantiles."""
+
+ALONE, OF_MODEL, LOWEST = 0.85, 0.9, 0.7
+"""A column is suspicious whose AUC alone is at least the first, or at least the last and, above 0.5, that share of the
+model's."""
+
+# Rows that follow one another, such as those of a query, stay together; what drifts is in both halves.
+_BLOCKS = 20
+# A value is held to be like all rows by so many rows of these.
+_PRIOR_ROWS = 10.0
+_FEWEST = 10
+
+
+def value_groups(facts: ColumnFacts) -> np.ndarray:
+    """[N] int64: the group of each row: of its value, many numbers by their quantiles; -1 where it is missing."""
+    if facts.numbers is None or facts.distinct <= QUANTILES:
+        return facts.codes
+    finite = np.isfinite(facts.numbers)
+    edges = np.unique(np.quantile(facts.finite, np.linspace(0, 1, QUANTILES + 1)[1:-1]))
+    # Among values that are 0 in most rows the others make groups of their own.
+    edges = np.union1d(edges, np.nextafter(facts.finite.min(), np.inf))
+    return np.where(finite, np.searchsorted(edges, facts.numbers, side="right"), -1)
+
+
+def auc_alone(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> float | None:
+    """The AUC of the share of positive rows of each value, where every other block of rows gives the shares.
+
+    Args:
+        facts: of the column.
+        labels: [N] 0 or 1.
+        labeled: [N] bool, the rows whose label is known.
+
+    Returns:
+        The mean of the AUC in the two halves; None where one has too few rows of a class.
+    """
+    label = labels[labeled].astype(np.int64)
+    _, groups = np.unique(value_groups(facts)[labeled], return_inverse=True)
+    count = int(groups.max(initial=0)) + 1
+    odd = np.arange(len(label)) * _BLOCKS // max(len(label), 1) % 2 == 1
+    found = []
+    for judged, learned in ((odd, ~odd), (~odd, odd)):
+        if not _FEWEST <= label[judged].sum() <= judged.sum() - _FEWEST:
+            return None
+        rows = np.bincount(groups[learned], minlength=count)
+        clicks = np.bincount(groups[learned], label[learned], minlength=count)
+        shares = (clicks + _PRIOR_ROWS * label[learned].mean()) / (rows + _PRIOR_ROWS)
+        found.append(_auc(shares, groups[judged], label[judged]))
+    return sum(found) / len(found)
+
+
+def _auc(scores: np.ndarray, groups: np.ndarray, label: np.ndarray) -> float:
+    """The AUC of rows whose score is that of their group; equal scores count half."""
+    _, levels = np.unique(scores, return_inverse=True)
+    positive = np.bincount(levels[groups], label, minlength=len(levels))
+    negative = np.bincount(levels[groups], 1 - label, minlength=len(levels))
+    below = np.cumsum(negative) - negative
+    return float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum()))
+
+
+def strongest_columns(
+    columns: Mapping[str, ColumnFacts], labels: np.ndarray, labeled: np.ndarray
+) -> dict[str, float]:
+    """The AUC of the few columns that have the largest alone, the largest first."""
+    found = {name: auc_alone(facts, labels, labeled) for name, facts in columns.items()}
+    known = {name: auc for name, auc in found.items() if auc is not None}
+    return dict(sorted(known.items(), key=lambda item: -item[1])[:SHOWN])
+
+
+def is_suspicious(auc: float, model_auc: float | None) -> bool:
+    """Whether a column alone ranks rows so well that it may say what the label is."""
+    return auc >= ALONE or (
+        model_auc is not None and auc >= LOWEST and auc - 0.5 >= OF_MODEL * (model_auc - 0.5)
+    )
+
+
+def strongest_text(found: Sequence[Mapping[str, Any]]) -> str:
+    """A line with the strongest columns, and one with those that are suspicious; empty where there are none.
+
+    Args:
+        found: of each column ``column``, ``auc`` and ``suspicious``.
+    """
+    if not found:
+        return ""
+    shown = ", ".join(f"{printable(one['column'])} {one['auc']:.3f}" for one in found)
+    lines = [f"The strongest columns alone, by their AUC in the sample: {shown}"]
+    if names := [one["column"] for one in found if one["suspicious"]]:
+        shown = " ".join(f"--drop {shlex.quote(name)}" for name in names)
+        lines.append(
+            f"  Suspiciously strong: {printable(', '.join(names))}. Known only after the impression? "
+            f"Then train without: {printable(shown)}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,178 @@
+"""Columns that are known only after the label: by their values, by their names, and how strong a column is alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ctr.pipelines.inference.leaks import find_leak, find_outcome
+from ctr.pipelines.inference.strongest import is_suspicious, strongest_columns, strongest_text
+from made_tables import becomes, facts_of, inferred, write_table
+
+ROWS = 12_000
+
+
+def clicks_after(
+    share: float, opened: float, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+    """Labels, what must happen before a click, and a generator."""
+    rng = np.random.default_rng(seed)
+    before = rng.random(ROWS) < opened
+    return (before & (rng.random(ROWS) < share)).astype(np.int8), before, rng
+
+
+def leak(values, label, name="a") -> str:
+    return find_leak(facts_of(np.asarray(values).tolist(), name), label, np.ones(len(label), bool))
+
+
+@pytest.mark.parametrize(("share", "opened"), [(0.1, 0.4), (0.3, 0.85), (0.9, 0.6)])
+def test_a_value_of_many_rows_that_is_never_positive_leaks(share, opened):
+    label, before, rng = clicks_after(share, opened)
+    amount = np.where(before, rng.random(ROWS).round(2) + 1, 0)
+    spread = np.where(before, rng.integers(50, 900, ROWS), rng.integers(0, 50, ROWS))
+    cases = {
+        "two values": before.astype(int),
+        "words": np.where(before, rng.choice(["seen", "read", "kept"], ROWS), "sent"),
+        "many times the same amount": amount,
+        "the smallest numbers": spread,
+        "the largest numbers": -spread,
+        "missing": [value if there else None for value, there in zip(amount.tolist(), before, strict=True)],
+    }
+    for name, values in cases.items():
+        assert "never positive" in leak(values, label), name
+    # A few clicks without it are lost openings.
+    label[np.flatnonzero(~before)[:2]] = 1
+    assert "never positive" in leak(before.astype(int), label)
+
+
+def test_values_that_are_seldom_clicked_are_features():
+    label, _, rng = clicks_after(0.15, 1.0)
+    ad = rng.integers(0, 40, ROWS)
+    dull = np.isin(ad, [3, 17])
+    label[dull] = 0
+    assert label.mean() * dull.sum() > 60
+    assert not leak(ad, label) and not leak([f"ad{one}" for one in ad], label)
+    score = rng.random(ROWS)
+    by_score = (rng.random(ROWS) < 0.4 * score**3).astype(np.int8)
+    assert not leak(score.round(4), by_score)
+    place = rng.integers(1, 5, ROWS)
+    below = ((place < 4) & (label > 0)).astype(np.int8)
+    assert not leak(place, below, "position") and leak(place, below, "a")
+
+
+def test_a_strong_feature_of_frequent_positives_is_no_leak():
+    rng = np.random.default_rng(0)
+    income = rng.normal(55_000, 13_000, ROWS).round()
+    label = (rng.random(ROWS) < 1 / (1 + np.exp((income - 55_000) / 9_000))).astype(np.int8)
+    assert not leak(income, label)
+
+
+def outcome(values, label, name) -> str:
+    return find_outcome(facts_of(np.asarray(values).tolist(), name), label, np.ones(len(label), bool))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["is_follow", "isComment", "is_profile_enter", "skip_2", "not_skipped", "opened", "unsubscribed", "bounced",
+     "added_to_cart", "forward:token"],
+)  # fmt: skip
+def test_two_values_named_like_an_outcome_are_one(name):
+    label, _, rng = clicks_after(0.1, 1.0)
+    # Without a word that means other things, whatever the rows say.
+    values = rng.integers(0, 2, ROWS) if name != "added_to_cart" else label & (rng.random(ROWS) < 0.02)
+    assert outcome(values, label, name)
+    assert not outcome(values, label, f"past_{name}s_7d")
+
+
+@pytest.mark.parametrize(
+    "name", ["profile_stay_time", "comment_stay_time", "tips", "revenue_usd", "order_value", "view_duration"]
+)
+def test_amounts_named_like_an_outcome_are_one_where_the_label_agrees(name):
+    label, _, rng = clicks_after(0.3, 1.0)
+    few = (label > 0) & (rng.random(ROWS) < 0.03)
+    assert outcome(np.where(few, rng.integers(1, 90_000, ROWS), 0), label, name)
+    assert outcome(np.where(label > 0, rng.integers(20, 90, ROWS), rng.integers(0, 60, ROWS)), label, name)
+    assert not outcome(rng.integers(0, 900, ROWS), label, name)
+
+
+def test_a_time_spent_and_a_time_of_a_deed_are_outcomes_by_their_names():
+    label, _, rng = clicks_after(0.3, 1.0)
+    for name in ("watch_ratio", "dwell_time", "play_time_ms", "clicked_at", "purchased_at", "play_duration"):
+        assert outcome(rng.integers(0, 900, ROWS), label, name), name
+    for name in (
+        "total_watch_time",
+        "stay_time",
+        "created_at",
+        "registered_at",
+        "last_clicked_at",
+        "video_time",
+    ):
+        assert not outcome(rng.integers(0, 900, ROWS), label, name), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["comment_count", "num_orders", "share_price", "payment_type", "is_open", "subscribed", "return_days", "like_rate",
+     "paid", "play_store", "order_id"],
+)  # fmt: skip
+def test_features_with_such_words_stay(name):
+    label, _, rng = clicks_after(0.1, 1.0)
+    values = rng.integers(0, 2 if name in ("is_open", "subscribed", "paid") else 30, ROWS)
+    assert not outcome(values, label, name)
+
+
+def test_outcomes_are_shown_with_what_keeps_them(tmp_path):
+    label, before, rng = clicks_after(0.3, 0.5)
+    columns = {
+        "user": rng.integers(0, 50, ROWS).tolist(),
+        "Status (mail)": np.where(before, "read", "sent").tolist(),
+        "is_forward": (rng.random(ROWS) < 0.02).astype(int).tolist(),
+        "click": label.tolist(),
+    }
+    path = write_table(tmp_path / "x.csv", columns)
+    found = inferred(path)
+    assert [feature["name"] for feature in found.content["features"]] == ["user"]
+    why = {guess.column: guess.because for guess in found.guesses}
+    assert (
+        "--keep 'Status (mail)' keeps it" in why["Status (mail)"] and "--keep is_forward" in why["is_forward"]
+    )
+    assert (
+        "not used, known only after the impression: Status (mail), is_forward; --keep COLUMN keeps one"
+        in found.notes
+    )
+    kept = inferred(path, keep=("Status (mail)", "is_forward"))
+    assert becomes(kept)["Status (mail)"] == becomes(kept)["is_forward"] == "category"
+    # What is kept ranks the rows as well as anything can that does not know the label.
+    assert next(iter(kept.strongest)) == "Status (mail)"
+
+
+def test_the_strongest_columns_are_named_by_their_auc_alone():
+    rng = np.random.default_rng(1)
+    label = (rng.random(ROWS) < 0.2).astype(np.int8)
+    columns = {
+        "noise": rng.integers(0, 5, ROWS),
+        "unique": np.arange(ROWS),
+        "ids": rng.integers(0, 4000, ROWS),
+        "strong": np.where(rng.random(ROWS) < 0.8, label, rng.integers(0, 2, ROWS)),
+        "number": rng.normal(label, 1).round(3),
+        "weak": rng.normal(0.6 * label, 1).round(3),
+    }
+    facts = {name: facts_of(values.tolist(), name) for name, values in columns.items()}
+    found = strongest_columns(facts, label, np.ones(ROWS, bool))
+    assert list(found) == ["strong", "number", "weak"]
+    # 0.8 + 0.2 / 2 of either class has the value of its own; Phi(1 / sqrt 2) and Phi(0.6 / sqrt 2).
+    assert list(found.values()) == pytest.approx([0.9, 0.760, 0.664], abs=0.03)
+    few = {"number": facts_of(columns["number"][:50].tolist())}
+    assert strongest_columns(few, label[:50], np.ones(50, bool)) == {}
+
+
+@pytest.mark.parametrize(
+    ("auc", "model", "suspicious"),
+    [(0.9, None, True), (0.86, 0.99, True), (0.75, 0.77, True), (0.75, 0.85, False), (0.6, 0.6, False)],
+)
+def test_a_column_as_strong_as_the_model_is_suspicious(auc, model, suspicious):
+    assert is_suspicious(auc, model) == suspicious
+    found = [{"column": "a b", "auc": auc, "suspicious": suspicious}]
+    assert ("--drop 'a b'" in strongest_text(found)) == suspicious
+    assert f"a b {auc:.3f}" in strongest_text(found) and strongest_text([]) == ""
+    assert json.dumps(found)
