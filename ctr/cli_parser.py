@@ -254,7 +254,12 @@ def _quickstart(commands: _Commands) -> None:
         ("--label", "RULE", "column of the label, or a rule such as 'rating>=4'"),
         ("--query", "COLUMN", "column whose values are queries; none: each row is its own query"),
         ("--session-gap", "DURATION", "with --query: a longer pause, e.g. 30m, begins a new query"),
-        ("--time", "COLUMN", "column of the time; none: the order of the rows is the order of time"),
+        (
+            "--time",
+            "COLUMN[=FORM]",
+            "column of the time, read as s, ms, us, ns, serial, iso8601 or a format: 'when=%%d.%%m.%%y %%H:%%M'; none: "
+            "the order of the rows is the order of time",
+        ),
         ("--weight", "COLUMN", "column of importance weights; none: each row counts once"),
     ):
         roles.add_argument(option, metavar=metavar, help=text)

@@ -5,17 +5,18 @@ joined or derived, how the log is cut into partitions, and which features it has
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ctr.config import LocalName, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
-from ctr.data.times import Duration, duration_us
+from ctr.data.time_formats import check_format
+from ctr.data.times import DAY_US, Duration, duration_us
 from ctr.io.errors import InputError
 
 FORMATS_FOLDER = Path(__file__).parent / "formats"
@@ -151,7 +152,7 @@ class RowOrder(StrictModel):
     """
 
     start: datetime
-    step_us: int = Field(ge=1, le=86_400_000_000)
+    step_us: int = Field(ge=1, le=DAY_US)
 
     @property
     def start_us(self) -> int:
@@ -161,19 +162,35 @@ class RowOrder(StrictModel):
         return round(seconds * 1_000_000)
 
 
+TimeUnit = Literal["s", "ms", "us", "ns", "serial"]
+
+FIRST_TIME = "1970-01-01"
+LAST_TIME = "9999-12-31"
+# A time in a unit too small (milliseconds declared as seconds) lands beyond this and is refused.
+TIME_LIMIT_US = 253_402_300_800_000_000
+
+
+def _check_time_format(form: str) -> str:
+    return form if form == "iso8601" else check_format(form)
+
+
 class Time(StrictModel):
     """When an impression was shown: a column with ``unit`` or ``format``, or ``row_order``.
 
     Attributes:
         column: the column with the time.
-        unit: the unit of numbers since 1970.
+        unit: the unit of numbers since 1970; ``serial``: days since 1899-12-30, as spreadsheets count.
         format: ``iso8601``, or a format of Python's ``strptime`` such as ``%y%m%d%H``.
+        first: earlier times are rejected. Null: those before 1970.
+        last: later times are rejected. Null: those after 9999.
         row_order: times by the number of the row, for logs without a time.
     """
 
     column: Column | None = None
-    unit: Literal["s", "ms", "us", "ns"] | None = None
-    format: str | None = Field(default=None, min_length=1)
+    unit: TimeUnit | None = None
+    format: Annotated[str, AfterValidator(_check_time_format)] | None = None
+    first: date | None = None
+    last: date | None = None
     row_order: RowOrder | None = None
 
     @model_validator(mode="after")
@@ -183,7 +200,33 @@ class Time(StrictModel):
         ways = sum(way is not None for way in (self.unit, self.format))
         if ways != (0 if self.column is None else 1):
             raise ValueError("a column requires exactly one of unit and format; row_order allows neither")
+        if self.row_order is not None and (self.first is not None or self.last is not None):
+            raise ValueError("row_order allows neither first nor last")
+        first, limit = self.range_us
+        if first >= limit:
+            raise ValueError(f"no time is from {self.range_text}")
         return self
+
+    @property
+    def range_us(self) -> tuple[int, int]:
+        """From which microsecond since 1970 on, and before which one a time may be."""
+        first = 0 if self.first is None else _days(self.first) * DAY_US
+        limit = TIME_LIMIT_US if self.last is None else (_days(self.last) + 1) * DAY_US
+        return max(first, 0), limit
+
+    @property
+    def range_text(self) -> str:
+        """The days from and to which a time may be."""
+        return f"{self.first or FIRST_TIME} to {self.last or LAST_TIME}"
+
+    @property
+    def form(self) -> str:
+        """Its unit or format, in words."""
+        return f"unit {self.unit}" if self.unit is not None else f"format {self.format}"
+
+
+def _days(day: date) -> int:
+    return (day - date(1970, 1, 1)).days
 
 
 class Session(StrictModel):

@@ -11,6 +11,8 @@ from ctr.io.errors import InputError
 LONGEST = "36500d"
 """No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
 
+DAY_US = 86_400_000_000
+
 _DURATION = re.compile(r"([1-9][0-9]{0,17})(us|ms|s|m|h|d)")
 _UNIT_US = {
     "us": 1,
@@ -18,7 +20,7 @@ _UNIT_US = {
     "s": 1_000_000,
     "m": 60_000_000,
     "h": 3_600_000_000,
-    "d": 86_400_000_000,
+    "d": DAY_US,
 }
 
 

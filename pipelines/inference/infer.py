@@ -25,14 +25,14 @@ from ctr.pipelines.inference.queries import Rows, choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
     choose_example_id,
-    choose_time,
     choose_weight,
     find_column,
     is_weight_name,
 )
 from ctr.pipelines.inference.sample import Sample
 from ctr.pipelines.inference.strongest import strongest_columns
-from ctr.pipelines.inference.times import TimeColumn, read_time
+from ctr.pipelines.inference.time_role import choose_time
+from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
 
 PARTITION_ROWS = 500_000
 """Rows of a partition, at most, if all had as many as the mean."""
@@ -44,7 +44,6 @@ _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
 _DAY_US = 86_400_000_000
-_FEW_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Options:
         label: a column, or a rule such as ``rating>=4``.
         query: a column, or ``none``.
         session_gap: rows of one value of the query's column without a longer pause are one query.
-        time: a column, or ``none``.
+        time: a column, also with the form that it has as in ``when=ms``, or ``none``.
         weight: a column.
         drop: columns that are not to be used.
         keep: columns that are features although something speaks against it.
@@ -189,6 +188,8 @@ def _choose_roles(
         roles.time = time
         why = ("given by --time" if options.time else "read as one") + time.doubt
         roles.used[time.facts.name] = (f"time, {time.form}", why)
+        if rejects := time.rejects:
+            found.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
     positive = None if roles.label is None else roles.label.positive
     rows = Rows(sample.head_rows, roles.time, positive)
     query = choose_query(options.query, columns, list(roles.used), rows)
@@ -290,7 +291,7 @@ def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> str
         return "how likely a policy was to show the row belongs to the policy, not to the row"
     if twin is not facts and _is_duplicate(facts, twin, decision):
         return f"a duplicate of {twin.name}"
-    if facts.distinct > _FEW_TIMES and decision.becomes == "category" and read_time(facts, 0) is not None:
+    if decision.feature["kind"] != "number" and is_other_time(facts):
         return "a time that is not the time of the row"
     return ""
 
@@ -439,7 +440,7 @@ def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[s
         return {"row_order": dict(_ROW_ORDER)}, _ROW_ORDER_PARTITION
     good = time.us[time.us > 0]
     span = max(1, int(good.max()) - int(good.min()))
-    content = time.time.model_dump(mode="json", exclude_none=True)
+    content = with_range(time).model_dump(mode="json", exclude_none=True)
     for partition in _PARTITIONS:
         if duration_us(partition) > max(span, duration_us("1h")):
             continue

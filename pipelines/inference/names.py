@@ -67,11 +67,28 @@ WEAK_TIME_WORDS = _words("date hour day dt epoch created at when utc ms")
 """Parts of names that may be it where nothing better is there."""
 
 OTHER_EVENT_WORDS = _words(
-    "click clicked install installed conversion convert converted purchase purchased order booking birth born signup "
-    "register registered checkin checkout expire expiry expires end ends start begin last first publish published "
-    "release released update updated due arrival departure return pickup dwell watch spent session"
+    "click clicked install installed conversion convert converted attribution attributed purchase purchased order "
+    "ordered booking booked signup register registered checkin checkout check expire expiry expires end ends "
+    "ended start started begin begins last first update updated modified due arrival departure return returned "
+    "pickup dwell watch spent session status outcome label target result response respond responded reply closed "
+    "close completed complete completion finish finished resolved payment paid shipped shipping delivery "
+    "delivered cancel canceled cancelled cancellation refund refunded churn churned default settled decision "
+    "decided reviewed approved uninstall opened left exit"
 )
-"""With a word of time, the time of something else than the impression."""
+"""With a time, that of something else than the impression, such as of its outcome."""
+
+ATTRIBUTE_WORDS = _words(
+    "birth born birthday dob release released publish published publication founded joined"
+)
+"""With a time, one that belongs to a thing or a person, and to no row."""
+
+TIME_PART_WORDS = _words(
+    "year month day hour minute second hours minutes seconds days week weekday quarter zone timezone of slot "
+    "bucket bin block band type kind flag is has id diff delta since ago remaining elapsed spent duration length "
+    "lag latency delay dwell watch stay play load wait waiting lead prep count cnt num avg mean median max min "
+    "total sum per ratio rate to"
+)
+"""With a word of time, a duration or a part of a date; such a name promises no time."""
 
 PLACE_WORDS = _words("position pos slot rank placement")
 """Names of a place on the page."""

@@ -11,7 +11,6 @@ import numpy as np
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.columns import ColumnFacts
 from ctr.pipelines.inference.names import EXAMPLE_NAMES, WEIGHT_NAMES
-from ctr.pipelines.inference.times import TimeColumn, read_time
 from ctr.pipelines.rows.convert import parse_weights
 
 NONE = "none"
@@ -92,41 +91,6 @@ def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
     if clicks > max(TOLERANCE * all_clicks, expected + 4 * expected**0.5 + 1):
         return f"{clicks:,} of {all_clicks:,} positive rows"
     return ""
-
-
-def choose_time(
-    text: str | None, columns: Mapping[str, ColumnFacts], head_rows: int, used: Sequence[str]
-) -> TimeColumn | Doubt | None:
-    """The time of the rows, given by ``--time`` or certain; None where there is none: the order of the file.
-
-    Raises:
-        InputError: --time names no column, or one that cannot be read as a time.
-    """
-    if text == NONE and NONE not in columns:
-        return None
-    if text is not None:
-        facts = find_column(text, columns, "--time")
-        found = read_time(facts, head_rows, named=True)
-        if found is None:
-            raise InputError(
-                f"--time {text}: not read as a time ({facts.describe()}); allowed: seconds, ms, us or ns since 1970, "
-                "ISO 8601, or dates such as 20/05/2024 13:00, from 1990 to 2100, in at least 99.5% of the rows"
-            )
-        return found
-    candidates = [
-        found
-        for facts in columns.values()
-        if facts.name not in used and (found := read_time(facts, head_rows)) is not None and found.rank >= 0
-    ]
-    candidates.sort(key=lambda found: -found.rank)
-    if not candidates:
-        return None
-    best = candidates[0]
-    if best.rank > 0 and all(found.rank < best.rank for found in candidates[1:]):
-        return best
-    choices = [Choice(found.facts.name, f"{found.form}; {found.facts.describe()}") for found in candidates]
-    choices.append(Choice(NONE, "the order of the file is the time"))
-    return Doubt("--time", "which column is the time of the row", tuple(choices))
 
 
 def choose_example_id(

@@ -1,81 +1,128 @@
 """Which columns hold times, and in which unit or format."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ctr.data.mapping import Time
-from ctr.pipelines.inference.columns import ColumnFacts
-from ctr.pipelines.inference.names import OTHER_EVENT_WORDS, TIME_NAMES, TIME_WORDS, WEAK_TIME_WORDS
-from ctr.pipelines.rows.convert import is_text, parse_times
+from ctr.data.mapping import Time, TimeUnit
+from ctr.data.times import DAY_US
+from ctr.pipelines.inference.columns import ColumnFacts, percent
+from ctr.pipelines.inference.features import FEW
+from ctr.pipelines.inference.names import (
+    ATTRIBUTE_WORDS,
+    OTHER_EVENT_WORDS,
+    TIME_NAMES,
+    TIME_PART_WORDS,
+    TIME_WORDS,
+    WEAK_TIME_WORDS,
+)
+from ctr.pipelines.inference.time_shapes import DIGIT_FORMATS, digit_formats, time_formats
+from ctr.pipelines.rows.convert import SERIAL_OF_1970, is_text, parse_times
 
+FIRST_DAY, LAST_DAY = "1990-01-01", "2099-12-31"
 FIRST_US, LAST_US = 631_152_000_000_000, 4_102_444_800_000_000
-"""1990 and 2100: numbers are taken for times in between only."""
+"""1990 and 2100: values are taken for times in between only."""
 
 BAD_SHARE = 0.005
-"""At most this share of the rows may have no readable time: they become rejects."""
+"""At most this share of the rows may have no readable time without a question: they become rejects."""
 
-_UNITS = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
-_DIGITS = {
-    8: ("%Y%m%d", "%y%m%d%H"),
-    10: ("%Y%m%d%H",),
-    12: ("%Y%m%d%H%M",),
-    14: ("%Y%m%d%H%M%S",),
-}
-_DATES = ("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%Y.%m.%d", "%d-%b-%Y", "%d/%b/%Y")
-_CLOCKS = (
-    "",
-    " %H:%M:%S",
-    " %H:%M",
-    " %I:%M:%S %p",
-    " %I:%M %p",
-    " %H:%M:%S.%f",
-    ":%H:%M:%S",
-    ":%H:%M:%S %z",
-)
-_LOOKED = 500
+_UNITS: tuple[tuple[TimeUnit, float], ...] = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
+_SERIAL_DAYS = 7305
+_LOOKED, _FEW = 500, 40
+# The wrong order of day and month spreads the rows this many times wider, if not all days of a month are there.
+_WIDER = 5
+_VERSIONS = ("%d.%m.%y", "%m-%d-%y", "%d-%m-%y", "%y-%m-%d")
+# So many dates written in digits alone are no other numbers.
+_DATES = 20
+_DATE_AND_CLOCK = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/. ,]+\d{1,4}\D+\d{1,2}:\d{2}")
+# A column of times: at most this share of what it has is none.
+_STRANGE = 0.05
 
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column that can be read as a time.
+    """A column that can be read as a time, in most rows.
 
     Attributes:
         facts: of the column.
         time: how a mapping reads it.
-        us: [N] int64 microseconds since 1970.
-        doubt: the other format that reads its values too, in words; empty where there is none.
+        us: [N] int64 microseconds since 1970; 0 where ``bad``.
+        bad: [N] bool, the rows without a readable time.
         rank: how much its name, and that it only grows, speak for the time of the row.
+        other: another format that reads as many of its values; empty where there is none.
+        is_open: whether nothing speaks for one of the two.
     """
 
     facts: ColumnFacts
     time: Time
     us: np.ndarray
+    bad: np.ndarray
     rank: float
-    doubt: str = ""
+    other: str = ""
+    is_open: bool = False
 
     @property
     def form(self) -> str:
         """Its unit or format."""
-        return f"unit {self.time.unit}" if self.time.unit else f"format {self.time.format}"
+        return self.time.form
+
+    @property
+    def doubt(self) -> str:
+        """The other format that reads its values too, in words; empty where there is none."""
+        return f", though {self.other} reads it too" if self.other else ""
+
+    @property
+    def bad_share(self) -> float:
+        """The share of the rows without a readable time."""
+        return float(self.bad.mean())
+
+    @property
+    def rejects(self) -> str:
+        """How many rows have no readable time, and the first; empty where all have one."""
+        if not self.bad.any():
+            return ""
+        share = f"{int(self.bad.sum()):,} of {len(self.bad):,} rows have no readable time ({percent(self.bad_share)})"
+        return f"{share}: {show_value(self.facts, self.bad)}"
+
+
+def show_value(facts: ColumnFacts, rows: np.ndarray) -> str:
+    """The value of the first of some rows, [N] bool, and which row of the file that is where it is known."""
+    code = int(facts.codes[np.argmax(rows)])
+    return facts.placed("no value" if code < 0 else repr(" ".join(facts.texts[code].split())[:60]), rows)
 
 
 def name_rank(facts: ColumnFacts) -> int:
-    """3 for a name of the time of a row, 1 or 2 for one that may be, 0 for others, -1 for times of other events."""
-    words = set(facts.words)
+    """How much a name speaks for the time of a row.
+
+    3 for one that says so, 1 or 2 for one that may be it, 0 for others, -1 for the time of another event such as the
+    outcome, -2 for one of a thing, such as a birthday.
+    """
     if facts.plain_name in TIME_NAMES:
         return 3
-    if words & OTHER_EVENT_WORDS and words & (TIME_WORDS | WEAK_TIME_WORDS):
-        return -1
-    if words & TIME_WORDS:
-        return 2
-    return 1 if words & WEAK_TIME_WORDS else 0
+    words = set(facts.words)
+    strong = words & TIME_WORDS or any(word.endswith(("timestamp", "datetime")) for word in words)
+    if strong or words & WEAK_TIME_WORDS:
+        return _other_rank(words) or (2 if strong else 1)
+    return 0
 
 
-def read_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeColumn | None:
-    """The column as a time, or None.
+def _other_rank(words: set[str]) -> int:
+    return -2 if words & ATTRIBUTE_WORDS else -1 if words & OTHER_EVENT_WORDS else 0
+
+
+def promised_rank(facts: ColumnFacts) -> int:
+    """The rank of a name that promises a time; 0 for another name, such as that of a duration or a part of a date."""
+    rank, words = name_rank(facts), facts.words
+    weak = set(words) & {"date", "dt", "epoch", "utc", "when"} or words[-1:] == ("at",)
+    if facts.is_list or pa.types.is_boolean(facts.array.type) or (rank == 1 and not weak):
+        return 0
+    return rank if rank > 0 and not (rank < 3 and set(words) & TIME_PART_WORDS) else 0
+
+
+def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeColumn | None:
+    """The column as a time in the way that reads most of its rows; None for a column of something else.
 
     Args:
         facts: of the column.
@@ -83,73 +130,131 @@ def read_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
         named: it was said to be the time: any unit that gives a time of our days will do.
     """
     rank = name_rank(facts)
-    ways = _ways(facts)
-    for time in ways:
-        us, bad = parse_times(facts.array, time)
-        bad |= (us < FIRST_US) | (us >= LAST_US)
-        if bad.mean() > BAD_SHARE:
-            continue
+    found = []
+    for time in _ways(facts, named or rank > 0):
+        us, bad = _read(facts.array, time)
+        is_number = time.unit is not None or time.format in DIGIT_FORMATS
         good = us[:head_rows][~bad[:head_rows]]
-        grows = len(good) > 1 and bool((np.diff(good) >= 0).all()) and good[-1] > good[0]
-        is_number = time.unit is not None or (time.format or "") in (
-            form for forms in _DIGITS.values() for form in forms
-        )
-        if is_number and rank == 0 and not named and not (grows and facts.distinct > 2):
+        grows = len(good) > 1 and bool((np.diff(good) >= 0).all()) and bool(good[-1] > good[0])
+        # Numbers such as ids, and versions such as 1.2.10.
+        unlike = (is_number and not (grows and facts.distinct > 2)) or time.format in _VERSIONS
+        if rank == 0 and not named and unlike:
             continue
-        other = next((way.format for way in ways if time.format and way.format and way != time), None)
-        doubt = f", though {other} reads it too" if other else ""
-        return TimeColumn(facts, time, us, rank + (0.5 if grows else 0.0), doubt)
-    return None
+        # A date needs no word for time in its name.
+        speaks = rank or (0 if is_number else _other_rank(set(facts.words)))
+        one = TimeColumn(facts, time, us, bad, speaks + (0.5 if grows else 0.0))
+        found.append(one)
+        if one.bad_share <= BAD_SHARE and (time.unit is not None or time.format == "iso8601"):
+            break
+    # Digits are a date sooner than a number; units do not overlap.
+    formats = [one for one in found if one.time.unit is None and one.bad_share <= BAD_SHARE]
+    found = formats or found
+    if not found:
+        return None
+    # 3/4/2019 is read either way: that which keeps the rows in order, then that which keeps them together.
+    least = min(one.bad_share for one in found)
+    best, *others = sorted((one for one in found if one.bad_share == least), key=_oddity)
+    others = [one for one in others if not np.array_equal(one.us, best.us)]
+    if not others:
+        return best
+    (falls, span), (_, other_span) = _oddity(best), _oddity(others[0])
+    is_open = falls > 0 and other_span < _WIDER * span
+    return replace(best, other=others[0].form.removeprefix("format "), is_open=is_open)
 
 
-def _ways(facts: ColumnFacts) -> list[Time]:
+def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
+    """The column read in a given way; if most times are not of our days, all of them count.
+
+    Raises:
+        InputError: a column of a type that this way does not read.
+    """
+    us, bad = _read(facts.array, time)
+    if bad.mean() > 0.5:
+        us, bad = parse_times(facts.array, time)
+    return TimeColumn(facts, time, us, bad, name_rank(facts))
+
+
+def is_other_time(facts: ColumnFacts) -> bool:
+    """Whether a column that is not the time of the row holds times, or what is named or written like one."""
+    found = find_time(facts, 0)
+    if found is None and facts.distinct >= _DATES:
+        found = find_time(facts, 0, named=True)
+        digits = (
+            found is not None and found.time.format in DIGIT_FORMATS and "%Y" in (found.time.format or "")
+        )
+        found = found if digits else None
+    if found is not None and int((found.bad & (facts.codes >= 0)).sum()) <= _STRANGE * facts.present:
+        return True
+    rank = promised_rank(facts)
+    if facts.numbers is not None:
+        return rank > 1 and facts.distinct > FEW
+    pattern = re.compile(r"\d.*\d") if rank else _DATE_AND_CLOCK
+    texts = facts.texts[:_FEW]
+    return 2 * sum(bool(pattern.search(text)) for text in texts) > len(texts)
+
+
+def with_range(found: TimeColumn) -> Time:
+    """How a mapping reads a column so that what was not taken for a time is rejected, such as 0 for none."""
+    us, bad = parse_times(found.facts.array, found.time)
+    early, late = bool((us[found.bad & ~bad] < FIRST_US).any()), bool((us[found.bad & ~bad] >= LAST_US).any())
+    days = {"first": FIRST_DAY if early else None, "last": LAST_DAY if late else None}
+    return Time.model_validate(found.time.model_dump() | days)
+
+
+def _read(values: pa.Array, time: Time) -> tuple[np.ndarray, np.ndarray]:
+    us, bad = parse_times(values, time)
+    bad = bad | (us < FIRST_US) | (us >= LAST_US)
+    return np.where(bad, 0, us), bad
+
+
+def _ways(facts: ColumnFacts, named: bool) -> list[Time]:
     """The ways to read a column as a time that its first values allow, the best first."""
     name, kind = facts.name, facts.array.type
-    if not facts.present or facts.missing_share > BAD_SHARE or facts.is_list or pa.types.is_boolean(kind):
+    if not facts.present or facts.is_list or pa.types.is_boolean(kind):
         return []
     if pa.types.is_temporal(kind):
         fits = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
         return [Time(column=name, format="iso8601")] if fits else []
-    if facts.numbers is not None:
-        ways = _digit_formats(facts) if is_text(kind) else []
-        middle = float(np.median(facts.finite))
-        ways += [Time(column=name, unit=unit) for unit, us in _UNITS if FIRST_US <= middle * us < LAST_US]  # type: ignore[arg-type]
-        return ways
-    texts = pa.array(list(facts.texts[:_LOOKED]), pa.string())
-    if pc.any(pc.match_substring_regex(texts, r"^[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}")).as_py():
-        return [Time(column=name, format="iso8601")]
-    if not pc.any(
-        pc.match_substring_regex(texts, r"[0-9]{1,4}[/.-]([0-9]{1,2}|[A-Za-z]{3})[/.-][0-9]{1,4}")
-    ).as_py():
+    texts = [text.strip() for text in facts.texts[:_LOOKED]]
+    forms = list(digit_formats(texts)) if is_text(kind) or pa.types.is_integer(kind) else []
+    ways = [Time(column=name, format=form) for form in forms]
+    numbers = _numbers(facts)
+    if len(numbers):
+        middle = float(np.median(numbers))
+        ways = [time for time in ways if _reads_some(time, texts)]
+        ways += [Time(column=name, unit=unit) for unit, us in _UNITS if FIRST_US <= middle * us < LAST_US]
+        first, last = (SERIAL_OF_1970 + us / DAY_US for us in (FIRST_US, LAST_US))
+        low, high = np.quantile(numbers, [0.01, 0.99])
+        # Seconds of a day are numbers like these, but spread wider.
+        is_serial = named and first <= middle < last and high - low <= _SERIAL_DAYS
+        return [*ways, Time(column=name, unit="serial")] if is_serial else ways
+    if not is_text(kind):
         return []
-    return _written_formats(facts, texts)
+    ways = [Time(column=name, format=form) for form in time_formats(texts[:_FEW])]
+    begins = r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{8}[T ][0-9]{4}"
+    if 2 * sum(bool(re.match(begins, text)) for text in texts) > len(texts):
+        ways.insert(0, Time(column=name, format="iso8601"))
+    return [time for time in ways if _reads_some(time, texts)]
 
 
-def _digit_formats(facts: ColumnFacts) -> list[Time]:
-    lengths = {len(text) for text in facts.texts[:_LOOKED]}
-    forms = _DIGITS.get(next(iter(lengths)), ()) if len(lengths) == 1 else ()
-    texts = pa.array(list(facts.texts[:_LOOKED]), pa.string())
-    return [time for form in forms if _reads(time := Time(column=facts.name, format=form), texts)]
+def _numbers(facts: ColumnFacts) -> np.ndarray:
+    """The numbers of a column in which most values are some; empty for others."""
+    if facts.numbers is not None:
+        return facts.finite
+    texts = [text.strip() for text in facts.texts[:_LOOKED]]
+    numbers = [float(text) for text in texts if re.fullmatch(r"[0-9]+([.][0-9]*)?", text)]
+    return np.array(numbers if 2 * len(numbers) > len(texts) else [])
 
 
-def _written_formats(facts: ColumnFacts, texts: pa.Array) -> list[Time]:
-    ways = []
-    for date in _DATES:
-        for clock in _CLOCKS:
-            time = Time(column=facts.name, format=date + clock)
-            # Most formats fail at the first value.
-            if _reads(time, texts.slice(0, 1)) and _reads(time, texts):
-                ways.append(time)
-    # 3/4/2019 is read either way: that which keeps the rows in order, then that which keeps them together.
-    return sorted(ways, key=lambda time: _disorder(facts, time))
+def _reads_some(time: Time, texts: list[str]) -> bool:
+    _, bad = _read(pa.array(texts, pa.string()), time)
+    return bool(bad.mean() < 0.5)
 
 
-def _reads(time: Time, texts: pa.Array) -> bool:
-    us, bad = parse_times(texts, time)
-    bad |= (us < FIRST_US) | (us >= LAST_US)
-    return bool(bad.mean() <= BAD_SHARE)
-
-
-def _disorder(facts: ColumnFacts, time: Time) -> tuple[int, int]:
-    us, _ = parse_times(facts.array.slice(0, 5000), time)
-    return int((np.diff(us) < 0).sum()), int(us.max() - us.min())
+def _oddity(found: TimeColumn) -> tuple[int, int]:
+    """How often the time falls from row to row, one number for all that are in no order; and its span."""
+    us = found.us[:5000][~found.bad[:5000]]
+    if not len(us):
+        return 0, 0
+    falls = int((np.diff(us) < 0).sum())
+    return (falls if 4 * falls < len(us) else len(us)), int(us.max() - us.min())

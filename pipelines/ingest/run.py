@@ -70,7 +70,7 @@ from ctr.pipelines.ingest.state import (
     write_blocks,
     write_held,
 )
-from ctr.pipelines.rows.rejects import RejectLog, check_reject_share
+from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 from ctr.pipelines.spill import PartitionSpill, spill_folder
 
@@ -90,7 +90,7 @@ def ingest(
     *,
     append: bool = False,
     allowed_lateness_us: int = 0,
-    max_reject_share: float = 0.01,
+    max_reject_share: float = MAX_REJECT_SHARE,
     progress: Callable[[int], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
     now_us: int | None = None,

@@ -1,33 +1,45 @@
 """Conversions of whole columns that say of each row whether it could be converted."""
 
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.mapping import Label, Time
+from ctr.data.mapping import TIME_LIMIT_US, Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.string_ids import string_ids
 from ctr.data.text_arrays import spell_array
+from ctr.data.time_formats import TimeFormat, time_format
 from ctr.io.errors import InputError
 
-FIRST_TIME = "1970-01-01"
-LAST_TIME = "9999-12-31"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# A time in a unit too small (milliseconds declared as seconds) lands beyond this and is refused.
-TIME_LIMIT_US = 253_402_300_800_000_000
+SERIAL_OF_1970 = 25_569
+"""The serial number of 1970-01-01 in a spreadsheet; its day 1 is 1899-12-31, as it counts a day that 1900 had not."""
 
+_DAY_MS = 86_400_000.0
 _UNIT_US = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
 
 LABEL_ALLOWED = "0, 1, true, false"
 WEIGHT_ALLOWED = f"a number from 0 to {LARGEST_WEIGHT:,.0f}"
 _LABEL_TEXTS = ["0", "1", "false", "true", "False", "True", "FALSE", "TRUE", "0.0", "1.0"]
 
-_HAS_OFFSET = r"[T ].*([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)$"
+# What Arrow does not read of ISO 8601, in upper case, and as it does: the basic form, a comma before the fraction, more
+# than six digits of it, spaces or names of UTC before the offset, and the zone's name behind it.
+_ISO_SPELLINGS = (
+    (r"\[[A-Z/_+0-9-]+\]$", ""),
+    (r"^([0-9]{4})([0-9]{2})([0-9]{2})([T ])", r"\1-\2-\3\4"),
+    (r"([T ])([0-9]{2})([0-9]{2})([0-9]{2})([.,Z +-].*)?$", r"\1\2:\3:\4\5"),
+    (r"([T ])([0-9]{2})([0-9]{2})(Z|[ +-].*)?$", r"\1\2:\3\4"),
+    (r"(:[0-9]{2}),([0-9])", r"\1.\2"),
+    (r"([.][0-9]{6})[0-9]+", r"\1"),
+    (r"([T ][0-9:.]+) ?(Z|UTC|GMT)$", r"\1Z"),
+    (r"([T ][0-9:.]+) ([+-])", r"\1\2"),
+)
+_PLAIN_ISO = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"([T ][0-9]{2}(:[0-9]{2}(:[0-9]{2}([.][0-9]{1,6})?)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
+)
+_HAS_OFFSET = r"[T ].*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
 Bad = np.ndarray
 """[N] bool: the rows that a conversion refuses."""
@@ -163,88 +175,94 @@ def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
     Raises:
         InputError: a column of a type that the mapping's unit or format cannot read.
     """
+    kind = column.type
     if time.unit is not None:
         parsed, bad = _times_by_unit(column, time.unit)
-    elif time.format == "iso8601" and (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
-        zone = getattr(column.type, "tz", None)
+    elif time.format == "iso8601" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        zone = getattr(kind, "tz", None)
         to_us = pa.timestamp("us", "UTC" if zone is not None else None)
         # Nanoseconds lose digits; what would overflow is refused.
-        truncates = getattr(column.type, "unit", None) == "ns"
+        truncates = getattr(kind, "unit", None) == "ns"
         parsed, bad = convert_checked(
             column, lambda values: values.cast(to_us, safe=not truncates).cast(pa.int64())
         )
-    elif not (is_text(column.type) or pa.types.is_null(column.type)):
-        raise InputError(f"of type {column.type}, which format {time.format} does not read")
+    elif not (is_text(kind) or pa.types.is_null(kind) or (
+            pa.types.is_integer(kind) and time.format != "iso8601")):  # fmt: skip
+        raise InputError(f"of type {kind}, which format {time.format} does not read")
     elif time.format == "iso8601":
         parsed, bad = _times_by_iso(column.cast(pa.string()))
     else:
         assert time.format is not None
-        parsed, bad = _times_by_format(column.cast(pa.string()), time.format)
+        parsed, bad = _times_by_format(column.cast(pa.string()), time_format(time.format))
     bad = bad | parsed.is_null().to_numpy(zero_copy_only=False)
     times = pc.fill_null(parsed, 0).to_numpy()
-    outside = (times < 0) | (times >= TIME_LIMIT_US)
+    first, limit = time.range_us
+    outside = (times < first) | (times >= limit)
     return np.where(outside, 0, times), bad | outside
 
 
 def _times_by_unit(column: pa.Array, unit: str) -> tuple[pa.Array, Bad]:
     numbers, bad = parse_numbers(column)
-    seconds = pc.fill_null(numbers, np.nan).to_numpy()
+    counts = pc.fill_null(numbers, np.nan).to_numpy()
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = np.rint(seconds * _UNIT_US[unit])
+        if unit == "serial":
+            # Spreadsheets keep milliseconds; the fraction of a day has few more digits.
+            scaled = np.rint((counts - SERIAL_OF_1970) * _DAY_MS) * 1000.0
+        else:
+            scaled = np.rint(counts * _UNIT_US[unit])
     # NaN compares false; a float64 holds microseconds up to the limit only roughly, whole numbers follow.
     inside = (scaled >= 0) & (scaled < TIME_LIMIT_US)
     times = np.where(inside, scaled, 0).astype(np.int64)
+    if unit == "serial":
+        return pa.array(times), bad | ~inside
     whole, not_whole = parse_numbers(column, whole=True)
     exact = inside & ~not_whole & whole.is_valid().to_numpy(zero_copy_only=False)
-    counts = pc.fill_null(whole, 0).to_numpy()
-    times[exact] = counts[exact] // 1000 if unit == "ns" else counts[exact] * int(_UNIT_US[unit])
+    numbers_us = pc.fill_null(whole, 0).to_numpy()
+    times[exact] = numbers_us[exact] // 1000 if unit == "ns" else numbers_us[exact] * int(_UNIT_US[unit])
     return pa.array(times), bad | ~inside
 
 
 def _times_by_iso(column: pa.Array) -> tuple[pa.Array, Bad]:
+    plain = pc.match_substring_regex(column, _PLAIN_ISO)
+    if not pc.all(plain, min_count=0).as_py():
+        other = pc.utf8_upper(pc.utf8_trim_whitespace(pc.if_else(plain, None, column)))
+        for pattern, replacement in _ISO_SPELLINGS:
+            other = pc.replace_substring_regex(other, pattern, replacement)
+        # What is still spelled otherwise is no time.
+        other = pc.if_else(pc.match_substring_regex(other, _PLAIN_ISO), other, None)
+        column = pc.if_else(plain, column, other)
     has_offset = pc.fill_null(pc.match_substring_regex(column, _HAS_OFFSET), False)
     times = pa.nulls(len(column), pa.int64())
     bad = np.zeros(len(column), bool)
-    for chosen, kind in (
-        (has_offset, pa.timestamp("us", "UTC")),
-        (pc.invert(has_offset), pa.timestamp("us")),
-    ):
+    for chosen, zone in ((has_offset, "UTC"), (pc.invert(has_offset), None)):
         if not pc.any(chosen, min_count=0).as_py():
             continue
-        to_us = partial(_iso_us, kind)
-        texts = pc.if_else(chosen, column, None)
-        parsed, refused = convert_checked(texts, to_us)
-        if refused.any():
-            # Digits finer than a microsecond are cut.
-            texts = pc.replace_substring_regex(texts, r"([.][0-9]{6})[0-9]+", r"\1")
-            parsed, refused = convert_checked(texts, to_us)
-        times = pc.coalesce(times, parsed.cast(pa.int64()))
+        parsed, refused = _iso_us(pc.if_else(chosen, column, None), zone)
+        times = pc.coalesce(times, parsed)
         bad |= refused
     return times, bad
 
 
-def _iso_us(kind: pa.DataType, texts: pa.Array) -> pa.Array:
-    return texts.cast(kind).cast(pa.int64())
+def _iso_us(texts: pa.Array, zone: str | None) -> tuple[pa.Array, Bad]:
+    kind = pa.timestamp("us", zone)
+    parsed, bad = convert_checked(texts, lambda values: values.cast(kind).cast(pa.int64()))
+    return parsed.cast(pa.int64()), bad
 
 
-def _times_by_format(column: pa.Array, form: str) -> tuple[pa.Array, Bad]:
-    # Python's strptime on the distinct values: it knows %f and %z, and refuses a 30th of February. Where
-    # numbers touch, as in %m%d, it would also read too short a text; then the text must be what it prints.
-    touching = re.search("%[a-zA-Z]%", form) is not None
+def _times_by_format(column: pa.Array, form: TimeFormat) -> tuple[pa.Array, Bad]:
     encoded = column.dictionary_encode()
-    times: list[int | None] = []
-    for text in encoded.dictionary.to_pylist():
-        try:
-            parsed = datetime.strptime(text, form)
-        except (ValueError, re.error):
-            times.append(None)
-            continue
-        if touching and parsed.strftime(form) != text:
-            times.append(None)
-            continue
-        aware = parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
-        times.append((aware - _EPOCH) // timedelta(microseconds=1))
-    converted = pa.array(times, pa.int64()).take(encoded.indices)
+    texts = encoded.dictionary
+    times = pa.nulls(len(texts), pa.int64())
+    if (rewriting := form.rewriting) is not None:
+        iso = pc.if_else(pc.match_substring_regex(texts, rewriting.pattern), texts, None)
+        for pattern, replacement in rewriting.steps:
+            iso = pc.replace_substring_regex(iso, pattern, replacement)
+        for word, replacement in rewriting.words:
+            iso = pc.replace_substring(iso, word, replacement)
+        times, _ = _iso_us(iso, "UTC" if rewriting.has_offset else None)
+    unread = times.is_null()
+    read = pa.array([form.read(text) for text in texts.filter(unread).to_pylist()], pa.int64())
+    converted = pc.replace_with_mask(times, unread, read).take(encoded.indices)
     return converted, converted.is_null().to_numpy(zero_copy_only=False)
 
 

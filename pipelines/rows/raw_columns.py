@@ -9,15 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.derived import Derived
-from ctr.data.mapping import Mapping, Time
+from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
 from ctr.data.spelling import CAST_NAMES, CASTS
 from ctr.data.text_arrays import spell_array, text_array
+from ctr.data.time_formats import ZONES
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import (
-    FIRST_TIME,
-    LAST_TIME,
-    TIME_LIMIT_US,
     WEIGHT_ALLOWED,
     check_encoded,
     check_utf8,
@@ -97,8 +95,8 @@ def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -
     """[N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
     assert time.column is not None
     times, bad = parse_column(time.column, columns, parse_times, time)
-    form = f"unit {time.unit}" if time.unit is not None else f"format {time.format}"
-    allowed = f"{form}, {FIRST_TIME} to {LAST_TIME}"
+    zones = f" (%Z: {' or '.join(ZONES)})" if "%Z" in (time.format or "") else ""
+    allowed = f"{time.form}{zones}, {time.range_text}"
     verdict.refuse(bad, key, "unreadable or out of range", columns[time.column], allowed)
     return times
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 
+MAX_REJECT_SHARE = 0.01
+"""An ingest stops where a larger share of the rows is rejected, unless another limit is given."""
+
 EARLY_ROWS = 100_000
 """From this many rows on, the share of rejects is also checked before the input ends."""
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ctr.pipelines.inference.columns import find_nulls
 from ctr.pipelines.inference.features import decide_feature
-from ctr.pipelines.inference.times import read_time
+from ctr.pipelines.inference.times import find_time
 from made_tables import facts_of
 
 TIMES = st.integers(int(datetime(1995, 1, 1, tzinfo=UTC).timestamp()), 2_500_000_000)
@@ -36,7 +36,7 @@ def test_times_are_read_exactly_in_every_unit_and_format(seconds, form):
         str(second * scale[form]) if form in scale else datetime.fromtimestamp(second, UTC).strftime(form)
         for second in seconds
     ]
-    found = read_time(facts_of(texts, "timestamp"), 0)
+    found = find_time(facts_of(texts, "timestamp"), 0)
     assert found is not None
     assert found.us.tolist() == [second * 10**6 for second in seconds]
 
@@ -44,11 +44,11 @@ def test_times_are_read_exactly_in_every_unit_and_format(seconds, form):
 def test_numbers_that_are_no_times_are_none():
     rng = np.random.default_rng(0)
     for values in (rng.integers(0, 24, 500), rng.integers(10**9, 4 * 10**9, 500), rng.random(500)):
-        assert read_time(facts_of(values.tolist(), "spend"), 500) is None
+        assert find_time(facts_of(values.tolist(), "spend"), 500) is None
     # Without a name, seconds must grow from row to row.
     grown = (10**9 + np.arange(500)).tolist()
-    assert read_time(facts_of(grown), 500).time.unit == "s"
-    assert read_time(facts_of(grown[::-1]), 500) is None
+    assert find_time(facts_of(grown), 500).time.unit == "s"
+    assert find_time(facts_of(grown[::-1]), 500) is None
 
 
 @settings(max_examples=25, deadline=None)

@@ -126,6 +126,25 @@ def test_times_by_unit(unit, text, us):
         assert checked(parse_times(column, time_spec(unit=unit))) == [(us, False)]
 
 
+def test_serial_numbers_of_spreadsheets_are_days():
+    column = pa.array(["43793.5", "43793.50000115741", "25569", "-1", "x"])
+    expected = [(NOON, False), (NOON + 100_000, False), (0, False), (0, True), (0, True)]
+    assert checked(parse_times(column, time_spec(unit="serial"))) == expected
+
+
+def test_times_outside_of_the_range_of_a_mapping_are_marked():
+    seconds = pa.array([0, NOON // US, 253_402_214_400])
+    assert checked(parse_times(seconds, time_spec(unit="s", first="1990-01-01", last="2019-11-24"))) == [
+        (0, True), (NOON, False), (0, True)]  # fmt: skip
+    with pytest.raises(ValueError, match="no time is from 2020-01-01 to 2019-11-24"):
+        time_spec(unit="s", first="2020-01-01", last="2019-11-24")
+
+
+def test_whole_numbers_are_read_by_a_format_as_their_digits():
+    assert checked(parse_times(pa.array([20191124, 7]), time_spec(format="%Y%m%d"))) == [
+        (NOON - 12 * 3600 * US, False), (0, True)]  # fmt: skip
+
+
 @pytest.mark.parametrize("text", ["", None, "soon", "-1", "nan", "inf", "1e30", "0x10", "1574596800123"])
 def test_impossible_times_are_marked(text):
     # The last one is in milliseconds: as seconds it would be in the year 51866.
@@ -146,6 +165,20 @@ def test_impossible_times_are_marked(text):
         ("2019-11-24", NOON - 12 * 3600 * US),
         ("2019-11-24T12:00:00.123456789", NOON + 123456),
         ("2019-11-24T12:00:00.123456789Z", NOON + 123456),
+        ("2019-11-24 12:00:00 UTC", NOON),
+        ("2019-11-24 12:00:00.5 gmt", NOON + 500_000),
+        ("2019-11-24 13:00:00 +0100", NOON),
+        ("2019-11-24T13:00:00+01:00[Europe/Berlin]", NOON),
+        ("2019-11-24t12:00:00z", NOON),
+        ("20191124T120000Z", NOON),
+        ("20191124T1200", NOON),
+        ("20191124 120000.25", NOON + 250_000),
+        ("2019-11-24 12:00:00,123456789", NOON + 123456),
+        (" 2019-11-24 12:00:00", NOON),
+        ("2019-11-24 12:00:00 EST", None),
+        ("2019-11-24 12:00:00 UTC+1", None),
+        ("20191124T120060Z", None),
+        ("20191124T12000", None),
         ("2019-02-30", None),
         ("2019-11-24T25:00:00Z", None),
         ("1969-12-31T23:59:59Z", None),

@@ -1,0 +1,120 @@
+"""Formats of times: the quick way reads what Python reads, and nothing depends on the machine."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ctr.data.mapping import Time
+from ctr.data.time_formats import check_format, time_format
+from ctr.pipelines.rows.convert import parse_times
+
+DATES = (
+    "%Y-%m-%d",
+    "%d.%m.%Y",
+    "%m/%d/%Y",
+    "%Y%m%d",
+    "%d %b %Y",
+    "%B %d, %Y",
+    "%a, %d %b %Y",
+    "%d%b%Y",
+    "%y%m%d",
+)
+CLOCKS = (
+    "",
+    " %H:%M",
+    "T%H:%M:%S",
+    " %H%M%S%f",
+    ":%H:%M:%S %z",
+    " %I:%M %p",
+    " %I:%M:%S.%f %p",
+    " %H:%M %Z",
+    " 100%%",
+)
+
+
+def read(text: str, form: str) -> int | None:
+    us, bad = parse_times(pa.array([text]), Time(column="t", format=form))
+    return None if bad[0] else int(us[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    moment=st.datetimes(datetime(1971, 1, 1), datetime(2068, 12, 31)),
+    date=st.sampled_from(DATES),
+    clock=st.sampled_from(CLOCKS),
+    change=st.integers(-3, 40),
+    letter=st.sampled_from("09 :APxz"),
+)
+@example(datetime(2023, 2, 28), "%d.%m.%Y", " %H:%M", 0, "3")
+def test_texts_are_read_as_python_reads_them_quickly_or_not(moment, date, clock, change, letter):
+    form = date + clock
+    text = moment.replace(tzinfo=UTC).strftime(form)
+    if change >= 0:
+        text = text[:change] + letter + text[change + 1 :]
+    one = read(text, form)
+    slowly = time_format(form).read(text)
+    assert one == (slowly if slowly is not None and slowly >= 0 else None)
+    touching = date in ("%Y%m%d", "%d%b%Y", "%y%m%d") or "%S%f" in clock
+    if not touching and "%Z" not in form:
+        try:
+            parsed = datetime.strptime(text.strip(), form)
+        except ValueError:
+            assert one is None
+        else:
+            aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+            us = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+            assert one == (us if us >= 0 else None)
+    if change < 0:
+        assert one is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "moment"),
+    [
+        ("%Y%m%d%H%M%S%f", "20231114221320008", datetime(2023, 11, 14, 22, 13, 20, 8000)),
+        ("%Y%m%d%H%M%S%f", "20231114221320", None),
+        # Python alone would read the first month, and the 31st.
+        ("%Y%m%d%H%M%S%f", "20231314221320008", None),
+        ("%Y%m%d", "2023114", None),
+        ("%Y-%m-%dT%H:%M:%S%z", "2023-11-14T22:13:20Z", datetime(2023, 11, 14, 22, 13, 20)),
+        ("%Y-%m-%dT%H:%M:%S%z", "2023-11-14T22:13:20+01:00", datetime(2023, 11, 14, 21, 13, 20)),
+        ("%d%b%Y", "14NOV2023", datetime(2023, 11, 14)),
+        ("%d%b%Y", "14NOW2023", None),
+        ("%d/%b/%Y:%H:%M:%S %z", "14/nov/2023:22:13:20 +0000", datetime(2023, 11, 14, 22, 13, 20)),
+        ("%I:%M %p %d.%m.%Y", "12:05 am 14.11.2023", datetime(2023, 11, 14, 0, 5)),
+        ("%I:%M %p %d.%m.%Y", "12:05 PM 14.11.2023", datetime(2023, 11, 14, 12, 5)),
+    ],
+)
+def test_a_format_need_not_print_back_what_it_reads(form, text, moment):
+    assert read(text, form) == (moment and (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1))
+
+
+SCRIPT = """
+import pyarrow as pa
+from ctr.data.mapping import Time
+from ctr.pipelines.rows.convert import parse_times
+texts = ["2023-11-14 22:13:20 " + zone for zone in ("UTC", "gmt", "EST", "EDT", "CET", "")]
+times, bad = parse_times(pa.array(texts), Time(column="t", format="%Y-%m-%d %H:%M:%S %Z"))
+print([None if fault else time for time, fault in zip(times.tolist(), bad.tolist())])
+"""
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_names_of_zones_are_read_the_same_on_every_machine(zone):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env={**os.environ, "TZ": zone}, capture_output=True, text=True
+    )
+    us = 1_700_000_000_000_000
+    assert done.stdout.strip() == str([us, us, None, None, None, None]), done.stderr
+
+
+@pytest.mark.parametrize(("form", "words"), [("%Q", "%Q in"), ("soon", "no part of a time"), ("%Y%", "% in")])
+def test_what_is_no_format_is_refused(form, words):
+    with pytest.raises(ValueError, match=words):
+        check_format(form)
