@@ -22,7 +22,14 @@ from ctr.training.run.run import Run
 logger = logging.getLogger(__name__)
 
 # What is left out of the promise that runs of the same configuration give the same results.
-TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
+TIMING = (
+    "examples_per_second",
+    "step_ms_p50",
+    "step_ms_p25",
+    "step_ms_p75",
+    "shampoo_seconds_waited",
+    "shampoo_seconds_computing",
+)
 
 
 def unlearned_text(run: Run) -> str:
