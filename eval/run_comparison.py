@@ -346,9 +346,10 @@ def _speed_span(run_a: Run, run_b: Run, speed_ratio: float) -> tuple[float, floa
     both = both[(both["examples_per_second"] > 0) & (both["examples_per_second_b"] > 0)]
     if len(both) < _FEWEST_WINDOWS:
         return None
-    seconds = both["window_examples"].to_numpy() / both[["examples_per_second", "examples_per_second_b"]].T
-    kept = np.asarray(seconds.sum(axis=1).to_numpy()[:, np.newaxis] - seconds.to_numpy())
-    replicates = np.log(kept[0] / kept[1])
+    speeds = both[["examples_per_second", "examples_per_second_b"]].to_numpy(np.float64)
+    seconds = both["window_examples"].to_numpy(np.float64)[:, np.newaxis] / speeds
+    kept = seconds.sum(axis=0) - seconds
+    replicates = np.log(kept[:, 0] / kept[:, 1])
     middle = np.array(np.log(speed_ratio))
     low, high = Estimate(middle, replicates, np.ones(len(both), np.bool_)).interval()
     return float(np.exp(low)), float(np.exp(high))

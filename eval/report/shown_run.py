@@ -23,6 +23,7 @@ from ctr.eval.run_files import (
     config_text,
     count_rejects,
     distinct_names,
+    read_default_slices,
     read_environment,
     read_run,
     read_timeline,
@@ -61,6 +62,7 @@ class ShownRun:
         color: its color in all plots, for a style.
         sign: its marker in all plots.
         run: what was read.
+        has_default_slices: whether its slices are those of the features that differ most, and none are configured.
         subject: the table and the label that it is about.
         summary: the metrics, with intervals and tables, as `ProgressiveMetrics.summary` gives them.
         windows: the windows of the pass, at most `MAX_WINDOWS`.
@@ -82,6 +84,7 @@ class ShownRun:
     color: str
     sign: str
     run: Run
+    has_default_slices: bool
     subject: Subject
     summary: dict[str, Any]
     windows: pd.DataFrame
@@ -169,6 +172,8 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
         zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
     ):
         windows, timeline = read_windows(folder), read_timeline(folder)
+        summary, default_slices = run.metrics.summary(), read_default_slices(folder)
+        run.metrics.slices.update(default_slices)
         shown.append(
             ShownRun(
                 name=name,
@@ -176,8 +181,9 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 color=f"var(--run-{index % len(COLORS)})",
                 sign=SIGNS[index % len(SIGNS)],
                 run=run,
+                has_default_slices=bool(default_slices),
                 subject=subject_of(folder),
-                summary=run.metrics.summary(),
+                summary=summary,
                 windows=_merged(windows, point_starts(windows["window_examples"].to_numpy())),
                 windows_read=len(windows),
                 timeline=None if timeline is None else timeline.joined(point_starts(timeline.windows[:, 3])),

@@ -34,7 +34,8 @@ def subject_of(run: Path) -> Subject:
     inputs = ingested.get("inputs")
     names = [one.get("name") for one in inputs if isinstance(one, dict)] if isinstance(inputs, list) else []
     files = list(dict.fromkeys(Path(name).name for name in names if isinstance(name, str) and name))
-    table = log.name
+    # The name of a folder called log says nothing.
+    table = f"{log.parent.name}/{log.name}" if log.name == "log" and log.parent.name else log.name
     if files:
         table = f"{files[0]} and {len(files) - 1} more files" if len(files) > 2 else " and ".join(files)
     label = ingested.get("label")
