@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ SEED_NOTE = (
     "repeats configurations with several seeds."
 )
 _FEWEST_WINDOWS = 4
+_TEXT_WIDTH = 110
 _SEEDS = frozenset({"seed", "model.embedding_seed"})
 _TIMES_NOTE = (
     "Ranges of b / a: of a step from the quartiles of all steps, of examples/s 95% over windows, with reading and "
@@ -195,7 +197,7 @@ class RunComparison:
             "",
             *aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
             *no_interval_lines({str(name): row["no_interval"] for name, row in self.metrics.iterrows()}),
-            *([SEED_NOTE] if self.differs_by_seed else []),
+            *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),
             "",
@@ -213,7 +215,7 @@ class RunComparison:
                     for key, cost in self.costs.items()
                 ]
             ),
-            *self.cost_notes,
+            *(line for note in self.cost_notes for line in textwrap.wrap(note, _TEXT_WIDTH)),
         ]
         if not self.configuration:
             lines += ["", "The configurations are equal."]
