@@ -634,7 +634,7 @@ def _evaluate(commands: _Commands) -> None:
         type=local_path,
         nargs="+",
         metavar="PREDICTIONS",
-        help="predictions to compare them with",
+        help="predictions to compare with them; the first ones are a, the baseline, as in ctr compare",
     )
     _add_beam_options(evaluate)
 

@@ -135,6 +135,7 @@ class LoopComparison:
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON; None where undefined."""
         return {
+            "baseline": "a",
             "loop_a": str(self.loop_a),
             "loop_b": str(self.loop_b),
             **_as_record(self.whole),
@@ -143,7 +144,7 @@ class LoopComparison:
 
     def as_text(self) -> str:
         """Everything, as tables for a terminal; churn in percent."""
-        lines = [f"a: {self.loop_a}", f"b: {self.loop_b}"]
+        lines = [f"a, the baseline: {self.loop_a}", f"b: {self.loop_b}"]
         lines += [
             f"{int(self.whole.queries.sum()):,} queries that are not randomized; churn in percent",
             "",

@@ -97,7 +97,7 @@ class StreamingAUC(LogitHistogram):
         replicates = _auc(others[..., 0], others[..., 1])
         if _tied_pairs(per_bucket.sum(axis=0)) - _tied_pairs(weight) > _COARSE_TIES:
             replicates[:] = np.nan
-        return Estimate(_auc(weight[:, 0], weight[:, 1]), replicates, _occupied(per_bucket))
+        return Estimate(_auc(weight[:, 0], weight[:, 1]), replicates, _occupied(per_bucket), "logit")
 
 
 def _occupied(per_bucket: FloatArray) -> BoolArray:

@@ -1,5 +1,6 @@
 """Calibration bias, label minus prediction (FF section 6): overall, by decile of prediction, by slice."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -328,6 +329,7 @@ def _mean_estimate(over: FloatArray, under: FloatArray) -> Estimate:
         point=ratio(over.sum(axis=0), under.sum(axis=0)),
         replicates=ratio(np.tensordot(deletions(), over, axes=1), np.tensordot(deletions(), under, axes=1)),
         occupied=under > 0,
+        scale="log",
     )
 
 
@@ -335,7 +337,7 @@ def _ratio_estimate(sums: FloatArray) -> Estimate:
     """Predicted clicks over clicks, from sums [K, ..., 3 or more] per bucket."""
     # A bucket without clicks still counts: it has predicted ones.
     estimate = _mean_estimate(sums[..., 2], sums[..., 1])
-    return Estimate(estimate.point, estimate.replicates, sums[..., 0] > 0)
+    return replace(estimate, occupied=sums[..., 0] > 0)
 
 
 def _bias_estimate(sums: FloatArray) -> Estimate:

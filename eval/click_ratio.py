@@ -1,9 +1,9 @@
 """Predicted over actual clicks: its interval, and what it says about a model's calibration.
 
-The interval is that of the jackknife over query buckets (`ctr.eval.intervals`). With few clicks the jackknife is not
-to be trusted: clicks are the denominator, and on Poisson counts of 3 to 20 clicks its upper end lies too low in 5% to
-9% of all cases instead of 2.5%. Below `FEW_CLICKS` clicks, the predicted clicks P are taken as given and the actual
-ones as a Poisson count n, whose mean has the exact limits of Garwood (Biometrika 28, 1936):
+The interval is that of the jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms. Of few
+clicks, and of none in a replicate, the jackknife knows little. Below `FEW_CLICKS` clicks, the predicted clicks P are
+taken as given and the actual ones as a Poisson count n, whose mean has the exact limits of Garwood (Biometrika 28,
+1936):
 
     interval = [P / upper(n), P / lower(n)]
 
@@ -21,7 +21,7 @@ from ctr.eval import display
 from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.intervals import CONFIDENCE, Estimate
 
-FEW_CLICKS = 30
+FEW_CLICKS = 15
 """Effective clicks from which on the interval is that of the jackknife; a quarter of the buckets if that is less."""
 CLOSE = 0.03
 """A model is calibrated if the interval reaches to within this distance of 1."""

@@ -5,27 +5,42 @@ K = 256 buckets, each metric keeps its state per bucket, and a replicate is the 
 one. With n buckets that hold anything and replicates r_1 .. r_n,
 
     variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
-    interval = point -+ t * sqrt(variance)                 (t: Student, n - 1 degrees of freedom)
+    interval = point -+ t * sqrt(variance)                 (t: Student's quantile)
+
+Metrics that lie above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few: their
+variance and interval are those of the logarithm, or of the logit, and its ends are taken back (`Scale`).
+
+A few buckets may carry most of the variance (those with a click, where clicks are rare), so that it is known less well
+than from n alike ones. By Satterthwaite's rule, with d_k = r_k - mean r,
+
+    degrees of freedom = 2 (sum d_k^2)^2 / (sum d_k^4 - (sum d_k^2)^2 / n),   rounded down, from 1 to n - 1
+
+which is n - 1 for normal d_k, and twice the number of the buckets that carry it for few.
 
 No random numbers are drawn, and no prediction is kept. Two runs over the same log share their buckets, so
 the difference of their replicates is a replicate of their difference: what both runs owe to the same
 queries cancels.
 
-The interval is symmetric and treats the buckets as alike; where a few queries carry most of the weight, or
-only a handful of buckets hold anything, it covers less than it says.
+Where a few queries carry most of the weight, or only a handful of buckets hold anything, the interval covers less than
+it says.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
 from ctr.eval.buckets import BUCKETS
+from ctr.eval.logistic import sigmoid
 
 CONFIDENCE = 0.95
+
+Scale = Literal["plain", "log", "logit"]
+"""On what an interval is symmetric; plain also where a replicate lies outside of what the scale allows."""
 
 _GROUPS = 16
 
@@ -38,11 +53,13 @@ class Estimate:
         point: float64 [...], the metric of all rows.
         replicates: float64 [K, ...], the metric without bucket k.
         occupied: bool [K, ...], whether bucket k holds anything the metric depends on.
+        scale: on which the interval is symmetric.
     """
 
     point: FloatArray
     replicates: FloatArray
     occupied: BoolArray
+    scale: Scale = "plain"
 
     def interval(self) -> tuple[FloatArray, FloatArray]:
         """Low and high end of the 95% interval, each [...].
@@ -50,13 +67,17 @@ class Estimate:
         NaN with fewer than two occupied buckets, and where a replicate is undefined (all clicks in one
         bucket, say): too little data to tell.
         """
-        buckets = self.occupied.sum(axis=0)
-        kept = np.where(self.occupied, self.replicates, 0.0)
-        mean = kept.sum(axis=0) / np.maximum(buckets, 1)
-        deviations = np.where(self.occupied, self.replicates - mean, 0.0)
-        spread = np.square(deviations).sum(axis=0) * (buckets - 1) / np.maximum(buckets, 1)
-        margin = _quantiles(np.maximum(buckets - 1, 0)) * np.sqrt(np.maximum(spread, 0.0))
-        return self.point - margin, self.point + margin
+        margin = _margin(self.replicates, self.occupied)
+        low, high = self.point - margin, self.point + margin
+        if self.scale == "plain":
+            return low, high
+        replicates, point = _to_scale(self.replicates, self.scale), _to_scale(self.point, self.scale)
+        fits = np.isfinite(point) & (np.isfinite(replicates) | ~self.occupied).all(axis=0)
+        margin = np.where(fits, _margin(np.where(fits, replicates, 0.0), self.occupied), math.nan)
+        return (
+            np.where(fits, _from_scale(point - margin, self.scale), low),
+            np.where(fits, _from_scale(point + margin, self.scale), high),
+        )
 
     def no_interval(self) -> str:
         """Why a scalar metric has no interval, in words for a user; empty where it has one."""
@@ -88,6 +109,7 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
         point=np.mean([one.point for one in estimates], axis=0),
         replicates=np.mean([one.replicates for one in estimates], axis=0),
         occupied=np.any([one.occupied for one in estimates], axis=0),
+        scale=estimates[0].scale,
     )
 
 
@@ -165,6 +187,39 @@ def _central_probability(theta: float, degrees: int) -> float:
         term *= cosine * cosine * (power - 1) / power
         total += term
     return 2.0 / math.pi * (theta + sine * total) if odd else sine * total
+
+
+def _margin(replicates: FloatArray, occupied: BoolArray) -> FloatArray:
+    """Half-width of a symmetric interval [...], from the replicates [K, ...]."""
+    buckets = occupied.sum(axis=0)
+    kept = np.where(occupied, replicates, 0.0)
+    mean = kept.sum(axis=0) / np.maximum(buckets, 1)
+    deviations = np.where(occupied, replicates - mean, 0.0)
+    squares = np.square(deviations)
+    total = squares.sum(axis=0)
+    spread = total * (buckets - 1) / np.maximum(buckets, 1)
+    degrees = _degrees(ratio(squares, total), buckets)
+    return _quantiles(degrees) * np.sqrt(np.maximum(spread, 0.0))
+
+
+def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
+    """Degrees of freedom [...] of a variance, from the share of it that each bucket has [K, ...]."""
+    most = np.maximum(buckets - 1, 0)
+    excess = np.square(shares).sum(axis=0) - 1 / np.maximum(buckets, 1)
+    # Of alike buckets there is no excess, but for rounding; of none that vary it is undefined.
+    found = ratio(np.full(excess.shape, 2.0), np.maximum(excess, 1e-12))
+    found = np.where(np.isfinite(found), found, most)
+    return np.asarray(np.clip(np.floor(found), np.minimum(most, 1), most).astype(np.int64))
+
+
+def _to_scale(values: FloatArray, scale: Scale) -> FloatArray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log(values) if scale == "log" else np.log(values) - np.log1p(-values))
+
+
+def _from_scale(values: FloatArray, scale: Scale) -> FloatArray:
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(values) if scale == "log" else sigmoid(values))
 
 
 def _quantiles(degrees: IntArray) -> FloatArray:

@@ -60,12 +60,12 @@ class Logloss(SumState):
 
     def estimate(self) -> Estimate:
         """`result` with its delete-one-bucket replicates."""
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied())
+        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied(), "log")
 
     def normalized_entropy_estimate(self) -> Estimate:
         """`normalized_entropy` with its delete-one-bucket replicates."""
         point = np.array(self.normalized_entropy())
-        return Estimate(point, self.normalized_entropy_replicates(deletions()), self.occupied())
+        return Estimate(point, self.normalized_entropy_replicates(deletions()), self.occupied(), "log")
 
 
 def _normalized_entropy(loss: FloatArray, class_weight: FloatArray) -> FloatArray:

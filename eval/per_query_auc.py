@@ -70,7 +70,7 @@ class PerQueryAUC(SumState):
 
     def estimate(self) -> Estimate:
         """`result` with its delete-one-bucket replicates."""
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied())
+        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied(), "logit")
 
     def by_size(self) -> "pd.DataFrame":
         """One row per query size that occurs: size, queries, auc, ci95_low, ci95_high.
@@ -85,6 +85,7 @@ class PerQueryAUC(SumState):
             point=ratio(self.auc_sum.sum(axis=0), self.scored.sum(axis=0)),
             replicates=ratio(multiplicity @ self.auc_sum, multiplicity @ self.scored.astype(np.float64)),
             occupied=self.scored > 0,
+            scale="logit",
         )
         low, high = estimate.interval()
         table = pd.DataFrame(

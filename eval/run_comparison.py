@@ -2,10 +2,13 @@
 
 import json
 import math
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ctr.eval.compare import compare, same_examples
@@ -21,18 +24,61 @@ from ctr.eval.display import (
     paired_cells,
     times,
 )
+from ctr.eval.intervals import Estimate
 from ctr.eval.paired_predictions import PairedPredictions, pair_predictions
-from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run
+from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run, read_windows
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 
 COSTS = {
-    "step_ms_p50": "step, median ms",
-    "examples_per_second": "examples/s",
+    "step_ms_p50": "step, median ms (less is faster)",
+    "examples_per_second": "examples/s (more is faster)",
     "parameters_dense": "dense parameters",
     "parameters_embedding": "embedding parameters",
 }
 """Entries of summary.json that tell what a run costs, with their titles."""
+
+
+SEED_NOTE = (
+    "The configurations are the same but for the seed. The intervals are over queries and do not cover how far runs of "
+    "different seeds lie apart, so that a metric is said to differ, and never to be better or worse; ctr replay "
+    "repeats configurations with several seeds."
+)
+_FEWEST_WINDOWS = 4
+_TEXT_WIDTH = 110
+_SEEDS = frozenset({"seed", "model.embedding_seed"})
+_TIMES_NOTE = (
+    "Ranges of b / a: of a step from the quartiles of all steps, of examples/s 95% over windows, with reading and "
+    "compiling. The runs did not take turns, so that another load on the machine counts."
+)
+_BATCH_NOTE = "The batches differ, so that the times of steps have no ratio: examples/s compares the runs."
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What two runs cost; None where unknown.
+
+    Attributes:
+        a: of run a.
+        b: of run b.
+        ratio: b / a.
+        span: ends of a range of the ratio, for a time: from quartiles of steps, or a 95% interval over windows.
+    """
+
+    a: float | None
+    b: float | None
+    ratio: float | None = None
+    span: tuple[float, float] | None = None
+
+    @property
+    def verdict(self) -> str:
+        """That the ratio is not distinguishable from 1, where that is so."""
+        return "not significant" if self.span is not None and self.span[0] <= 1 <= self.span[1] else ""
+
+    @property
+    def bounds(self) -> str:
+        """The range of the ratio; empty without one."""
+        return "" if self.span is None else f"[{times(self.span[0])}, {times(self.span[1])}]"
 
 
 class NotComparableError(InputError):
@@ -66,7 +112,7 @@ class RunComparison:
         metrics: rows as `ctr.eval.compare.compare` gives them, in the order of `COMPARED`.
         predictions: how far apart the predictions lie; None when that is unknown.
         no_predictions: why it is unknown.
-        costs: for each of `COSTS` its value in run a, in run b, and b / a; None where unknown.
+        costs: for each of `COSTS`.
         configuration: where config.yaml differs.
         environment: where environment.json differs. If it does, speeds may differ by more than the
             configuration.
@@ -77,9 +123,20 @@ class RunComparison:
     metrics: pd.DataFrame
     predictions: PairedPredictions | None
     no_predictions: str
-    costs: dict[str, tuple[float | None, float | None, float | None]]
+    costs: dict[str, Cost]
     configuration: list[Difference]
     environment: list[Difference]
+
+    @property
+    def differs_by_seed(self) -> bool:
+        """Whether the configurations are the same but for the seed."""
+        return is_seed_alone(self.configuration)
+
+    @property
+    def cost_notes(self) -> list[str]:
+        """What is to be said of the times."""
+        notes = [_TIMES_NOTE] if any(cost.span is not None for cost in self.costs.values()) else []
+        return [*notes, *([_BATCH_NOTE] if _other_batches(self.configuration) else [])]
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON; None where undefined."""
@@ -95,6 +152,7 @@ class RunComparison:
                 "only_b": paired.only_b,
             }
         return {
+            "baseline": "a",
             "run_a": str(self.run_a.folder),
             "run_b": str(self.run_b.folder),
             "log_sha256": self.run_a.log_sha256,
@@ -114,7 +172,16 @@ class RunComparison:
                 for metric, row in self.metrics.iterrows()
             },
             "prediction_difference": difference,
-            "cost": {key: {"a": a, "b": b, "ratio": ratio} for key, (a, b, ratio) in self.costs.items()},
+            "cost": {
+                key: {
+                    "a": cost.a,
+                    "b": cost.b,
+                    "ratio": cost.ratio,
+                    "ratio_range": None if cost.span is None else list(cost.span),
+                }
+                for key, cost in self.costs.items()
+            },
+            "differs_by_seed_alone": self.differs_by_seed,
             "configuration": [{"key": entry.key, **entry.values} for entry in self.configuration],
             "environment": [{"key": entry.key, **entry.values} for entry in self.environment],
         }
@@ -123,23 +190,32 @@ class RunComparison:
         """Everything, as tables for a terminal."""
         traffic = self.run_a.metrics.traffic
         lines = [
-            f"a: {self.run_a.folder}",
+            f"a, the baseline: {self.run_a.folder}",
             f"b: {self.run_b.folder}",
             f"{int(traffic.examples):,} examples, {int(traffic.queries):,} queries, "
             f"log {self.run_a.log_sha256[:12]}",
             "",
             *aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
             *no_interval_lines({str(name): row["no_interval"] for name, row in self.metrics.iterrows()}),
+            *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),
             "",
             *aligned(
-                [["cost", "a", "b", "b / a"]]
+                [["cost", "a", "b", "b / a", "range", ""]]
                 + [
-                    [COSTS[key], amount(a), amount(b), times(ratio)]
-                    for key, (a, b, ratio) in self.costs.items()
+                    [
+                        COSTS[key],
+                        amount(cost.a),
+                        amount(cost.b),
+                        times(cost.ratio),
+                        cost.bounds,
+                        cost.verdict.ljust(VERDICT_WIDTH),
+                    ]
+                    for key, cost in self.costs.items()
                 ]
             ),
+            *(line for note in self.cost_notes for line in textwrap.wrap(note, _TEXT_WIDTH)),
         ]
         if not self.configuration:
             lines += ["", "The configurations are equal."]
@@ -207,14 +283,18 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
             "or with other weights); allowed: runs that scored the same, because the comparison pairs their queries"
         )
     predictions, no_predictions = _pair_predictions(run_a, run_b)
+    metrics = compare(run_a.metrics, run_b.metrics).loc[list(COMPARED)]
+    configuration = differing_keys(run_a.config, run_b.config)
+    if is_seed_alone(configuration):
+        metrics["verdict"] = metrics["verdict"].replace({"better": "differs", "worse": "differs"})
     return RunComparison(
         run_a=run_a,
         run_b=run_b,
-        metrics=compare(run_a.metrics, run_b.metrics).loc[list(COMPARED)],
+        metrics=metrics,
         predictions=predictions,
         no_predictions=no_predictions,
-        costs={key: _cost(run_a.number(key), run_b.number(key)) for key in COSTS},
-        configuration=differing_keys(run_a.config, run_b.config),
+        costs={key: _cost(key, run_a, run_b, _other_batches(configuration)) for key in COSTS},
+        configuration=configuration,
         environment=differing_keys(read_environment(run_a.folder), read_environment(run_b.folder)),
     )
 
@@ -230,8 +310,51 @@ def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
     return differences
 
 
-def _cost(a: float | None, b: float | None) -> tuple[float | None, float | None, float | None]:
-    return a, b, None if a is None or b is None or a == 0 else b / a
+def is_seed_alone(configuration: Sequence[Difference]) -> bool:
+    """Whether what differs between two configurations is the seed, and nothing else."""
+    return bool(configuration) and all(entry.key in _SEEDS for entry in configuration)
+
+
+def _other_batches(configuration: Sequence[Difference]) -> bool:
+    return any(entry.key.startswith("batch.") for entry in configuration)
+
+
+def _cost(key: str, run_a: Run, run_b: Run, other_batches: bool) -> Cost:
+    a, b = run_a.number(key), run_b.number(key)
+    is_step = key == "step_ms_p50"
+    if a is None or b is None or a == 0 or (is_step and other_batches):
+        return Cost(a, b)
+    if is_step:
+        return Cost(a, b, b / a, _quartile_span(run_a, run_b))
+    return Cost(a, b, b / a, _speed_span(run_a, run_b, b / a) if key == "examples_per_second" else None)
+
+
+def _quartile_span(run_a: Run, run_b: Run) -> tuple[float, float] | None:
+    """The range that the quartiles of the steps' times leave to b / a."""
+    low_a, high_a, low_b, high_b = (
+        run.number(f"step_ms_{quartile}") for run in (run_a, run_b) for quartile in ("p25", "p75")
+    )
+    if low_b is None or high_b is None or not low_a or not high_a:
+        return None
+    return low_b / high_a, high_b / low_a
+
+
+def _speed_span(run_a: Run, run_b: Run, speed_ratio: float) -> tuple[float, float] | None:
+    """The 95% interval of b's examples per second over a's, by the jackknife over the windows that both timed."""
+    windows = [read_windows(run.folder) for run in (run_a, run_b)]
+    both = windows[0].merge(
+        windows[1][["examples", "examples_per_second"]], on="examples", suffixes=("", "_b")
+    )
+    both = both[(both["examples_per_second"] > 0) & (both["examples_per_second_b"] > 0)]
+    if len(both) < _FEWEST_WINDOWS:
+        return None
+    speeds = both[["examples_per_second", "examples_per_second_b"]].to_numpy(np.float64)
+    seconds = both["window_examples"].to_numpy(np.float64)[:, np.newaxis] / speeds
+    kept = seconds.sum(axis=0) - seconds
+    replicates = np.log(kept[:, 0] / kept[:, 1])
+    middle = np.array(np.log(speed_ratio))
+    low, high = Estimate(middle, replicates, np.ones(len(both), np.bool_)).interval()
+    return float(np.exp(low)), float(np.exp(high))
 
 
 def _pair_predictions(run_a: Run, run_b: Run) -> tuple[PairedPredictions | None, str]:

@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ctr.eval.calibration import SliceCalibration
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.eval.weight_spectra import WeightSpectrum
@@ -171,6 +172,25 @@ def read_timeline(folder: Path) -> Timeline | None:
         return None
     try:
         return Timeline.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
+    except (OSError, KeyError, ValueError) as error:
+        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
+
+
+def read_default_slices(folder: Path) -> dict[str, SliceCalibration]:
+    """The slices of a run that names none, the most different features first; empty where it kept none.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / "default_slices.npz"
+    if not path.exists():
+        return {}
+    try:
+        parts: dict[str, dict[str, Any]] = {}
+        for name, array in read_arrays(path, _MOST_STATE_BYTES).items():
+            feature, _, key = name.rpartition("/")
+            parts.setdefault(feature, {})[key] = array
+        return {feature: SliceCalibration.from_arrays(arrays) for feature, arrays in parts.items()}
     except (OSError, KeyError, ValueError) as error:
         raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
 

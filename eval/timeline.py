@@ -23,6 +23,7 @@ _IDS = ("rows", "missing", "values", "new")
 SLOT_COUNTS = ("occupancy", "capacity", "admitted", "evicted", "refused", "shared", "occurrences")
 """What is counted of the slots of a feature whose ids grow; the first two at the end of a window, the others in it."""
 
+_ENOUGH = 5_000
 _LEVELS = 2
 _PLACE = ("examples", "window_begin", "window_end", "window_examples", "windows")
 _ID_PREFIX = "ids/"
@@ -163,17 +164,14 @@ class Timeline:
         timeline._stride = int(arrays["stride"])
         return timeline
 
-    def coarsened(self, entries: int) -> Self:
-        """A copy with at most so many entries, neighbors merged."""
-        size = max(1, -(-len(self) // max(entries, 1)))
+    def joined(self, starts: IntArray) -> Self:
+        """A copy with one entry for each of the stretches that begin at the given entries, ascending from 0."""
         coarse = type(self)()
-        coarse._stride = self._stride * size
-        if size == 1 or not len(self):
+        if len(starts) == len(self):
             coarse.windows, coarse.sums = self.windows, self.sums
             coarse.ids, coarse.slots = dict(self.ids), dict(self.slots)
             return coarse
-        starts = np.arange(0, len(self), size)
-        ends = np.minimum(starts + size, len(self)) - 1
+        ends = np.append(starts[1:], len(self)) - 1
         coarse.windows = self.windows[ends].copy()
         coarse.windows[:, 1] = self.windows[starts, 1]
         coarse.windows[:, 3:] = np.add.reduceat(self.windows[:, 3:], starts, axis=0)
@@ -202,6 +200,7 @@ class Timeline:
             point=ratio(over.sum(axis=0), under.sum(axis=0)),
             replicates=ratio(without @ over, without @ under),
             occupied=(over != 0) | (under != 0),
+            scale="logit" if metric == "per_query_auc" else "log",
         )
 
     def click_ratio(self, *, cumulative: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -219,14 +218,16 @@ class Timeline:
     def last_window(self) -> Self:
         """The end of the pass as a timeline of one entry; empty where this one is.
 
-        The last window of a pass is cut short: as many of the last entries are joined as it takes to have at least
-        as many examples as the median entry.
+        The last window of a pass is cut short, and those of a short pass are small: as many of the last entries are
+        joined as it takes to have at least as many examples as the entry of the median example, and as a tenth of
+        the pass or 5,000.
         """
         last = type(self)()
         if not len(self):
             return last
         examples = self.windows[:, 3]
-        enough = np.cumsum(examples[::-1]) >= np.median(examples)
+        least = max(typical_size(examples), min(examples.sum() / 10, _ENOUGH))
+        enough = np.cumsum(examples[::-1]) >= least
         start = len(self) - 1 - int(np.argmax(enough))
         last.windows, last.sums = self.windows[-1:].copy(), self.sums[start:].sum(axis=0, keepdims=True)
         last.windows[:, 1] = self.windows[start, 1]
@@ -264,6 +265,13 @@ class Timeline:
         if len(counts):
             total[:_LEVELS] = counts[-1, :_LEVELS]
         return dict(zip(SLOT_COUNTS, map(int, total), strict=True))
+
+
+def typical_size(examples: IntArray) -> int:
+    """The size of the window that the median example is in, from the sizes of at least one [W]."""
+    ascending = np.sort(examples)
+    until = np.cumsum(ascending)
+    return int(ascending[np.searchsorted(until, until[-1] / 2)])
 
 
 def _grouped(window: ProgressiveMetrics) -> FloatArray:

@@ -12,14 +12,14 @@ from reference import table
 
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.training.analysis.step_times import take_turns
-from ctr.training.config import TrainConfig
+from ctr.training.run.metrics import FULL_WINDOW
 
 WINDOWS = 4
 
 
 def measure(setting: Setting) -> dict[str, Any]:
     """A turn is the step on all feeds, updates with all of them, or the end of a window."""
-    model, window_examples = make_model(setting.size), TrainConfig().metrics.window_examples
+    model, window_examples = make_model(setting.size), FULL_WINDOW
     random = np.random.default_rng(0)
     batches = [feed.batch.rows for feed in model.feeds]
     logits = [random.normal(-1.5, 1, len(rows)).astype(np.float32) for rows in batches]

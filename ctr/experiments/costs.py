@@ -89,10 +89,11 @@ def _measure_all(
         except _MeasureError as error:
             failures[", ".join(group)] = str(error)
             continue
-        # Only ratios compare across groups: milliseconds are those of the first group's baseline times the ratio.
-        for kind in ("step", "inference") if rounds and base in found else ():
+        # Only ratios, of the same rounds, compare arms: milliseconds are the first group's baseline times them.
+        for kind in ("step", "inference") if rounds else ():
+            first = (found or costs)[base][f"{kind}_ms"]
             for cost in costs.values():
-                cost[f"{kind}_ms"] = found[base][f"{kind}_ms"] * cost[f"{kind}_ratio"][1]
+                cost[f"{kind}_ms"] = first * cost[f"{kind}_ratio"][1]
         found = {**costs, **found}
     return found, failures
 

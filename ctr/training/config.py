@@ -258,11 +258,13 @@ class MetricsConfig(StrictModel):
     """Metrics while training.
 
     Attributes:
-        window_examples: examples per window; each window is a line of ``metrics.jsonl``.
+        window_examples: examples per window; each window is a line of ``metrics.jsonl``. ``auto``: 50,000, but parts of
+            the first 50,000 are windows of their own, of 64 examples and later of a sixteenth of those before: so
+            a short log has some tens of windows. A log's windows do not depend on how far it goes on.
         slices: single-valued features of the log; calibration is reported for each of their ids.
     """
 
-    window_examples: int = Field(default=50_000, ge=1)
+    window_examples: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     slices: tuple[str, ...] = ()
 
 

@@ -206,7 +206,10 @@ class Trainer:
             return {}
         return {
             "examples_per_second": round(self.throughput.examples / self.throughput.seconds, 1),
-            "step_ms_p50": round(1000 * self._step_seconds.median(), 3),
+            **{
+                name: round(1000 * self._step_seconds.quantile(share), 3)
+                for name, share in (("step_ms_p50", 0.5), ("step_ms_p25", 0.25), ("step_ms_p75", 0.75))
+            },
             **self._root_seconds(),
         }
 

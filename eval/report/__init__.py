@@ -24,7 +24,7 @@ from ctr.eval.report.figures.traffic import traffic_figures
 from ctr.eval.report.figures.weights import weight_tables
 from ctr.eval.report.page import check_page, render_page, write_page
 from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
-from ctr.eval.run_comparison import COSTS, NotComparableError, RunComparison, compare_read_runs
+from ctr.eval.run_comparison import COSTS, SEED_NOTE, NotComparableError, RunComparison, compare_read_runs
 from ctr.eval.run_files import METRICS
 from ctr.io.errors import InputError
 
@@ -101,10 +101,12 @@ def render_report(runs: Sequence[Path]) -> str:
         metrics=METRICS,
         titles=display.METRIC_TITLES,
         costs=COSTS,
+        seed_note=SEED_NOTE,
         counts=COUNTS,
         sizes=_sizes(shown),
         environment_keys=list(dict.fromkeys(key for item in shown for key in item.environment)),
         period=_period(shown),
+        subject=_subject(shown),
         compared=[_compare(shown[0], other) for other in shown[1:]],
         paired=paired_figures(shown),
         progressive=progressive_figures(shown),
@@ -163,6 +165,12 @@ def _bar(*ends: float) -> tuple[float, ...] | None:
 def _sizes(runs: Sequence[ShownRun]) -> list[str]:
     """The query sizes that occur in any run, ascending."""
     return [size for size in SIZE_NAMES if any((shown.sizes["size"] == size).any() for shown in runs)]
+
+
+def _subject(runs: Sequence[ShownRun]) -> str:
+    """What the runs predict, and of which table; empty where that is not known or not the same."""
+    subjects = {shown.subject for shown in runs}
+    return f"Prediction of {text}" if len(subjects) == 1 and (text := str(next(iter(subjects)))) else ""
 
 
 def _period(runs: Sequence[ShownRun]) -> str:

@@ -99,6 +99,11 @@ class Hover:
         """Add a series; points that are not finite are left out."""
         self.series.append((run, axes, x, y, heads, texts))
 
+    def has_course(self) -> bool:
+        """Whether there are two points at least, of one series where each is a line: less is no plot."""
+        counts = [int(np.isfinite(np.asarray(one[3], np.float64)).sum()) for one in self.series]
+        return (sum(counts) if self.near else max(counts, default=0)) > 1
+
     def as_json(self, height: float) -> str:
         """As JSON, places in points from the upper left corner of an image of that height."""
         series = []
@@ -124,7 +129,9 @@ def of_run(index: int, artists: Artist | Iterable[Any]) -> None:
 
 
 def to_svg(figure: Figure, hover: Hover | None = None) -> str:
-    """The figure as an SVG element, its text as text."""
+    """The figure as an SVG element, its text as text; empty where what is known of it is no more than one point."""
+    if hover is not None and not hover.has_course():
+        return ""
     stream = io.StringIO()
     # As points, which the image is measured in.
     figure.set_dpi(72)

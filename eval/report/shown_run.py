@@ -1,7 +1,6 @@
 """A run as a report shows it."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval import display
-from ctr.eval.arrays import ratio
+from ctr.eval.arrays import IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.plot_style import COLORS
+from ctr.eval.report.subject import Subject, subject_of
 from ctr.eval.run_comparison import COSTS
 from ctr.eval.run_files import (
     METRICS,
@@ -23,13 +23,14 @@ from ctr.eval.run_files import (
     config_text,
     count_rejects,
     distinct_names,
+    read_default_slices,
     read_environment,
     read_run,
     read_timeline,
     read_weight_spectra,
     read_windows,
 )
-from ctr.eval.timeline import Timeline
+from ctr.eval.timeline import Timeline, typical_size
 from ctr.eval.weight_spectra import WeightSpectrum
 
 COUNTS = {
@@ -47,6 +48,8 @@ SIGNS = "●■▲◆▼✚"
 
 MAX_WINDOWS = 400
 """Points of a line in a plot; the windows of a longer pass are drawn several at a time."""
+_SMALLEST_POINT = 40
+"""A window with less than this part of the pass, and much smaller than most, is drawn together with its neighbors."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,11 @@ class ShownRun:
         color: its color in all plots, for a style.
         sign: its marker in all plots.
         run: what was read.
+        has_default_slices: whether its slices are those of the features that differ most, and none are configured.
+        subject: the table and the label that it is about.
         summary: the metrics, with intervals and tables, as `ProgressiveMetrics.summary` gives them.
         windows: the windows of the pass, at most `MAX_WINDOWS`.
-        windows_each: how many windows of the pass each of them stands for.
+        windows_read: how many windows the pass has.
         timeline: sums over time, at most `MAX_WINDOWS` entries; None when the run did not write them.
         health: what the pass says of the features' ids; None when the run did not write it.
         deciles: calibration by decile of prediction.
@@ -79,9 +84,11 @@ class ShownRun:
     color: str
     sign: str
     run: Run
+    has_default_slices: bool
+    subject: Subject
     summary: dict[str, Any]
     windows: pd.DataFrame
-    windows_each: int
+    windows_read: int
     timeline: Timeline | None
     health: DataHealth | None
     deciles: pd.DataFrame
@@ -105,6 +112,38 @@ class ShownRun:
     def headline(self, metric: str) -> str:
         """A metric with the half-width of its interval: ``0.625 ± 0.012``."""
         return display.with_margin(self.summary[metric], *self.summary[f"{metric}_ci95"])
+
+    @property
+    def headline_sentence(self) -> str:
+        """Accuracy, calibration, and what was learned beyond the base rate, in words."""
+        rows = display.amount(self.summary["examples"])
+        auc = self.headline("auc")
+        accuracy = (
+            f"AUC is {auc}"
+            if self.summary["auc"] is not None
+            else "AUC is undefined, because all rows are of one class"
+        )
+        _, calibrated = self.calibration
+        ratio = f"predicted / actual clicks are {self.headline('calibration_ratio')} ({calibrated})"
+        if self.summary["calibration_ratio"] is None:
+            ratio = "there were no clicks to compare the predictions with"
+        return f"Over {rows} rows {accuracy}; {ratio}. {self._learned()}"
+
+    def _learned(self) -> str:
+        """How the logloss compares with that of the base rate."""
+        entropy, (low, high) = self.summary["normalized_entropy"], self.summary["normalized_entropy_ci95"]
+        if entropy is None:
+            return "Without both clicks and non-clicks there is no base rate to compare with."
+        gain = 100 * (1 - entropy)
+        says = f"{abs(gain):.1f}% {'below' if gain >= 0 else 'above'} that of always predicting the base rate"
+        if low is None or high is None:
+            return f"Its logloss is {says}, which is too little data for an interval."
+        bounds = f"95% interval: {100 * (1 - high):.1f}% to {100 * (1 - low):.1f}% below"
+        if high < 1:
+            return f"The model learned more than the base rate: its logloss is {says} ({bounds})."
+        if low > 1:
+            return f"The model predicts worse than the base rate alone: its logloss is {says} ({bounds})."
+        return f"Whether it learned more than the base rate is open: its logloss is {says} ({bounds})."
 
     @property
     def calibration(self) -> tuple[str, str]:
@@ -133,7 +172,8 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
         zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
     ):
         windows, timeline = read_windows(folder), read_timeline(folder)
-        each = -(-len(windows) // MAX_WINDOWS)
+        summary, default_slices = run.metrics.summary(), read_default_slices(folder)
+        run.metrics.slices.update(default_slices)
         shown.append(
             ShownRun(
                 name=name,
@@ -141,15 +181,17 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 color=f"var(--run-{index % len(COLORS)})",
                 sign=SIGNS[index % len(SIGNS)],
                 run=run,
-                summary=run.metrics.summary(),
-                windows=_merged(windows, each),
-                windows_each=max(each, 1),
-                timeline=None if timeline is None else timeline.coarsened(MAX_WINDOWS),
+                has_default_slices=bool(default_slices),
+                subject=subject_of(folder),
+                summary=summary,
+                windows=_merged(windows, point_starts(windows["window_examples"].to_numpy())),
+                windows_read=len(windows),
+                timeline=None if timeline is None else timeline.joined(point_starts(timeline.windows[:, 3])),
                 health=read_data_health(folder),
                 deciles=calibration_buckets(run.metrics.auc),
                 sizes=run.metrics.per_query_auc.by_size(),
                 config=config_text(folder),
-                environment={key: _text(value) for key, value in read_environment(folder).items()},
+                environment=flat_environment(read_environment(folder)),
                 costs={key: run.number(key) for key in COSTS},
                 counts={key: run.number(key) for key in COUNTS},
                 faults=faults_of(run, count_rejects(folder)),
@@ -159,11 +201,33 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
     return shown
 
 
-def _merged(windows: pd.DataFrame, each: int) -> pd.DataFrame:
-    """Windows `each` at a time: means by weight, and the intervals of such means."""
-    if each <= 1:
+def point_starts(examples: IntArray) -> IntArray:
+    """The windows at which the points of a plot begin, ascending from 0, from the windows' sizes [W].
+
+    A point is one window; but a point is never of less than the fortieth part of the pass and of half as many examples
+    as most windows have, and there are at most `MAX_WINDOWS`.
+    """
+    if not len(examples):
+        return np.zeros(0, np.int64)
+    usual, total = typical_size(examples), int(examples.sum())
+    each = max(1, -(-total // (usual * MAX_WINDOWS)))
+    least = (each - 0.5) * usual
+    if each == 1:
+        least = min(least, total / _SMALLEST_POINT)
+    starts, held = [0], 0
+    for place, size in enumerate(examples.tolist()):
+        if held >= least:
+            starts.append(place)
+            held = 0
+        held += size
+    return np.array(starts, np.int64)
+
+
+def _merged(windows: pd.DataFrame, starts: IntArray) -> pd.DataFrame:
+    """Windows joined at the given ones: means by weight, and the intervals of such means."""
+    if len(starts) == len(windows):
         return windows
-    group = np.arange(len(windows)) // each
+    group = np.searchsorted(starts, np.arange(len(windows)), side="right")
     grouped = windows.groupby(group)
     merged = pd.DataFrame(
         {
@@ -187,5 +251,22 @@ def _merged(windows: pd.DataFrame, each: int) -> pd.DataFrame:
     return merged[list(windows)]
 
 
+def flat_environment(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The entries of environment.json as words: those of an object each for itself, lists with commas."""
+    flat: dict[str, str] = {}
+    for key, value in environment.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}: {name}": text for name, text in flat_environment(value).items()}
+        else:
+            flat[key] = _text(value)
+    return flat
+
+
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "none"
+    return "none" if value is None else display.amount(value) if isinstance(value, float) else str(value)

@@ -27,12 +27,12 @@ def run_evaluate(
     """Measure predictions, or compare them with others; Beam's own notices are hidden.
 
     Args:
-        predictions: Parquet files, folders of them, or run directories.
-        against: the same, of the set to compare with.
+        predictions: Parquet files, folders of them, or run directories; in a comparison the baseline.
+        against: the same, of the set to compare with the baseline.
         beam_options: as on a shell's command line, ``--runner=... --temp_location=...``.
 
     Returns:
-        What `evaluate` returns; with `against`, what `evaluate_difference` does, `against` being its a.
+        What `evaluate` returns; with `against`, what `evaluate_difference` does, `against` being its b.
 
     Raises:
         InputError: as these raise.
@@ -46,7 +46,7 @@ def run_evaluate(
 
         if against is None:
             return evaluate(predictions, options)
-        return evaluate_difference(against, predictions, options)
+        return evaluate_difference(predictions, against, options)
 
 
 def evaluate_text(result: dict[str, Any]) -> str:
@@ -60,8 +60,10 @@ def evaluate_text(result: dict[str, Any]) -> str:
     low, high = difference["ci95"]
     decimals = decimals_for(low, high)
     lines = [
-        f"a: {_traffic(result['a'])}",
-        f"b: {_traffic(result['b'])}",
+        *(
+            f"{name}: {' '.join(result['predictions'][side])}: {_traffic(result[side])}"
+            for side, name in (("a", "a, the baseline"), ("b", "b"))
+        ),
         *(f"{side}: {line}" for side in ("a", "b") for line in _training_lines(result[side])),
         "",
         f"prediction difference: {fixed(difference['value'], decimals)}  {interval(low, high, decimals)}",

@@ -84,15 +84,15 @@ def evaluate_difference(
     """The prediction difference of two sets of predictions, joined by query_id and example_id (FF section 5).
 
     Args:
-        inputs_a: the set to compare with, as in `evaluate`; what `ctr score` writes for a log is allowed.
+        inputs_a: the baseline, as in `evaluate`; what `ctr score` writes for a log is allowed.
         inputs_b: the set under study.
         beam_options: as in `evaluate`.
         rows_per_key: as there.
         rows_per_pass: as there.
 
     Returns:
-        ``a`` and ``b``: the summaries of both, without metrics where there are no labels, with ``training`` as in
-        `evaluate`. ``prediction_difference``:
+        ``baseline``: a. ``predictions``: the paths of both. ``a`` and ``b``: the summaries of both, without metrics
+        where there are no labels, with ``training`` as in `evaluate`. ``prediction_difference``:
         ``value``, ``ci95``, ``examples`` of both, ``only_a``, ``only_b``. ``metrics``: by metric ``a``, ``b``,
         ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant`` (None: no interval), ``no_interval``
         (why; else None); None where the sets do not hold the same labeled examples.
@@ -104,11 +104,12 @@ def evaluate_difference(
     for groups in sides.values():
         if any(group.labeled for group in groups):
             _require_labels(groups)
+    paths = {side: [str(path) for path in inputs] for side, inputs in (("a", inputs_a), ("b", inputs_b))}
     result = difference_of(_run(sides, beam_options, rows_per_key, rows_per_pass))
     for side, groups in sides.items():
         if (training := count_learned(groups)) is not None:
             result[side]["training"] = training
-    return result
+    return {"baseline": "a", "predictions": paths, **result}
 
 
 def _require_labels(groups: Sequence[RowGroup]) -> None:

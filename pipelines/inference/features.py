@@ -149,6 +149,14 @@ def _counts_something(values: np.ndarray) -> bool:
     return float(positive.min()) <= 10 and 4 * float(np.median(positive)) < float(positive.max())
 
 
+def _range(values: np.ndarray) -> str:
+    """The smallest and the largest value, in as few digits as do not shut any of them out."""
+    low, high = float(values.min()), float(values.max())
+    begin = next(text for digits in (6, 9, 17) if float(text := f"{low:.{digits}g}") <= low)
+    end = next(text for digits in (6, 9, 17) if float(text := f"{high:.{digits}g}") >= high)
+    return f"from {begin} to {end}"
+
+
 def _number(facts: ColumnFacts, because: str) -> Decision:
     feature: dict[str, Any] = {"kind": "number", "source": facts.name}
     values = facts.finite
@@ -158,14 +166,14 @@ def _number(facts: ColumnFacts, because: str) -> Decision:
     if largest > _WIDE * max(middle, 1.0) and facts.is_whole:
         maximum = float(10 ** math.ceil(math.log10(max(largest, 10.0))))
         feature["log"] = {"maximum": min(maximum, 1e30), **({"signed": True} if values.min() < 0 else {})}
-        return Decision("number, log buckets", f"{because}; from {low:g} to {high:g}", feature)
+        return Decision("number, log buckets", f"{because}; {_range(values)}", feature)
     size = _round_step((high - low) / _STEPS)
     if size > 0 and _is_spread(values, size):
         size = max(size, 1.0) if facts.is_whole else size
         begin, end = math.floor(low / size) * size, math.ceil(high / size) * size
         if begin < end and max(abs(begin), abs(end)) < 1e30:
             feature["step"] = {"low": _tidy(begin), "high": _tidy(end), "size": _tidy(size)}
-            return Decision("number, even buckets", f"{because}; from {low:g} to {high:g}", feature)
+            return Decision("number, even buckets", f"{because}; {_range(values)}", feature)
     edges = sorted({float(f"{edge:.4g}") for edge in np.quantile(values, np.linspace(0, 1, 33)[1:-1])})
     edges = [edge for edge in edges if abs(edge) < 1e30 and edge > float(values.min())]
     if not edges:

@@ -62,6 +62,7 @@ from ctr.pipelines.ingest.state import (
     digest_of,
     finish_publishing,
     ingest_lock,
+    label_text,
     manifest_sha256,
     read_blocks,
     read_held,
@@ -380,7 +381,7 @@ class _Ingest:
             later = len(state.inputs) - self._inputs_before
             blocks = f"blocks-{digest_of(*(file.sha256 for file in added), str(len(state.inputs)))}.npy"
             write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
-        return Commit(added, staged, held, blocks, rules_of(self._mapping))
+        return Commit(added, staged, held, blocks, rules_of(self._mapping), label_text(self._mapping))
 
     def _hold(self, merged: PartitionSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
         numbers: set[int] = set()

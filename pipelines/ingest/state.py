@@ -78,6 +78,7 @@ class IngestState(StrictModel):
         publishing: manifests that have to be published before anything else.
         blocks: files with hashes of blocks of rows.
         rules: how the mapping makes labels, weights, queries and partitions (``rules_of``); empty in earlier versions.
+        label: the column of the label, or the rule on it, as the last mapping has it (``label_text``).
     """
 
     format: int = Field(default=1, ge=1, le=1)
@@ -87,6 +88,7 @@ class IngestState(StrictModel):
     publishing: tuple[Manifest, ...] = ()
     blocks: tuple[str, ...] = ()
     rules: dict[str, str] = {}
+    label: str = ""
 
     @property
     def lines(self) -> int:
@@ -104,6 +106,7 @@ class Commit:
         held: what is held back from now on; None: nothing.
         blocks: the name of a file with hashes of blocks, if any.
         rules: those of the mapping.
+        label: that of the mapping, as text.
     """
 
     inputs: Sequence[InputFile]
@@ -111,6 +114,17 @@ class Commit:
     held: HeldRows | None
     blocks: str | None
     rules: dict[str, str]
+    label: str
+
+
+def label_text(mapping: Mapping) -> str:
+    """The column of a mapping's label, or the rule on it."""
+    label = mapping.label
+    if label.op is None:
+        return label.column
+    return (
+        f"{label.column} {label.op} {f'{label.value:g}' if isinstance(label.value, float) else label.value}"
+    )
 
 
 def rules_of(mapping: Mapping) -> dict[str, str]:
@@ -193,6 +207,7 @@ def commit(log: Path, state: IngestState, added: Commit) -> IngestState:
             "held": added.held,
             "blocks": (*state.blocks, *([] if added.blocks is None else [added.blocks])),
             "rules": added.rules,
+            "label": added.label,
         }
     )
     _write_state(log, state)

@@ -11,8 +11,8 @@ import pytest
 
 from ctr.eval.ads_churn import AdsChurn, compare_loops
 from ctr.eval.buckets import BUCKETS, query_bucket
-from ctr.eval.intervals import student_t_quantile
 from ctr.io.errors import InputError
+from jackknife import margin_of
 
 
 def plain(first: Any, second: Any) -> dict[str, float]:
@@ -87,9 +87,7 @@ def test_intervals_are_those_of_deleting_each_bucket() -> None:
     assert 200 < len(used) < BUCKETS + 1
     without = pd.DataFrame([plain(first[bucket != one], second[bucket != one]) for one in used])
     for name, estimate in whole.estimates().items():
-        values = without[name].to_numpy()
-        variance = (len(used) - 1) / len(used) * np.square(values - values.mean()).sum()
-        margin = student_t_quantile(len(used) - 1) * math.sqrt(variance)
+        margin = margin_of(without[name].to_numpy())
         low, high = estimate.interval()
         assert (high - low) / 2 == pytest.approx(margin)
         assert (high + low) / 2 == pytest.approx(plain(first, second)[name])

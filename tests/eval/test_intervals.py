@@ -1,8 +1,10 @@
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 from threadpoolctl import threadpool_limits
 
 from ctr.eval.auc import StreamingAUC
@@ -20,6 +22,7 @@ from ctr.eval.intervals import (
 from ctr.eval.logloss import Logloss
 from ctr.eval.per_query_auc import PerQueryAUC
 from ctr.eval.rows import ScoredRows, scored_rows
+from jackknife import degrees_of
 
 
 @pytest.mark.parametrize("degrees", [*range(1, 256), 10_000])
@@ -39,14 +42,14 @@ def mean_estimate(values: Any, occupied: Any) -> Estimate:
     return Estimate(total / np.maximum(count, 1), without, occupied)
 
 
-def test_interval_of_a_mean_is_the_classical_one() -> None:
-    # The jackknife of a mean is exact: standard deviation / sqrt(n), Student's t.
+def test_interval_of_a_mean_is_that_of_student_with_the_degrees_of_its_variance() -> None:
+    # The jackknife of a mean is exact: standard deviation / sqrt(n).
     rng = np.random.default_rng(0)
     values = rng.normal(5, 2, BUCKETS)
     for count in (2, 3, 17, BUCKETS):
         occupied = rng.permutation(np.arange(BUCKETS) < count)
         sample = values[occupied]
-        expected = stats.t.interval(0.95, count - 1, sample.mean(), stats.sem(sample))
+        expected = stats.t.interval(0.95, degrees_of(sample), sample.mean(), stats.sem(sample))
         assert np.array(mean_estimate(values, occupied).interval()) == pytest.approx(
             np.array(expected), rel=1e-11
         )
@@ -62,6 +65,29 @@ def test_each_entry_of_an_array_has_its_own_buckets() -> None:
         alone = mean_estimate(values[:, *place], occupied[:, *place]).interval()
         np.testing.assert_allclose([low[place], high[place]], alone, rtol=1e-12, equal_nan=True)
     assert np.isnan([low[2, 0], high[2, 0]]).all()
+
+
+def test_a_variance_that_few_buckets_carry_has_few_degrees() -> None:
+    values = np.zeros(BUCKETS)
+    values[:3] = 1.0
+    estimate = mean_estimate(values, np.ones(BUCKETS, np.bool_))
+    margin = stats.sem(values) * stats.t.ppf(0.975, 6)
+    assert np.ptp(estimate.interval()) / 2 == pytest.approx(margin, rel=1e-9)
+
+
+@pytest.mark.parametrize(("scale", "to"), [("log", np.log), ("logit", special.logit)])
+def test_an_interval_is_symmetric_on_its_scale_and_plain_where_that_has_none(scale: Any, to: Any) -> None:
+    rng = np.random.default_rng(2)
+    values, occupied = rng.random(BUCKETS) ** 8, np.ones(BUCKETS, np.bool_)
+    estimate = replace(mean_estimate(values, occupied), scale=scale)
+    low, high = estimate.interval()
+    assert 0 < low < estimate.point < high < 1
+    assert to(low) + to(high) == pytest.approx(2 * to(estimate.point), rel=1e-9)
+    # The plain interval of the transformed replicates.
+    plain = Estimate(to(estimate.point), to(estimate.replicates), occupied).interval()
+    assert to(np.array([low, high])) == pytest.approx(np.array(plain), rel=1e-9)
+    beyond = replace(estimate, point=estimate.point - 1, replicates=estimate.replicates - 1)
+    assert beyond.interval() == replace(beyond, scale="plain").interval()
 
 
 def test_undefined_with_one_bucket_or_an_undefined_replicate() -> None:
@@ -205,3 +231,58 @@ def test_intervals_cover_the_truth_and_pairing_narrows_them() -> None:
         assert 0.92 <= np.mean(covered_difference[name]) <= 0.98, (name, np.mean(covered_difference[name]))
         paired, unpaired = np.mean(width[name], axis=0)
         assert paired < 0.3 * unpaired, (name, paired, unpaired)
+
+
+def rare_clicks(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return logged(rng, queries=1600, rows=5, base=-6.6, spread=1.0)
+
+
+def sixty_queries(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return logged(rng, queries=60, rows=5, base=-1.5, spread=1.0)
+
+
+def ordinary(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return logged(rng, queries=600, rows=5, base=-1.8, spread=1.0)
+
+
+def logged(
+    rng: np.random.Generator, queries: int, rows: int, base: float, spread: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, logits of a model that knows part of what makes clicks, and queries; each query has its own level."""
+    level, appeal = rng.normal(0, 0.5, (queries, 1)), rng.normal(0, spread, (queries, rows))
+    label = rng.random((queries, rows)) < special.expit(base + level + appeal)
+    logit = base + 0.12 + 0.4 * level + 0.9 * appeal + rng.normal(0, 0.3, (queries, rows))
+    query = np.repeat(rng.integers(0, 2**62, queries), rows)
+    return label.ravel(), logit.ravel(), query
+
+
+def found_in(label: np.ndarray, logit: np.ndarray, query: np.ndarray) -> dict[str, tuple[float, ...]]:
+    """Each metric with the ends of its interval."""
+    rows = scored_rows(label, logit, np.ones(len(label)), query)
+    auc, logloss, calibration = StreamingAUC(), Logloss(), Calibration()
+    for state in (auc, logloss, calibration):
+        state.update(rows)
+    found = {
+        "auc": (estimate := auc.estimate(), *estimate.interval()),
+        "logloss": (estimate := logloss.estimate(), *estimate.interval()),
+        "normalized_entropy": (estimate := logloss.normalized_entropy_estimate(), *estimate.interval()),
+        "calibration_ratio": (calibration.ratio_estimate(), *calibration.ratio_interval()),
+    }
+    return {name: (float(one.point), float(low), float(high)) for name, (one, low, high) in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [rare_clicks, sixty_queries, ordinary])
+def test_intervals_of_few_clicks_and_of_few_queries_cover(draw: Callable[..., Any]) -> None:
+    logs, rng = 600, np.random.default_rng(5)
+    many = [draw(rng) for _ in range(600)]
+    truth = found_in(*(np.concatenate(parts) for parts in zip(*many, strict=True)))
+    missed: dict[str, list[tuple[bool, bool]]] = {name: [] for name in truth}
+    with threadpool_limits(1):
+        for _ in range(logs):
+            for name, (_, low, high) in found_in(*draw(rng)).items():
+                missed[name].append((truth[name][0] < low, truth[name][0] > high))
+    for name, sides in missed.items():
+        below, above = np.mean(sides, axis=0)
+        assert 0.925 <= 1 - below - above <= 0.98, (name, below, above)
+        assert max(below, above) <= 0.05, (name, below, above)

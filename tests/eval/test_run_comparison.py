@@ -2,18 +2,22 @@ import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
+import run_directories
 from ctr.cli import main
 from ctr.eval.buckets import query_bucket
 from ctr.eval.paired_predictions import pair_predictions
+from ctr.eval.report import render_report
 from ctr.eval.run_comparison import NotComparableError, compare_runs, differing_keys
 from ctr.eval.run_files import COMPARED, distinct_names
 from ctr.io.errors import InputError
+from jackknife import margin_of
 from run_directories import make_rows, predict, write_predictions, write_run
 
 
@@ -75,9 +79,7 @@ def brute_metrics(table: pd.DataFrame) -> dict[str, float]:
 
 
 def jackknife(point: float, replicates: list[float]) -> tuple[float, float]:
-    n = len(replicates)
-    spread = np.sqrt((n - 1) / n * np.sum((np.array(replicates) - np.mean(replicates)) ** 2))
-    margin = stats.t.ppf(0.975, n - 1) * spread
+    margin = margin_of(replicates)
     return point - margin, point + margin
 
 
@@ -212,8 +214,53 @@ def test_without_predictions(copies):
 
 def test_what_it_costs(runs):
     costs = compare_runs(*runs).as_dict()["cost"]
-    assert costs["step_ms_p50"] == {"a": 4.0, "b": 6.0, "ratio": 1.5}
-    assert costs["parameters_embedding"] == {"a": 20_000, "b": 20_000, "ratio": 1.0}
+    assert costs["step_ms_p50"] == {"a": 4.0, "b": 6.0, "ratio": 1.5, "ratio_range": None}
+    assert costs["parameters_embedding"] == {"a": 20_000, "b": 20_000, "ratio": 1.0, "ratio_range": None}
+
+
+def timed_run(folder: Path, rows: pd.DataFrame, speeds: np.ndarray, **more: Any) -> Path:
+    run = write_run(folder, rows, predict(rows, 3, 1.0), windows=len(speeds), parts=1, **more)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, speed in zip(lines, speeds, strict=True):
+        line["examples_per_second"] = float(speed)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_times_have_ranges_and_no_ratio_between_batches_of_other_sizes(rows, tmp_path):
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.2, 12))
+    first = {"step_ms_p50": 4.0, "step_ms_p25": 3.0, "step_ms_p75": 5.0}
+    second = {"step_ms_p50": 4.4, "step_ms_p25": 4.0, "step_ms_p75": 5.0, "examples_per_second": 10_000.0}
+    base = timed_run(tmp_path / "a", rows, 5000 * noise, **first)
+    # What slows both in a window is no difference between them.
+    fast = timed_run(tmp_path / "b", rows, 10_000 * noise * np.linspace(0.99, 1.01, 12), **second)
+    comparison = compare_runs(base, fast)
+    speed, step = (comparison.costs[key] for key in ("examples_per_second", "step_ms_p50"))
+    assert speed.ratio == 2 and 1.95 < speed.span[0] < 2 < speed.span[1] < 2.05 and not speed.verdict
+    assert step.span == (4.0 / 5.0, 5.0 / 3.0) and step.verdict == "not significant"
+    assert "[0.80×, 1.67×]" in comparison.as_text()
+    larger = timed_run(tmp_path / "c", rows, 9000 * noise, config={"batch": {"rows": 9}}, **second)
+    comparison = compare_runs(base, larger)
+    assert comparison.costs["step_ms_p50"].ratio is None
+    assert "examples/s compares the runs" in " ".join(comparison.as_text().split())
+    assert max(map(len, comparison.as_text().splitlines())) <= 110
+
+
+def test_runs_that_differ_by_the_seed_are_neither_better_nor_worse(rows, tmp_path):
+    noise = predict(rows, 5, 0.0)
+    other = {**run_directories.CONFIG, "seed": 2}
+    run_a = write_run(tmp_path / "a", rows, noise)
+    better = noise + 2 * rows["label"].to_numpy() - np.float32(0.6)
+    run_b = write_run(tmp_path / "b", rows, better, config=other)
+    comparison = compare_runs(run_a, run_b)
+    assert set(comparison.metrics["verdict"]) == {"differs"} and comparison.differs_by_seed
+    text = " ".join(comparison.as_text().split())
+    assert "ctr replay" in text and "a, the baseline: " in text
+    assert "ctr replay" in render_report([run_a, run_b])
+    changed = {**other, "model": {}}
+    run_c = write_run(tmp_path / "c", rows, better, config=changed)
+    comparison = compare_runs(run_a, run_c)
+    assert "better" in set(comparison.metrics["verdict"]) and "ctr replay" not in comparison.as_text()
 
 
 def test_unknown_costs(copies):
@@ -223,7 +270,12 @@ def test_unknown_costs(copies):
     summary["parameters_dense"] = 0
     (copies[0] / "summary.json").write_text(json.dumps(summary))
     comparison = compare_runs(*copies)
-    assert comparison.as_dict()["cost"]["step_ms_p50"] == {"a": None, "b": 6.0, "ratio": None}
+    assert comparison.as_dict()["cost"]["step_ms_p50"] == {
+        "a": None,
+        "b": 6.0,
+        "ratio": None,
+        "ratio_range": None,
+    }
     assert comparison.as_dict()["cost"]["parameters_dense"]["ratio"] is None
     assert "–" in comparison.as_text()
 

@@ -166,7 +166,8 @@ def test_metrics_are_those_of_the_recorded_predictions(examples, logistic_run, r
 def test_the_summary_has_all_that_is_promised(logistic_run):
     summary = json.loads((logistic_run / "summary.json").read_text())
     promised = """examples queries weight_sum auc per_query_auc per_query_auc_ci95 logloss normalized_entropy
-        calibration_bias calibration_buckets examples_per_second step_ms_p50 parameters_dense parameters_embedding
+        calibration_bias calibration_buckets examples_per_second step_ms_p50 step_ms_p25 step_ms_p75
+        parameters_dense parameters_embedding
         skipped_steps rollbacks quarantined quarantined_rows rejected_rows config_sha256 log_sha256"""
     assert set(promised.split()) <= summary.keys()
     assert summary["examples_per_second"] > 0

@@ -65,7 +65,7 @@ def cost_change(own: ArmCosts | None, reference: ArmCosts | None, baseline: ArmC
     Args:
         own: of the arm.
         reference: of the arm to compare with.
-        baseline: of the arm that times are multiples of. Quartiles are known against it alone.
+        baseline: of the arm that times are multiples of. Against another one, the quartiles of both make a range.
     """
     if own is None or reference is None:
         return UNKNOWN
@@ -98,7 +98,12 @@ def _times(quartiles: tuple[float, float, float] | None, factor: float | None) -
 def _quotient(part: Multiple | None, whole: Multiple | None) -> Multiple | None:
     if part is None or whole is None:
         return None
-    return _multiple(_over(part.value, whole.value))
+    value = _over(part.value, whole.value)
+    if value is None:
+        return None
+    low, high = (None if end is None else end for end in (part.low, part.high))
+    below, above = whole.low or whole.value, whole.high or whole.value
+    return Multiple(value, _over(low, above), _over(high, below))
 
 
 def _over(part: float | None, whole: float | None) -> float | None:

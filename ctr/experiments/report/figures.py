@@ -46,10 +46,10 @@ def frontier_figure(experiment: Experiment) -> ReportFigure | None:
         for spot in panels[0].spots
     )
     return figure_of(
-        "Change in PerQueryAUC vs change in training cost, relative to the baseline; hollow: points of a sweep, whose "
-        "line is drawn at the sweep's seeds",
+        "Change in PerQueryAUC vs training cost",
         accuracy_against_cost(panels),
         f"Accuracy vs training cost. {words}",
+        note="relative to the baseline; hollow: points of a sweep, whose line is drawn at the sweep's seeds",
     )
 
 
@@ -78,10 +78,10 @@ def prediction_figure(experiment: Experiment) -> ReportFigure | None:
         return None
     words = " ".join(f"{spot.name}: {display.fixed(spot.x, 2)}%, {display.fixed(spot.y)}." for spot in spots)
     return figure_of(
-        "Prediction difference vs PerQueryAUC; bars: all pairs of seeds, and the interval of the difference from "
-        "the reference",
+        "Prediction difference vs PerQueryAUC",
         difference_against_accuracy(spots),
         f"Prediction difference and accuracy of each arm. {words}",
+        note="bars: all pairs of seeds, and the interval of the difference from the reference",
     )
 
 

@@ -4,14 +4,13 @@ All text of plans and runs is escaped in the HTML.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctr.eval import display
 from ctr.eval.report.page import render_page, write_page
 from ctr.eval.report.plot_style import COLORS
-from ctr.eval.report.shown_run import SIGNS
+from ctr.eval.report.shown_run import SIGNS, flat_environment
 from ctr.experiments.report.figures import arm_places, bias_figures, frontier_figure, prediction_figure
 from ctr.experiments.report.results import ArmResult, Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, ArmTable, experiment_tables, page_tables
@@ -163,14 +162,14 @@ def _as_html(experiment: Experiment) -> str:
         environments=environments,
         environment_keys=list(dict.fromkeys(key for entries in environments for key in entries)),
         environment_of={
-            outcome.folder: environments.index(_as_texts(outcome.environment)) + 1
+            outcome.folder: environments.index(flat_environment(outcome.environment)) + 1
             for result in experiment.arms
             for outcome in result.arm.outcomes
             if outcome.environment
         },
         teacher_flops=None
         if experiment.costs.teacher_flops is None
-        else {name: _text(flops) for name, flops in experiment.costs.teacher_flops.items()},
+        else {name: display.amount(flops) for name, flops in experiment.costs.teacher_flops.items()},
     )
 
 
@@ -179,14 +178,10 @@ def _environments(experiment: Experiment) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     for result in experiment.arms:
         for outcome in result.arm.outcomes:
-            texts = _as_texts(outcome.environment)
+            texts = flat_environment(outcome.environment)
             if texts and texts not in found:
                 found.append(texts)
     return found
-
-
-def _as_texts(environment: Mapping[str, object]) -> dict[str, str]:
-    return {key: _text(value) for key, value in environment.items()}
 
 
 def _text(value: object) -> str:

@@ -10,6 +10,7 @@ from ctr.eval import display
 from ctr.eval.report.plot_style import (
     COLORS,
     DASHES,
+    INK,
     MARKERS,
     QUIET,
     STYLE,
@@ -83,6 +84,13 @@ def loss_against_cost(points: Sequence[Point], groups: Sequence[str], target: fl
                 of_run(group, drawn.lines)
                 height = display.with_margin(one.change, *(one.span or (None, None)))
                 hover.add(group, axes, [one.cost], [one.change], [one.name], [f"{one.text}: {height}%"])
+        if points:
+            # What all others are compared with: the axes always reach it.
+            (mark,) = axes.plot(
+                [1.0], [0.0], color=INK, marker="x", markersize=7, linestyle="none", label="baseline"
+            )
+            mark.set_zorder(3)
+            hover.add(len(groups), axes, [1.0], [0.0], ["baseline"], ["cost 1, change 0%"])
         axes.set_xlabel("cost, of the baseline's")
         axes.set_ylabel("change in logloss, %")
         if points:

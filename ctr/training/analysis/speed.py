@@ -28,10 +28,14 @@ class RunningMedian:
 
     def median(self) -> float:
         """Returns the median in seconds; 0 of none. Of an even number the lower of the two in the middle."""
+        return self.quantile(0.5)
+
+    def quantile(self, share: float) -> float:
+        """Returns the time that this share of the times does not exceed, in seconds; 0 of none."""
         behind = np.cumsum(self._counts)
         if not behind[-1]:
             return 0.0
-        place = int(np.searchsorted(behind, (behind[-1] + 1) // 2))
+        place = int(np.searchsorted(behind, max(1, math.ceil(share * behind[-1]))))
         return float(_SHORTEST * _RATIO ** (place + 0.5))
 
 

@@ -15,6 +15,7 @@
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/constraint_states/     the same of each constraint log, NAME.npz
     RUN/timeline.npz           sums over time by group of queries, and of each feature missing and new ids
+    RUN/default_slices.npz     calibration by the values of three features, of a short log where no slices are named
     RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
@@ -235,6 +236,15 @@ def write_metric_states(
     name = "metric_states.npz" if constraint_log is None else f"{_CONSTRAINT_STATES}/{constraint_log}.npz"
     make_folder((run_dir / name).parent)
     write_atomic(run_dir / name, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
+
+def write_default_slices(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes the slices of a run that names none (default_slices.py); without any there is no file."""
+    path = run_dir / "default_slices.npz"
+    if arrays:
+        write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_timeline(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -24,6 +24,11 @@ _DUALS_SHOWN = 32
 # and of yet larger ones no calibration is kept, which takes 8 kB a slice, in every checkpoint too.
 SLICES_MEASURED = 1000
 
+FULL_WINDOW = 50_000
+"""Examples of a window where the configuration leaves them open, but for those of the first so many."""
+_SMALLEST_WINDOW = 64
+_SHARE_BEFORE = 16
+
 
 class RunMetrics:
     """The metrics of a run.
@@ -107,7 +112,10 @@ class RunMetrics:
 
     def window_is_full(self) -> bool:
         """Whether the window has as many examples as it should."""
-        return bool(self.window.traffic.examples >= self._config.metrics.window_examples)
+        examples = self._config.metrics.window_examples
+        if examples == "auto":
+            examples = open_window(int(self.total.traffic.examples))
+        return bool(self.window.traffic.examples >= examples)
 
     def close_window(self, examples: int) -> dict[str, Any]:
         """Adds the window to the total and to the timeline, and begins the next one.
@@ -180,6 +188,19 @@ class RunMetrics:
         self.ids.restore(groups["ids"])
         self._terms[:] = groups["terms"]["window"]
         self.window_times = list(window_times)
+
+
+def open_window(begin: int) -> int:
+    """Examples of a window that the configuration leaves open, from how many the run has measured before it.
+
+    From the first 50,000 on windows have 50,000. Those before them are in parts, so that a short log has a course over
+    time: of 64, and later of a sixteenth of what is before. The length of the log, which may grow, has no say.
+    """
+    left = FULL_WINDOW - begin
+    if left <= 0:
+        return FULL_WINDOW
+    examples = max(_SMALLEST_WINDOW, begin // _SHARE_BEFORE)
+    return examples if left >= 2 * examples else left
 
 
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:

@@ -12,7 +12,13 @@ from ctr.io.errors import InputError
 from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
 from ctr.training.run.calibration import calibration_warning, last_window
-from ctr.training.run.directory import write_json, write_metric_states, write_timeline
+from ctr.training.run.default_slices import default_slices, heaviest_ids, slice_arrays
+from ctr.training.run.directory import (
+    write_default_slices,
+    write_json,
+    write_metric_states,
+    write_timeline,
+)
 from ctr.training.run.id_counts import write_data_health
 from ctr.training.run.id_slots import UsedIds, refusal_text, slots_of_pass
 from ctr.training.run.metrics import duals_of
@@ -22,7 +28,14 @@ from ctr.training.run.run import Run
 logger = logging.getLogger(__name__)
 
 # What is left out of the promise that runs of the same configuration give the same results.
-TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
+TIMING = (
+    "examples_per_second",
+    "step_ms_p50",
+    "step_ms_p25",
+    "step_ms_p75",
+    "shampoo_seconds_waited",
+    "shampoo_seconds_computing",
+)
 
 
 def unlearned_text(run: Run) -> str:
@@ -98,6 +111,10 @@ def write_results(
     write_weight_spectra(run_dir, run.state)
     write_timeline(run_dir, metrics.timeline.to_arrays())
     slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
+    if not run.config.metrics.slices:
+        found = default_slices(run_dir, log, inputs.log.manifests, run.schema)
+        write_default_slices(run_dir, slice_arrays(found))
+        slices = {**slices, **heaviest_ids(found)}
     write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)
     write_json(summary_path, summary)
     if refused := refusal_text(metrics.timeline):

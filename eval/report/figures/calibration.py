@@ -33,22 +33,22 @@ def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
     return [
         *_click_ratio_over_time(runs),
         figure_of(
-            "Predicted / actual clicks by decile of prediction",
-            by_group(deciles, columns, names, ("decile", "predicted / actual clicks"), 1.0),
+            "Predicted / actual clicks by decile",
+            by_group(deciles, columns, names, ("decile of prediction", "predicted / actual clicks"), 1.0),
             f"Predicted over actual clicks for ten deciles of prediction. {highest}",
         ),
         figure_of(
-            "Observed vs predicted CTR, by decile of prediction",
+            "Observed vs predicted CTR by decile",
             reliability(deciles),
             f"Observed against predicted click-through rate for ten deciles of prediction. {worst}",
         ),
         figure_of(
-            "Bias by decile of prediction",
+            "Bias by decile",
             by_group(
                 deciles,
                 ("bias", "ci95_low", "ci95_high"),
                 names,
-                ("decile", "observed − predicted CTR"),
+                ("decile of prediction", "observed − predicted CTR"),
                 0.0,
             ),
             f"Observed minus predicted click-through rate for ten deciles of prediction. {worst}",
@@ -75,9 +75,10 @@ def _click_ratio_over_time(runs: Sequence[ShownRun]) -> list[ReportFigure]:
         return []
     return [
         figure_of(
-            "Predicted / actual clicks (dashed: cumulative)",
+            "Predicted / actual clicks over time",
             over_time(courses, "predicted / actual clicks", 1.0),
             f"Predicted over actual clicks in each window over time. {' '.join(words)}",
+            note="dashed: cumulative",
         )
     ]
 
@@ -89,7 +90,7 @@ def reliability(deciles: Sequence[pd.DataFrame]) -> str:
         deciles: for each run the table of `ctr.eval.calibration.calibration_buckets`.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure((4.4, 4.0))
+        figure, axes = new_figure((4.9, 3.2))
         hover = Hover(near=True)
         predictions = np.concatenate([table["mean_prediction"].to_numpy() for table in deciles])
         labels = np.concatenate([table["mean_label"].to_numpy() for table in deciles])
@@ -123,7 +124,6 @@ def reliability(deciles: Sequence[pd.DataFrame]) -> str:
             )
         axes.set_xlim(low, high)
         axes.set_ylim(low, high)
-        axes.set_aspect("equal")
         axes.set_xlabel("predicted CTR")
         axes.set_ylabel("observed CTR")
         for axis in (axes.xaxis, axes.yaxis):

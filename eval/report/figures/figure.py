@@ -15,25 +15,27 @@ class ReportFigure:
     """A plot with its words.
 
     Attributes:
-        title: what it shows.
-        svg: the image, an element of the page.
+        title: what it shows, short enough for one line.
+        svg: the image, an element of the page; empty where there are fewer than two points to draw.
         alt: what is to be seen in it, for those who do not see it.
         run: the run it is about, if it is about one alone.
+        note: what else is to be said of the title.
     """
 
     title: str
     svg: Markup
     alt: str
     run: ShownRun | None = None
+    note: str = ""
 
 
-def figure_of(title: str, svg: str, alt: str, run: ShownRun | None = None) -> ReportFigure:
+def figure_of(title: str, svg: str, alt: str, run: ShownRun | None = None, *, note: str = "") -> ReportFigure:
     """A plot given as an SVG element, with its words as in `ReportFigure`."""
     # An element of a page may refer to parts of another one that have the same id.
     prefix = hashlib.sha256(f"{title}\0{alt}\0{svg}".encode()).hexdigest()[:8]
     svg = re.sub(r'(\sid="|\shref="#|:href="#|url\(#)', rf"\g<1>p{prefix}-", svg)
     words = f'class="plot" role="img" aria-label="{escape(alt)}" '
-    return ReportFigure(title, Markup(svg.replace("<svg ", f"<svg {words}", 1)), alt, run)
+    return ReportFigure(title, Markup(svg.replace("<svg ", f"<svg {words}", 1)), alt, run, note)
 
 
 def style_color(color: str) -> str:

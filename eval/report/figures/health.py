@@ -68,7 +68,7 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
         )
         figures.append(
             figure_of(
-                "Share of values with an id that was not seen before",
+                "Values with a new id",
                 id_shares(timeline, names, "new", shown.index),
                 f"Share of values with a new id over time, for each feature. Overall: {words}",
             )
@@ -79,7 +79,7 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
         )
         figures.append(
             figure_of(
-                "Share of rows without a value",
+                "Rows without a value",
                 id_shares(timeline, names, "missing", shown.index),
                 f"Share of rows without a value over time, for each feature. Overall: {words}",
             )
@@ -115,9 +115,14 @@ def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
     }
     titles = {
         "occupied": "Share of the capacity that ids occupy",
-        "moved": "Ids admitted in each window, and evicted (below 0)",
-        "shared": "Share of values whose id shares a row",
+        "moved": "Ids admitted in each window",
+        "shared": "Values whose id shares a row",
     }
+    if any(slots.evicted for _, slots in features.values()):
+        titles["moved"] = "Ids admitted, and evicted (below 0)"
+    if not any(slots.shared for _, slots in features.values()):
+        # The table says so.
+        del titles["shared"]
     return [
         figure_of(
             title,

@@ -51,9 +51,10 @@ def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
         title = display.METRIC_TITLES[metric]
         figures.append(
             figure_of(
-                f"{title} (dashed: cumulative)" if has_running_mean(metric) else title,
+                title,
                 progressive_metric(windows, metric),
                 f"{title} of each window over time. {describe_courses(runs, metric, 4)}",
+                note="dashed: cumulative" if has_running_mean(metric) else "",
             )
         )
     return figures
@@ -174,9 +175,10 @@ def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
             words.append(f"{shown.name}: {text} over all windows.")
         figures.append(
             figure_of(
-                f"Difference in {title}, run minus {runs[0].name}",
+                title[0].upper() + title[1:],
                 over_time(courses, "difference", 0.0, signed=True),
                 f"Paired difference in {title} from {runs[0].name} over time. {' '.join(words)}",
+                note="run minus baseline",
             )
         )
     return figures

@@ -29,9 +29,10 @@ def gain_figure(runs: Sequence[ShownRun]) -> ReportFigure | None:
         f"{shown.name}: {row[2]} times the clicks." for shown, row in zip(runs, lift_rows(runs), strict=True)
     )
     return figure_of(
-        "Gain: share of clicks in the examples with the highest predictions (dashed: at random)",
+        "Gain",
         gain_curves(_histograms(runs)),
         f"Gain curves. In the tenth of examples with the highest predictions, over a random tenth: {words}",
+        note="share of clicks in the examples with the highest predictions; dashed: at random",
     )
 
 

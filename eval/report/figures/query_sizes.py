@@ -26,9 +26,10 @@ def query_size_figure(runs: Sequence[ShownRun]) -> ReportFigure | None:
         for shown in runs
     )
     return figure_of(
-        "PerQueryAUC by the number of rows in the query, and the number of such queries",
+        "PerQueryAUC by rows in the query",
         auc_by_query_size([shown.sizes for shown in runs]),
         f"PerQueryAUC for queries of different sizes. {ranges}",
+        note="below: the number of such queries",
     )
 
 

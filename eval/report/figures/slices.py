@@ -87,15 +87,20 @@ def _slice_table(runs: Sequence[ShownRun], feature: str) -> SliceTable:
             by_group(
                 [table.reindex(heaviest.index) for table in aligned],
                 columns,
-                # Names of values may be anything, and are in the table.
-                [str(place) for place in range(1, len(names) + 1)],
-                ("row of the table", "predicted / actual clicks"),
+                [_tick(name) for name in names],
+                ("value", "predicted / actual clicks"),
                 1.0,
             ),
             f"Predicted over actual clicks for the most frequent values of {feature}; the table has the numbers.",
         ),
         rows=rows,
     )
+
+
+def _tick(name: str, most: int = 12) -> str:
+    """A name as it stands at an axis: printable, and cut where it is long; the table has it whole."""
+    shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in name)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _slice_cells(row: Mapping[Hashable, float]) -> tuple[str, str, str]:

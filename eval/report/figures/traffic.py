@@ -33,9 +33,10 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
     if unit is not None:
         figures.append(
             figure_of(
-                f"Traffic, examples per {unit} of event time",
+                "Traffic",
                 traffic(windows, unit),
                 f"Examples per {unit} of event time in each window.",
+                note=f"examples per {unit} of event time",
             )
         )
     timelines = [shown.timeline for shown in runs]
@@ -54,9 +55,10 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
         )
     speeds = describe_courses(runs, "examples_per_second", 0)
     speed = figure_of(
-        "Training throughput, examples/s",
+        "Training throughput",
         throughput(windows),
         f"Examples per second over time. {speeds}",
+        note="examples/s",
     )
     return [*figures, speed]
 

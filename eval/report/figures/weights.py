@@ -81,9 +81,10 @@ def _weight_table(shown: ShownRun) -> WeightTable:
     figure = None
     if words:
         figure = figure_of(
-            "Share of the largest singular values, in the Frobenius norm and in the sum",
+            "Largest singular values",
             cumulative_spectra([spectrum.singular_values for spectrum in shown.weights]),
             f"Cumulative singular values of the weights of {shown.name}. {words}",
+            note="their share in the Frobenius norm and in the sum",
         )
     return WeightTable(shown, rows, figure)
 

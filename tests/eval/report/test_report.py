@@ -3,6 +3,7 @@ import math
 import re
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +21,8 @@ from ctr.eval.report.figures.metrics import has_running_mean, progressive_metric
 from ctr.eval.report.figures.predictions import gain, prediction_range
 from ctr.eval.report.figures.weights import cumulative_spectra
 from ctr.eval.report.page import check_page
-from ctr.eval.report.shown_run import show_runs
+from ctr.eval.report.shown_run import point_starts, show_runs
+from ctr.eval.report.subject import subject_of
 from ctr.eval.run_files import read_windows
 from ctr.io.errors import InputError
 from report_pages import Page
@@ -360,7 +362,88 @@ def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     page = read_page(render_report([write_run(tmp_path / "run", table, predict(rows, 1, 1.0))]))
     assert "No query has both a click and a non-click" in page.words
     assert "event times" not in page.words
-    assert sum("undefined in every window" in svg for svg in page.images()) == 3
+    assert "undefined in every window" not in "".join(page.images())
+    missing = page.words[page.words.index("Not drawn") :].partition(".")[0]
+    assert all(title in missing for title in ("PerQueryAUC", "AUC", "normalized entropy"))
+    assert "AUC is undefined, because all rows are of one class" in page.words
+
+
+def test_no_plot_is_a_single_dot(tmp_path):
+    rows = make_rows(3, queries=40)
+    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), windows=1)
+    page = read_page(render_report([run]))
+    for svg in page.plots():
+        series = json.loads(str(svg.get("data-hover", '{"near": true, "series": [[0, [1, 2]]]}')))
+        counts = [len(points) for _, points in series["series"]]
+        assert (sum(counts) if series["near"] else max(counts)) > 1
+    missing = page.words[page.words.index("Not drawn, because fewer than two points are known: ") :]
+    assert all(title in missing.partition(".")[0] for title in ("PerQueryAUC", "AUC", "calibration bias"))
+    # By decile, and the gain.
+    assert len(page.images()) == 3 + 1 + 1 + 1
+
+
+def test_a_pass_that_began_with_small_windows_is_drawn_in_points_of_some_size():
+    early = [64, 64, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 24372]
+    for later in (0, 3, 30, 300, 1000):
+        sizes = np.array([*early, *[50_000] * later, *[700] * (later > 0)], np.int64)
+        starts = point_starts(sizes)
+        points = np.add.reduceat(sizes, starts)
+        assert starts[0] == 0 and points.sum() == sizes.sum() and len(points) <= 401
+        assert points[:-1].min() >= min(sizes.sum() / 40, 12_000)
+        if 0 < later <= 300:
+            # Windows of the usual size stand for themselves.
+            assert (points == 50_000).sum() >= later - 1
+    assert len(point_starts(np.full(30, 120, np.int64))) == 30
+
+
+@pytest.mark.parametrize(
+    ("inputs", "label", "title"),
+    [
+        (["shop.csv"], "bought", "bought in shop.csv"),
+        (["day/1.csv", "day/2.csv", "day/3.csv"], "stars >= 4", "stars >= 4 in 1.csv and 2 more files"),
+        ([], "", "clicks in log<1>"),
+        (None, "", "clicks in log<1>"),
+    ],
+)
+def test_the_title_names_the_table_and_the_label(tmp_path, inputs, label, title):
+    log, checkpoint = tmp_path / "log<1>", tmp_path / "run" / "checkpoints" / "1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(json.dumps({"log": str(log)}))
+    if inputs is not None:
+        (log / ".ingest").mkdir(parents=True)
+        state = {"inputs": [{"name": name} for name in inputs], "label": label}
+        (log / ".ingest" / "state.json").write_text(json.dumps(state))
+    assert str(subject_of(tmp_path / "run")) == title
+    (checkpoint / "state.json").write_text("{")
+    assert str(subject_of(tmp_path / "run")) == ""
+
+
+@pytest.mark.parametrize(
+    ("entropy", "interval", "says"),
+    [
+        (0.9, (0.85, 0.95), "learned more than the base rate: its logloss is 10.0% below"),
+        (1.1, (1.05, 1.15), "predicts worse than the base rate alone: its logloss is 10.0% above"),
+        (0.99, (0.95, 1.03), "is open: its logloss is 1.0% below"),
+        (0.99, (None, None), "too little data for an interval"),
+        (None, (None, None), "no base rate to compare with"),
+    ],
+)
+def test_the_first_sentence_says_what_was_learned(runs, entropy, interval, says):
+    [shown] = show_runs(runs[:1])
+    summary = {**shown.summary, "normalized_entropy": entropy, "normalized_entropy_ci95": list(interval)}
+    sentence = replace(shown, summary=summary).headline_sentence
+    assert says in sentence and f"AUC is {shown.headline('auc')}; predicted / actual clicks are" in sentence
+
+
+def test_the_environment_has_no_json(html):
+    words = read_page(html).words
+    assert "versions: numpy" in words and '{"numpy"' not in words
+
+
+def test_slices_stand_at_the_axis_by_their_values(html):
+    [plot] = [svg for svg in read_page(html).images() if "most frequent values of position" in svg]
+    texts = [text.strip() for text in ElementTree.fromstring(plot).itertext() if text.strip()]
+    assert {"third", "id 1", "value"} <= set(texts) and "row of the table" not in texts
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate
@@ -13,6 +12,7 @@ from ctr.experiments.report.tuning_points import (
     by_cost,
     cost_at_neutral_accuracy,
 )
+from jackknife import margin_of
 
 
 def exact(value: float) -> Estimate:
@@ -27,12 +27,6 @@ def noisy(value: float, seed: int, scale: float) -> Estimate:
 
 def curve(*points: tuple[float, float]) -> list[CurvePoint]:
     return [CurvePoint(str(cost), cost, exact(accuracy)) for cost, accuracy in points]
-
-
-def jackknife(replicates: list[float]) -> float:
-    """Half-width of the interval."""
-    n = len(replicates)
-    return float(stats.t.ppf(0.975, n - 1) * np.sqrt((n - 1) * np.var(replicates)))
 
 
 def test_accuracy_between_points_is_linear_in_the_logarithm_of_cost():
@@ -109,10 +103,10 @@ def test_intervals_are_those_of_replicates_read_one_by_one():
     assert found.value == pytest.approx(
         np.interp(math.log(2), np.log([1, 3, 9]), [0.7, 0.73, 0.75]) / 0.72 - 1
     )
-    assert found.high - found.value == pytest.approx(jackknife(at_cost), rel=1e-9)
+    assert found.high - found.value == pytest.approx(margin_of(at_cost), rel=1e-9)
     found = cost_at_neutral_accuracy(points, 2, reference)
     assert math.log1p(found.value) == pytest.approx(math.log(3) * 2 / 3 - math.log(2))
-    assert math.log1p(found.high) - math.log1p(found.value) == pytest.approx(jackknife(at_accuracy), rel=1e-9)
+    assert math.log1p(found.high) - math.log1p(found.value) == pytest.approx(margin_of(at_accuracy), rel=1e-9)
 
 
 def test_a_crossing_at_the_edge_of_the_sweep_has_no_interval():

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from ctr.data.log import MAX_TIME_US
 from ctr.eval.buckets import query_bucket
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
 from experiment_folders import ARMS, edit, logits, result_of, write_small
+from jackknife import margin_of
 from run_directories import predict, run_folder, write_plan, write_run
 
 
@@ -37,11 +37,6 @@ def brute(table: pd.DataFrame) -> dict[str, float]:
 def recorded(folder: Path, name: str, seed: int) -> pd.DataFrame:
     parts = sorted((folder / run_folder(name, seed)).glob("predictions/*.parquet"))
     return pd.concat([pd.read_parquet(part) for part in parts])
-
-
-def half_width(replicates: np.ndarray) -> float:
-    n = len(replicates)
-    return float(stats.t.ppf(0.975, n - 1) * np.sqrt((n - 1) * np.var(replicates)))
 
 
 @pytest.mark.slow
@@ -90,10 +85,10 @@ def test_the_interval_is_the_jackknife_of_the_mean_over_seeds(experiment):
 
     change = result_of(experiment)["dcn"]["changes"]["logloss"]
     low, high = change["difference"]["ci95"]
-    assert (high - low) / 2 == pytest.approx(half_width(without("dcn") - without("base")), rel=1e-6)
+    assert (high - low) / 2 == pytest.approx(margin_of(without("dcn") - without("base")), rel=1e-6)
     low, high = change["percent"]["ci95"]
     relative = 100 * (without("dcn") / without("base") - 1)
-    assert (high - low) / 2 == pytest.approx(half_width(relative), rel=1e-6)
+    assert (high - low) / 2 == pytest.approx(margin_of(relative), rel=1e-6)
 
 
 def test_prediction_difference_is_that_of_the_pairs(experiment, rows):

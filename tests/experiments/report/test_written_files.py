@@ -96,6 +96,14 @@ def test_the_report_is_whole_and_escaped(experiment):
     assert page.words.count("layers: 2") == len(ARMS)
 
 
+def test_numbers_and_names_of_the_page_are_short(copy):
+    edit(copy / "costs.json", lambda content: content.update(teacher_flops={"big": 123456.78901234567}))
+    write_experiment(copy)
+    page, _ = read_page(copy)
+    assert "big 123,457" in page.words and "123456.789" not in page.words
+    assert "versions: numpy" in page.words and '{"numpy"' not in page.words
+
+
 def test_runs_of_different_environments_are_told_apart(copy):
     edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
     write_experiment(copy)

@@ -289,6 +289,17 @@ def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
         evaluate([scored])
 
 
+def test_the_first_set_named_is_the_baseline(tmp_path: Path) -> None:
+    table = make_table(9, queries=60)
+    better = replaced(table, "logit", column(table, "label") * 4.0 - 2)
+    paths = [write(tmp_path / f"{name}.parquet", one) for name, one in (("plain", table), ("good", better))]
+    found = run_evaluate([paths[0]], [paths[1]])
+    assert found["metrics"]["auc"]["verdict"] == "better" and found["metrics"]["auc"]["difference"] > 0
+    assert found["baseline"] == "a" and found["predictions"] == {"a": [str(paths[0])], "b": [str(paths[1])]}
+    first, second = evaluate_text(found).splitlines()[:2]
+    assert first.startswith(f"a, the baseline: {paths[0]}: ") and second.startswith(f"b: {paths[1]}: ")
+
+
 @pytest.mark.slow
 def test_an_example_that_changed_its_query_is_not_joined(tmp_path: Path) -> None:
     table = make_table(8)

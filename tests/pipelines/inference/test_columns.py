@@ -1,5 +1,6 @@
 """Types of columns: numbers, words, lists, texts and times, over generated values."""
 
+import re
 from datetime import UTC, datetime
 
 import numpy as np
@@ -63,6 +64,23 @@ def test_every_number_of_a_column_has_a_bucket_of_its_feature(values):
     decision = decide_feature(facts)
     assert decision.feature is not None, decision
     assert sum(key in decision.feature for key in ("log", "step", "boundaries")) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        # A few are far from the rest, and more digits than six tell the ends.
+        [*np.round(np.linspace(0, 10, 990), 3).tolist(), 19.47, -3.25],
+        [*np.round(np.random.default_rng(0).lognormal(3, 1, 500), 2).tolist(), 1234567.89],
+        [*np.random.default_rng(1).geometric(0.02, 900).tolist(), 98_765_432],
+    ],
+)
+def test_the_range_that_is_named_holds_every_value(values):
+    found = decide_feature(facts_of(values))
+    begin, end = re.search(r"from (\S+) to (\S+)$", found.because).groups()
+    assert found.becomes.startswith("number")
+    assert float(begin) <= min(values) and max(values) <= float(end)
+    assert float(end) == pytest.approx(max(values), rel=1e-5)
 
 
 def test_most_values_of_amounts_are_told_apart_by_their_buckets():
