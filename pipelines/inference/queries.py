@@ -10,12 +10,10 @@ from ctr.pipelines.inference.columns import ColumnFacts, percent
 from ctr.pipelines.inference.names import EXAMPLE_NAMES, QUERY_NAMES, QUERY_WORDS, SESSION_WORDS, USER_WORDS
 from ctr.pipelines.inference.roles import NONE, TOLERANCE, Choice, Doubt, find_column, rejects_text, too_many
 from ctr.pipelines.inference.times import TimeColumn
+from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
 FEW_USERS = 20
 """A column of users has more values."""
-
-MOST_REJECTS = 0.01
-"""An ingest stops where a larger share of the rows becomes rejects."""
 
 LONGEST_PAGE = 200
 """A page hardly holds more rows."""
@@ -82,7 +80,7 @@ def choose_query(
     asked = [fault for fault in faults if not fault.certain]
     if asked:
         # The ingest of a column with more rejects would stop.
-        possible = [fault.facts for fault in asked if fault.facts.missing_share <= MOST_REJECTS]
+        possible = [fault.facts for fault in asked if fault.facts.missing_share <= MAX_REJECT_SHARE]
         return _query_doubt("; ".join(fault.why for fault in asked), possible, rows.head)
     if len(named) == len(faults):
         runs = [facts for facts in free if facts not in grouped and _is_run(facts, rows.head)]
@@ -103,7 +101,7 @@ def choose_query(
 def _given_query(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[ColumnFacts, str]:
     facts = find_column(text, columns, "--query")
     missing = facts.codes < 0
-    if missing.mean() > MOST_REJECTS:
+    if missing.mean() > MAX_REJECT_SHARE:
         shown = facts.placed(f"no value in {int(missing.sum()):,} of {len(missing):,} rows", missing)
         raise InputError(
             f"--query {text}: {shown}; allowed: in at most 1% of the rows, which become rejects",
@@ -150,7 +148,9 @@ def _find_fault(facts: ColumnFacts, users: Sequence[ColumnFacts], rows: Rows) ->
         return _Fault(facts, f"{facts.name} is always {facts.value_at(~missing)}", certain=True)
     if many := too_many(missing, rows.positive):
         why = facts.placed(f"{facts.name} has no value in {many}", missing)
-        hint = "" if facts.missing_share <= MOST_REJECTS else "; leave these rows out of the table to use it"
+        hint = (
+            "" if facts.missing_share <= MAX_REJECT_SHARE else "; leave these rows out of the table to use it"
+        )
         return _Fault(facts, why + hint)
     few = facts.distinct < _RUNS
     each = _rows_each(facts, rows.head)
