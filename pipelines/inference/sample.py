@@ -138,8 +138,9 @@ def _text_sample(table: TableFiles) -> Sample:
     columns = _read_columns(chunks[0].table.column_names if chunks else [], chunks, unusable)
     numbers = np.concatenate([np.zeros(0, np.int64), *(chunk.rows for chunk in chunks)])
     numbers[head:] = 0
-    counts = {"malformed": malformed - headers, "headers": headers, "lacking": lacking}
-    return Sample(columns, unusable, rows, head, total, lines.whole, numbers, **counts)
+    return Sample(
+        columns, unusable, rows, head, total, lines.whole, numbers, malformed - headers, headers, lacking
+    )
 
 
 @contextmanager
