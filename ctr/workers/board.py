@@ -122,7 +122,7 @@ class Board:
             except ConnectionResetError:
                 # It ended without having read all; what it sent before comes now.
                 continue
-            return _NOTE.unpack(content) if content else None  # type: ignore[return-value]
+            return _NOTE.unpack(content) if content else None
 
     def _fail(self, lost: Sequence[int]) -> NoReturn:
         self.lost = tuple(lost)

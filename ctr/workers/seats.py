@@ -9,8 +9,9 @@ import json
 import os
 import resource
 import socket
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ctr.workers.cluster import Cluster, read_cluster
 
@@ -79,8 +80,9 @@ def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Clu
     text = environment.pop(VARIABLE, "")
     if not text:
         return read_cluster(environment)
-    content: Mapping[str, object] = json.loads(text)
-    seat = Seat(content["rank"], tuple(content["sockets"]), tuple(map(tuple, content["areas"])))  # type: ignore[arg-type]
+    content: dict[str, Any] = json.loads(text)
+    areas = tuple(tuple(own) for own in content["areas"])
+    seat = Seat(content["rank"], tuple(content["sockets"]), areas)
     for descriptor in seat.descriptors:
         os.set_inheritable(descriptor, False)
     return seat

@@ -53,7 +53,7 @@ def test_the_worker_that_an_error_is_about(message, rank, lost):
 def test_a_worker_that_hangs_within_a_step_is_named(kind, is_cluster, tmp_path):
     group = Group(3, [kind], tmp_path, "hanging_worker.py", is_cluster=is_cluster)
     try:
-        assert [process.wait(120) for process in group.processes[:2]] == [0, 0], group.output(0)
+        assert [process.wait(600) for process in group.processes[:2]] == [0, 0], group.output(0)
     finally:
         group.kill(2)
         group.wait()
