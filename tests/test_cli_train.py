@@ -219,6 +219,15 @@ def test_two_workers_have_the_results_of_one(place, pair):
 
 
 @pytest.mark.slow
+def test_workers_write_checkpoints_by_one_clock(place, pair):
+    process = start(
+        place, "--workers", "2", "--set", "checkpoint.every_minutes=0.001", "--worker-timeout", "600"
+    )
+    assert (process.communicate()[1], process.returncode) == ("", 0)
+    assert results(place)["logloss"] == results(pair)["logloss"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_is_killed_costs_one_line_and_no_bit(place, pair, rank):
     process = start(place, "--workers", "2", "--json")
@@ -331,7 +340,8 @@ def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_res
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "status", "words"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "")]
+    ("number", "status", "words"),
+    [(signal.SIGINT, 130, "interrupted; the same command resumes\n"), (signal.SIGTERM, 143, "")],
 )
 def test_a_signal_ends_all_workers(place, number, status, words):
     process = start(place, "--workers", "2")
