@@ -27,7 +27,8 @@ from ctr.cli_output import (
 )
 from ctr.io.errors import InputError, one_line
 from ctr.io.signals import stop_signals
-from ctr.workers.cluster import Cluster, read_cluster
+from ctr.workers.cluster import Cluster
+from ctr.workers.seats import Seat, read_place
 
 _TIMEOUT_SECONDS = 60.0
 # To load TensorFlow and to look at the log takes far less.
@@ -47,10 +48,10 @@ def train(arguments: argparse.Namespace) -> None:
         from ctr.config import load_model
         from ctr.training.config import TrainConfig
 
-    cluster = read_cluster()
-    if cluster is not None and cluster.size == 1:
-        cluster = None
-    size = _check_workers(arguments, cluster)
+    place = read_place()
+    if place is not None and place.size == 1:
+        place = None
+    size = _check_workers(arguments, place)
     _check_device(arguments, size)
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
     if arguments.follow and arguments.record is not None:
@@ -59,20 +60,20 @@ def train(arguments: argparse.Namespace) -> None:
         )
     if not arguments.follow and (arguments.poll, arguments.stop_when_idle) != (None, None):
         raise InputError("--poll and --stop-when-idle go with --follow")
-    if cluster is not None and cluster.rank and not arguments.verbosity:
+    if place is not None and place.rank and not arguments.verbosity:
         # The first worker says it for all.
         set_verbosity(-1)
-    if size > 1 and cluster is None:
+    if size > 1 and place is None:
         _launch(arguments, config, size)
     elif arguments.follow:
         _follow(arguments, config)
     else:
-        _pass(arguments, config, cluster)
+        _pass(arguments, config, place)
 
 
-def _check_workers(arguments: argparse.Namespace, cluster: Cluster | None) -> int:
+def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) -> int:
     """How many workers there are to be."""
-    size = 1 if cluster is None else cluster.size
+    size = 1 if place is None else place.size
     for option in ("workers", "worker_timeout", "max_restarts"):
         least = {"workers": 1, "worker_timeout": 1.0, "max_restarts": 0}[option]
         given = getattr(arguments, option)
@@ -105,10 +106,10 @@ def _check_device(arguments: argparse.Namespace, size: int) -> None:
         raise InputError(f"--device {arguments.device} does not go with --follow")
 
 
-def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -> None:
+def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | None) -> None:
     from ctr.data.log import read_manifests
 
-    is_first = cluster is None or cluster.rank == 0
+    is_first = place is None or place.rank == 0
     with _printing_failures(arguments, is_first):
         if _is_finished(arguments, config, is_first):
             return
@@ -125,7 +126,7 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
         with (
             closing(training_bar(total, config.batch.sizes())) as bar,
-            _joined(arguments, cluster) as joined,
+            _joined(arguments, place) as joined,
         ):
             summary = train_run(
                 *given,
@@ -204,14 +205,14 @@ def _init_from(arguments: argparse.Namespace) -> Any:
 
 
 @contextmanager
-def _joined(arguments: argparse.Namespace, cluster: Cluster | None) -> Iterator[dict[str, Any]]:
-    """Joins the workers of a cluster; yields what a run is to be given: these, or why a process alone is to stop."""
-    if cluster is None:
+def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iterator[dict[str, Any]]:
+    """Joins the other workers; yields what a run is to be given: these, or why a process alone is to stop."""
+    if place is None:
         with stop_signals() as stop:
             yield {"stop": stop}
         return
     global _has_joined
-    from ctr.workers.collectives import join
+    from ctr.workers.join import join
 
     _has_joined = True
     is_interrupted = False
@@ -223,7 +224,7 @@ def _joined(arguments: argparse.Namespace, cluster: Cluster | None) -> Iterator[
 
     report("joining")
     try:
-        workers = join(cluster, arguments.worker_timeout or _TIMEOUT_SECONDS)
+        workers = join(place, arguments.worker_timeout or _TIMEOUT_SECONDS)
         # TensorFlow takes SIGTERM for itself, and would only note it.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -16,6 +16,7 @@ import ctr.workers.launch
 from ctr.cli import main
 from ctr.training.loop import TIMING
 from small_runs import SMALL, draw_examples, publish
+from worker_group import free_addresses
 
 PAIR = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 
@@ -214,7 +215,16 @@ def test_two_workers_have_the_results_of_one(place, pair):
     assert together["logloss"] == pytest.approx(alone["logloss"], abs=1e-6)
     assert together["per_query_auc"] == pytest.approx(alone["per_query_auc"], abs=1e-6)
     assert {path.name for path in (pair / "run/workers").iterdir()} == {"000.log", "001.log"}
-    assert "coordination" in (pair / "run/workers/001.log").read_text()
+    assert "XLA service" in (pair / "run/workers/001.log").read_text()
+
+
+@pytest.mark.slow
+def test_workers_write_checkpoints_by_one_clock(place, pair):
+    process = start(
+        place, "--workers", "2", "--set", "checkpoint.every_minutes=0.001", "--worker-timeout", "600"
+    )
+    assert (process.communicate()[1], process.returncode) == ("", 0)
+    assert results(place)["logloss"] == results(pair)["logloss"]
 
 
 @pytest.mark.slow
@@ -225,12 +235,40 @@ def test_a_worker_that_is_killed_costs_one_line_and_no_bit(place, pair, rank):
     os.kill(children(process.pid)[rank], signal.SIGKILL)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert err.startswith(f"warning: worker {rank} (127.0.0.1:") and err.count("\n") == 1
-    assert "was killed (SIGKILL;" in err and err.endswith(
-        "all workers restart from the last checkpoint (1/3)\n"
-    )
+    assert err.startswith(f"warning: worker {rank} was killed (SIGKILL;") and err.count("\n") == 1
+    assert err.endswith("all workers restart from the last checkpoint (1/3)\n")
     assert json.loads(out)["examples"] == results(pair)["examples"]
     assert results(place) == results(pair)
+
+
+def sockets(pid: int) -> set[str]:
+    """The inodes of the sockets that a process has open."""
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+    return {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+
+
+@pytest.mark.slow
+def test_nobody_can_connect_to_workers_of_one_machine(place):
+    process = start(place, "--workers", "2")
+    wait_for_checkpoint(place, process)
+    pids = [process.pid, *children(process.pid)]
+    assert len(pids) == 3
+    found = set().union(*map(sockets, pids))
+    # The sockets of all processes, by their inodes: those of the network, and those with a path or another name.
+    network = [
+        line.split() for kind in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6") for line in proc_net(kind)
+    ]
+    named = [line.split() for line in proc_net("unix")]
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert found & {line[6] for line in named}, "the workers are connected to each other"
+    assert not found & {line[9] for line in network}
+    assert not found & {line[6] for line in named if len(line) > 7}
+
+
+def proc_net(kind: str) -> list[str]:
+    path = Path("/proc/net") / kind
+    return path.read_text().splitlines()[1:] if path.exists() else []
 
 
 @pytest.mark.slow
@@ -242,8 +280,9 @@ def test_a_worker_that_is_stopped_is_named(place):
     os.kill(workers[1], signal.SIGSTOP)
     out, err = process.communicate()
     assert (process.returncode, out) == (75, "")
-    assert err.startswith("error: worker 1 (127.0.0.1:") and err.count("\n") == 1
-    assert ") does not answer; its output is in run/workers/001.log; given up after 0 restarts" in err
+    assert err.startswith("error: worker 1 was stopped by a signal and did not go on; ")
+    assert "; its output is in run/workers/001.log; given up after 0 restarts" in err
+    assert err.count("\n") == 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
@@ -262,7 +301,7 @@ def test_bad_rows_are_one_line_and_nothing_restarts(place):
 
 @pytest.mark.slow
 def test_the_workers_of_a_cluster_print_once_and_the_others_nothing(place, pair):
-    addresses = ctr.workers.launch.free_addresses(2)
+    addresses = free_addresses(2)
     cluster = {"worker": list(addresses)}
     both = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
     (first, first_errors), second = (process.communicate() for process in both)
@@ -274,18 +313,18 @@ def test_the_workers_of_a_cluster_print_once_and_the_others_nothing(place, pair)
 
 @pytest.mark.slow
 def test_a_worker_of_a_cluster_with_another_configuration_is_refused(place):
-    cluster = {"worker": list(ctr.workers.launch.free_addresses(2))}
+    cluster = {"worker": list(free_addresses(2))}
     both = [start(place, "--set", f"seed={rank}", TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
     errors = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [1, 1]
     for text in errors:
-        assert text.count("\n") == 1 and text.startswith("error: workers: 127.0.0.1:")
+        assert text.count("\n") == 1 and text.startswith("error: worker 1 (127.0.0.1:")
         assert "another configuration than the first worker" in text
 
 
 @pytest.mark.slow
 def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_resume(place, pair):
-    cluster = {"worker": list(ctr.workers.launch.free_addresses(2))}
+    cluster = {"worker": list(free_addresses(2))}
     both = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
     wait_for_checkpoint(place, both[0])
     both[1].kill()
@@ -301,7 +340,8 @@ def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_res
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "status", "words"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "")]
+    ("number", "status", "words"),
+    [(signal.SIGINT, 130, "interrupted; the same command resumes\n"), (signal.SIGTERM, 143, "")],
 )
 def test_a_signal_ends_all_workers(place, number, status, words):
     process = start(place, "--workers", "2")

@@ -102,7 +102,7 @@ def kubernetes(root) -> list[dict]:
 
 @pytest.mark.parametrize("index", range(4))
 def test_a_pod_is_the_worker_of_its_index(place, kubernetes, index):
-    service, job = kubernetes
+    service, _, job = kubernetes
     (container,) = job["spec"]["template"]["spec"]["containers"]
     given = {variable["name"]: variable["value"] for variable in container["env"]}
     command = (*container["command"], *container["args"])
@@ -115,7 +115,7 @@ def test_a_pod_is_the_worker_of_its_index(place, kubernetes, index):
 
 
 def test_the_parts_of_the_job_fit_each_other(kubernetes):
-    service, job = kubernetes
+    service, policy, job = kubernetes
     pod, (container,) = job["spec"]["template"]["spec"], job["spec"]["template"]["spec"]["containers"]
     workers = int(next(one["value"] for one in container["env"] if one["name"] == "WORKERS"))
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == workers
@@ -123,6 +123,13 @@ def test_the_parts_of_the_job_fit_each_other(kubernetes):
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["ports"][0]["port"] == 2222
+    # Only the workers reach the workers.
+    assert (policy["kind"], policy["spec"]["policyTypes"]) == ("NetworkPolicy", ["Ingress"])
+    workers_alone = {"podSelector": {"matchLabels": service["spec"]["selector"]}}
+    assert policy["spec"]["podSelector"] == workers_alone["podSelector"]
+    assert policy["spec"]["ingress"] == [
+        {"from": [workers_alone], "ports": [{"protocol": "TCP", "port": service["spec"]["ports"][0]["port"]}]}
+    ]
     fail, _ = job["spec"]["podFailurePolicy"]["rules"]
     assert fail["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [1, 2]}
 

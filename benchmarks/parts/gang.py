@@ -1,4 +1,4 @@
-"""Runs the workers of a cluster on this machine, to their end."""
+"""Runs workers of this machine to their end."""
 
 import json
 import os
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ctr.workers.cluster import VARIABLE, Cluster
-from ctr.workers.launch import free_addresses
+from ctr.workers.seats import make_seats
 
 
 class Ended(NamedTuple):
@@ -26,23 +25,28 @@ def run_workers(arguments: Sequence[str], size: int, threads: int = 1) -> list[E
     Raises:
         SystemExit: one of them failed.
     """
-    addresses = free_addresses(size)
     processes = []
     with tempfile.TemporaryDirectory() as folder:
-        for rank in range(size):
+        for seat in make_seats(size):
+            rank = seat.rank
             environment = {
                 **os.environ,
+                **seat.variable(),
                 "TF_NUM_INTRAOP_THREADS": str(threads),
                 "OMP_NUM_THREADS": str(threads),
             }
-            if size > 1:
-                environment[VARIABLE] = Cluster(rank, addresses).config()
             with (
                 (Path(folder) / f"{rank}.out").open("w") as out,
                 (Path(folder) / f"{rank}.err").open("w") as err,
             ):
                 processes.append(
-                    subprocess.Popen([sys.executable, *arguments], env=environment, stdout=out, stderr=err)
+                    subprocess.Popen(
+                        [sys.executable, *arguments],
+                        env=environment,
+                        stdout=out,
+                        stderr=err,
+                        pass_fds=seat.descriptors,
+                    )
                 )
         ended = [os.wait4(process.pid, 0) for process in processes]
         for rank, (_, status, _) in enumerate(ended):

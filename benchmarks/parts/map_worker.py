@@ -1,6 +1,6 @@
 """One worker of a run in which ids grow: what its part of the map takes at the end. Prints JSON.
 
-TF_CONFIG=... python benchmarks/parts/map_worker.py LOG CONFIG RUN
+python benchmarks/parts/map_worker.py LOG CONFIG RUN
 """
 
 import json
@@ -14,14 +14,13 @@ from ctr.config import parse_model
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.loop import open_session
-from ctr.workers.cluster import read_cluster
-from ctr.workers.collectives import ALONE, join
+from ctr.workers.join import join
+from ctr.workers.seats import read_place
 
 
 def main(log: Path, config: Path, run: Path) -> dict[str, int]:
     """Trains; returns the ids that this worker keeps, the entries of its arrays, and their bytes."""
-    cluster = read_cluster()
-    workers = join(cluster, 600.0) if cluster is not None else ALONE
+    workers = join(read_place(), 600.0)
     content = parse_model(TrainConfig, yaml.safe_load(config.read_text()), str(config))
     with open_session(log, content, run, workers=workers) as session:
         session.advance(partial=True)

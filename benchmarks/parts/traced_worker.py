@@ -1,6 +1,6 @@
 """One worker of a traced run: what it exchanges in a step, by kind, in bytes and milliseconds. Prints JSON.
 
-    TF_CONFIG=... python benchmarks/parts/traced_worker.py LOG CONFIG RUN
+    python benchmarks/parts/traced_worker.py LOG CONFIG RUN
 
 An exchange is of the kind of the name scope that it lies in (``ctr.training.step_exchange``); those outside of these
 are the sums of calibrators and of the objective. Its time ends when its result is there: the time in which this worker
@@ -24,14 +24,16 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.workers.cluster import read_cluster
-from ctr.workers.collectives import ALONE, join
+from ctr.workers.join import join
+from ctr.workers.local import LocalWorkers
+from ctr.workers.seats import read_place
 
 FIRST, STEPS = 8, 8
 """Steps before those that are traced, and how many these are."""
 KINDS = ("exchange_rows", "exchange_gradients", "all_reduce", "gather_scores")
 OTHER = "small sums"
-OPERATIONS = ("CollectiveReduceV2", "CollectiveAllToAllV2", "CollectiveGatherV2")
+OPERATION = "PyFunc"
+"""That of an exchange (``ctr.workers.local``)."""
 
 
 def kind_of(name: str) -> str:
@@ -40,20 +42,16 @@ def kind_of(name: str) -> str:
 
 
 def count_bytes() -> dict[str, tf.Variable]:
-    """Lets every collective operation that is added to a graph from now on count the bytes it is given."""
+    """Lets every exchange that is added to a graph from now on count the bytes that it is given."""
     counted = {kind: tf.Variable(0, dtype=tf.int64) for kind in (*KINDS, OTHER)}
+    exchanged = LocalWorkers._exchanged
 
-    def counting(operation: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        def call(**arguments: Any) -> tf.Tensor:
-            tensor = arguments["input"]
-            size = tf.size(tensor, out_type=tf.int64) * tensor.dtype.size
-            with tf.control_dependencies([counted[kind_of(tf.get_current_name_scope())].assign_add(size)]):
-                return operation(**{**arguments, "input": tf.identity(tensor)})
+    def counting(self: LocalWorkers, tensor: tf.Tensor, take: Callable[..., Any]) -> tf.Tensor:
+        size = tf.size(tensor, out_type=tf.int64) * tensor.dtype.size
+        with tf.control_dependencies([counted[kind_of(tf.get_current_name_scope())].assign_add(size)]):
+            return exchanged(self, tf.identity(tensor), take)
 
-        return call
-
-    for name in OPERATIONS:
-        setattr(tf.raw_ops, name, counting(getattr(tf.raw_ops, name)))
+    LocalWorkers._exchanged = counting  # type: ignore[method-assign]
     return counted
 
 
@@ -66,15 +64,14 @@ def read_milliseconds(folder: Path) -> dict[str, float]:
         names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
         for event in (event for line in plane.lines for event in line.events):
             name, _, operation = names[event.metadata_id].partition("#")[0].rpartition(":")
-            if operation in OPERATIONS:
+            if operation == OPERATION:
                 spent[kind_of(name)] += event.duration_ps / 1e9
     return spent
 
 
 def main(log: Path, config: Path, run: Path) -> dict[str, Any]:
     """Trains, and traces some steps."""
-    cluster = read_cluster()
-    workers = join(cluster, 600.0) if cluster is not None else ALONE
+    workers = join(read_place(), 600.0)
     counted, folder = count_bytes(), Path(tempfile.mkdtemp())
     begun: dict[str, int] = {}
     ends: list[float] = []

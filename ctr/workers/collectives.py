@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import Cluster, WorkerLostError
-from ctr.workers.watch import TimeLimit, begin_watch, find_lost
+from ctr.workers.watch import TimeLimit, find_lost
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +43,19 @@ class Workers:
     Attributes:
         rank: the number of this one.
         size: how many there are.
-        addresses: HOST:PORT of each; none for a process alone.
+        names: what messages call each; none for a process alone.
         timeout: seconds after which a step that a worker does not take part in fails; 0: never. Between two steps, and
             in the first ones, which are compiled, others may take longer.
     """
 
+    lost_errors: tuple[type[Exception], ...] = _LOST
+
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
-        """Describes a group; ``join`` makes one of processes."""
+        """Describes a group; ``ctr.workers.join`` makes one of processes."""
         self.rank = 0 if cluster is None else cluster.rank
         self.size = 1 if cluster is None else cluster.size
-        self.addresses = () if cluster is None else cluster.addresses
+        addresses = () if cluster is None else cluster.addresses
+        self.names = tuple(f"worker {rank} ({address})" for rank, address in enumerate(addresses))
         self.timeout = timeout
         self._device = f"/job:worker/replica:0/task:{self.rank}/device:CPU:0"
         self._calls = 0
@@ -85,25 +88,18 @@ class Workers:
         if flat.shape.is_fully_defined():
             shapes = [tensor.shape.as_list() for tensor in tensors]
             parts = tf.split(
-                self._sum(flat, self._key(flat)), [tensor.shape.num_elements() for tensor in tensors]
+                self._summed(flat, self._key(flat)), [tensor.shape.num_elements() for tensor in tensors]
             )
         else:
             shapes = [tf.shape(tensor) for tensor in tensors]
             sizes = tf.stack([tf.size(tensor) for tensor in tensors])
             padding, number = _up_to_few(tf.size(flat))
-            total = self._sum(tf.pad(flat, [[0, padding]]), self._next_key() + number)
+            total = self._summed(tf.pad(flat, [[0, padding]]), self._next_key() + number)
             parts = tf.split(total[: tf.size(flat)], sizes, num=len(tensors))
         return [
             tf.ensure_shape(tf.reshape(part, shape), tensor.shape)
             for part, shape, tensor in zip(parts, shapes, tensors, strict=True)
         ]
-
-    def _sum(self, flat: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        with tf.device(self._device):
-            total = tf.raw_ops.CollectiveReduceV2(
-                input=flat, instance_key=key, merge_op="Add", final_op="Id", **self._group()
-            )
-        return tf.ensure_shape(total, flat.shape)
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """``all_reduce`` of what each worker adds to a sum that all of them then compute the same with.
@@ -124,10 +120,7 @@ class Workers:
         """The tensors of all workers, which have one shape [N, ...], behind each other: [W * N, ...]."""
         if self.size == 1:
             return tensor
-        with tf.device(self._device):
-            gathered = tf.raw_ops.CollectiveGatherV2(
-                input=tensor, instance_key=self._key(tensor), **self._group()
-            )
+        gathered = self._gathered(tensor, self._key(tensor))
         first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
@@ -142,11 +135,7 @@ class Workers:
         """
         if self.size == 1:
             return tensor
-        with tf.device(self._device):
-            exchanged = tf.raw_ops.CollectiveAllToAllV2(
-                input=tensor, instance_key=self._key(tensor), **self._group()
-            )
-        return tf.ensure_shape(exchanged, tensor.shape)
+        return tf.ensure_shape(self._swapped(tensor, self._key(tensor)), tensor.shape)
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """``all_to_all`` of several tensors of one dtype, [W, N, C] each, in one message; C must be static."""
@@ -154,12 +143,7 @@ class Workers:
             return list(tensors)
         flat = tf.concat([tf.reshape(tensor, [self.size, -1]) for tensor in tensors], axis=1)
         padding, number = _up_to_few(tf.shape(flat)[1])
-        with tf.device(self._device):
-            exchanged = tf.raw_ops.CollectiveAllToAllV2(
-                input=tf.pad(flat, [[0, 0], [0, padding]]),
-                instance_key=self._next_key() + number,
-                **self._group(),
-            )
+        exchanged = self._swapped(tf.pad(flat, [[0, 0], [0, padding]]), self._next_key() + number)
         sizes = tf.stack([tf.size(tensor) // self.size for tensor in tensors])
         parts = tf.split(exchanged[:, : tf.shape(flat)[1]], sizes, axis=1, num=len(tensors))
         return [
@@ -172,16 +156,14 @@ class Workers:
         if self.size == 1 or not len(numbers):
             return np.repeat(numbers[np.newaxis], self.size, axis=0)
         with self.in_time(is_patient=True):
-            gathered = self._gather_integers(tf.constant(_padded(numbers), tf.int64))
-        return np.asarray(gathered).reshape(self.size, -1)[:, : len(numbers)]
+            return self._gather_now(numbers.astype(np.int64, copy=False))
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """The sums over the workers, element by element, of int32 [N], which must fit: int32 [N]; between two steps."""
         if self.size == 1 or not len(numbers):
             return numbers
         with self.in_time(is_patient=True):
-            found = self._sum_integers(tf.constant(_padded(numbers), tf.int32))
-        return np.asarray(found)[: len(numbers)]
+            return self._sum_now(numbers.astype(np.int32, copy=False))
 
     def gather_texts(self, text: str) -> list[str]:
         """The texts of all workers; between two steps."""
@@ -208,8 +190,8 @@ class Workers:
         if self.size == 1:
             return array[np.newaxis]
         with self.in_time(is_patient=True):
-            found = self._gather_floats(tf.constant(array.reshape(-1), tf.float32))
-        return np.asarray(found).reshape(self.size, *array.shape)
+            found = self._gather_now(array.astype(np.float32, copy=False).reshape(-1))
+        return found.reshape(self.size, *array.shape)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -231,9 +213,9 @@ class Workers:
             self.leave()
         if failure is not None:
             raise failure
-        for address, text in zip(self.addresses, texts, strict=True):
+        for name, text in zip(self.names, texts, strict=True):
             if text:
-                raise InputError(f"worker {address}: {text}")
+                raise InputError(f"{name}: {text}")
 
     @contextmanager
     def in_time(self, is_patient: bool) -> Iterator[None]:
@@ -261,12 +243,12 @@ class Workers:
             raise WorkerLostError(self._describe_loss(str(error))) from None
 
     def _describe_loss(self, message: str) -> str:
-        others = [f"{rank} ({self.addresses[rank]})" for rank in find_lost(message, self.rank, self.size)]
-        who = f"worker {', '.join(others)}" if others else "another worker"
-        return (
-            f"worker {self.rank} ({self.addresses[self.rank]}) has lost {who}, "
-            "which died, hangs or cannot be reached"
-        )
+        lost = find_lost(message, self.rank, self.size)
+        return self._loss(lost, "which died, hangs or cannot be reached")
+
+    def _loss(self, lost: Sequence[int], how: str) -> str:
+        who = ", ".join(self.names[rank] for rank in lost) or "another worker"
+        return f"{self.names[self.rank]} has lost {who}, {how}"
 
     def wait_for_all(self) -> None:
         """Returns when all workers have called it; between two steps."""
@@ -280,7 +262,7 @@ class Workers:
         try:
             with self.in_time(is_patient=False):
                 self.wait_for_all()
-        except _LOST as error:
+        except self.lost_errors as error:
             log.info("left: %s", error)
 
     def agree(self, what: str, text: str) -> None:
@@ -291,13 +273,24 @@ class Workers:
         """
         digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
         found = self.gather_numbers(digest)
-        other = [self.addresses[rank] for rank in range(self.size) if (found[rank] != found[0]).any()]
+        other = [self.names[rank] for rank in range(self.size) if (found[rank] != found[0]).any()]
         if other:
             self.leave()
             raise InputError(
-                f"workers: {', '.join(other)}: another {what} than the first worker, {self.addresses[0]}; "
-                "all workers must have the same"
+                f"{', '.join(other)}: another {what} than the first worker; all workers must have the same"
             )
+
+    # Between two steps.
+
+    def _gather_now(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers of one dtype, [N] in each worker: [W, N]."""
+        gather = self._gather_integers if numbers.dtype == np.int64 else self._gather_floats
+        gathered = np.asarray(gather(tf.constant(_padded(numbers))))
+        return gathered.reshape(self.size, -1)[:, : len(numbers)]
+
+    def _sum_now(self, numbers: np.ndarray) -> np.ndarray:
+        """Sums of int32 [N]."""
+        return np.asarray(self._sum_integers(tf.constant(_padded(numbers))))[: len(numbers)]
 
     # Collectives run in graphs alone; each of these is traced once.
 
@@ -312,7 +305,7 @@ class Workers:
     @cached_property
     def _sum_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
         def add(flat: tf.Tensor) -> tf.Tensor:
-            return self._sum(flat, self._key(flat))
+            return self._summed(flat, self._key(flat))
 
         found: Callable[[tf.Tensor], tf.Tensor] = tf.function(
             add, input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False
@@ -324,6 +317,26 @@ class Workers:
             self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
         )
         return gather
+
+    # In a step.
+
+    def _summed(self, flat: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """The sum of a tensor [N]."""
+        with tf.device(self._device):
+            total = tf.raw_ops.CollectiveReduceV2(
+                input=flat, instance_key=key, merge_op="Add", final_op="Id", **self._group()
+            )
+        return tf.ensure_shape(total, flat.shape)
+
+    def _gathered(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """See ``all_gather``."""
+        with tf.device(self._device):
+            return tf.raw_ops.CollectiveGatherV2(input=tensor, instance_key=key, **self._group())
+
+    def _swapped(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """See ``all_to_all``."""
+        with tf.device(self._device):
+            return tf.raw_ops.CollectiveAllToAllV2(input=tensor, instance_key=key, **self._group())
 
     def _group(self) -> dict[str, object]:
         return {
@@ -368,31 +381,3 @@ def _padded(numbers: np.ndarray) -> np.ndarray:
 
 ALONE = Workers()
 """A process that trains alone."""
-
-
-def join(cluster: Cluster, timeout: float) -> Workers:
-    """Joins the other workers of a cluster; must be called before TensorFlow computes anything.
-
-    Args:
-        timeout: seconds after which a step that another worker does not take part in fails; to join, workers wait for
-            each other for up to an hour.
-    """
-    if cluster.size == 1:
-        return ALONE
-    log.info("worker %d of %d: joining %s", cluster.rank, cluster.size, ", ".join(cluster.addresses))
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
-        task_type="worker",
-        task_id=cluster.rank,
-        rpc_layer="grpc",
-    )
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.RING
-    )
-    begin_watch(cluster)
-    workers = Workers(cluster, timeout)
-    with workers.noticing_losses():
-        # It starts this worker's server, and watches the others: where one is gone, exchanges fail.
-        tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
-        workers.wait_for_all()
-    return workers

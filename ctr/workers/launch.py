@@ -1,6 +1,7 @@
 """Starts the workers of a run on this machine, looks after them, and starts them again where one is lost.
 
-The workers are processes of one command, each with TF_CONFIG for its place. How one ends says what becomes of all:
+The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). How one ends says what
+becomes of all:
 
 ====================  ============================================================
 status                meaning
@@ -16,12 +17,10 @@ timeout of their own: they end with 75, and the one that is left is the one that
 again from the last checkpoint.
 """
 
-import contextlib
 import ctypes
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,14 +33,16 @@ from ctr.io.errors import InputError, printable
 from ctr.io.files import make_folder
 from ctr.io.locks import hold
 from ctr.io.signals import Stop, stop_signals
-from ctr.workers.cluster import LOST_STATUS, VARIABLE, Cluster, WorkerLostError
+from ctr.workers.cluster import LOST_STATUS, VARIABLE, WorkerLostError
 from ctr.workers.reports import Report, Reports
+from ctr.workers.seats import make_seats
 
 MAX_RESTARTS = 3
 _FINAL_STATUS = 1
 _POLL_SECONDS = 0.1
 # Between the first worker that notices that another one is lost, and the last.
 _SETTLE_SECONDS = 10.0
+_STOPPED_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -54,13 +55,14 @@ class Launch:
         command: of each worker.
         size: how many there are.
         folder: where the output of each worker is kept, as NNN.log; made if it does not exist.
-        environment: of each worker, to which its TF_CONFIG is added.
+        environment: of each worker, to which its seat is added; without TF_CONFIG.
         show: called with each report of a worker.
         say: called with a line when the workers are started again.
         mark: returns a number that a checkpoint makes larger.
         max_restarts: how often the workers are started again without a checkpoint between.
         start_seconds: a worker that has not reported ``joining`` after so long hangs; None: workers do not report it.
         settle_seconds: how long the others have to end after the first that has lost a worker.
+        stopped_seconds: after how long a worker is lost that a signal has stopped.
     """
 
     command: Sequence[str]
@@ -73,24 +75,33 @@ class Launch:
     max_restarts: int = MAX_RESTARTS
     start_seconds: float | None = None
     settle_seconds: float = _SETTLE_SECONDS
+    stopped_seconds: float = _STOPPED_SECONDS
 
 
 class _Worker(NamedTuple):
     rank: int
-    address: str
     log: Path
     process: "subprocess.Popen[bytes]"
 
     def __str__(self) -> str:
-        return f"worker {self.rank} ({self.address})"
+        return f"worker {self.rank}"
+
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it, and none has let it go on."""
+        if self.process.returncode is not None:
+            return False
+        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return found is not None
 
 
 @dataclass
 class _Heard:
-    """What workers have reported: their errors, and which of them join the others or have done so."""
+    """What is known of workers: their errors, which of them join the others or have done so, and who is stopped."""
 
     errors: dict[int, str] = field(default_factory=dict)
     joining: set[int] = field(default_factory=set)
+    stopped: dict[int, float] = field(default_factory=dict)
+    """Since when, by ``time.monotonic``."""
 
 
 class _Failure(NamedTuple):
@@ -144,15 +155,6 @@ def threads_each(size: int, environment: Mapping[str, str]) -> dict[str, str]:
     return {name: share for name in names if name not in environment}
 
 
-def free_addresses(size: int) -> tuple[str, ...]:
-    """As many HOST:PORT of this machine that nobody listens to."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(size)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
-
-
 def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
     """Runs the workers once: the first one's status where none failed or all were to stop, else the failure."""
     reports = Reports()
@@ -175,7 +177,6 @@ def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
 
 
 def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
-    addresses = free_addresses(plan.size)
     launcher = os.getpid()
 
     def die_with_launcher() -> None:
@@ -184,25 +185,23 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
         if os.getppid() != launcher:
             os._exit(LOST_STATUS)
 
-    for rank, address in enumerate(addresses):
+    environment = {name: value for name, value in plan.environment.items() if name != VARIABLE}
+    for seat in make_seats(plan.size):
+        rank = seat.rank
         log = plan.folder / f"{rank:03d}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
                 plan.command,
-                env={
-                    **plan.environment,
-                    VARIABLE: Cluster(rank, addresses).config(),
-                    **reports.variable(rank),
-                },
+                env={**environment, **seat.variable(), **reports.variable(rank)},
                 stdin=subprocess.DEVNULL,
                 stdout=None if rank == 0 else output,
                 stderr=output,
-                pass_fds=[reports.descriptor],
+                pass_fds=[reports.descriptor, *seat.descriptors],
                 # A terminal's signals reach this process alone, which passes them on once.
                 start_new_session=True,
                 preexec_fn=die_with_launcher,
             )
-        yield _Worker(rank, address, log, process)
+        yield _Worker(rank, log, process)
 
 
 def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None:
@@ -235,10 +234,20 @@ def _wait(
         is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
         is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
         is_late = time.monotonic() > late and len(heard.joining) < len(workers)
-        if None not in statuses or ((is_late or ((failed or is_done) and is_known)) and not is_stopped):
+        heard.stopped = _stopped(workers, heard.stopped)
+        is_stuck = any(time.monotonic() - since > plan.stopped_seconds for since in heard.stopped.values())
+        if None not in statuses or (
+            (is_late or is_stuck or ((failed or is_done) and is_known)) and not is_stopped
+        ):
             # What was reported before the end.
             hear(0)
             return is_stopped
+
+
+def _stopped(workers: Sequence[_Worker], before: Mapping[int, float]) -> dict[int, float]:
+    """The workers that are stopped by a signal, and since when; ``before`` is what was found before."""
+    now = time.monotonic()
+    return {worker.rank: before.get(worker.rank, now) for worker in workers if worker.is_stopped()}
 
 
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
@@ -259,6 +268,9 @@ def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
             return _Failure(text if worker.rank == 0 else f"{worker}: {text}", True)
     running = [worker for worker in workers if worker.process.returncode is None]
     # Where none failed and some run, one of them does not begin.
+    for worker in running:
+        if worker.rank in heard.stopped:
+            return _Failure(_with_log(worker, "was stopped by a signal and did not go on"), False)
     for worker in running:
         if ended or worker.rank not in heard.joining:
             return _Failure(_with_log(worker, "does not answer"), False)

@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.io.errors import InputError
-from ctr.workers.cluster import read_cluster
-from ctr.workers.collectives import Workers, join
+from ctr.workers.collectives import Workers
 from ctr.workers.group import gather_divided, gather_uneven
+from ctr.workers.join import join
+from ctr.workers.seats import read_place
 
 
 def drawn(rank: int, *shape: int) -> np.ndarray:
@@ -82,9 +83,7 @@ def main(workers: Workers) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    cluster = read_cluster()
-    assert cluster is not None
-    workers = join(cluster, 60.0)
+    workers = join(read_place(), 60.0)
     print("RESULT", json.dumps(main(workers)), flush=True)
     first_leaves = Path(sys.argv[1])
     if workers.is_chief:

@@ -1,4 +1,4 @@
-"""Runs a function in several processes that train together, each with one thread, over this machine's loopback.
+"""Runs a function in several processes that train together, each with one thread.
 
     found = gang(2, tmp_path, "sharded_shampoo:run", case="momentum")
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ctr.workers.cluster import read_cluster
+from ctr.workers.seats import read_place
 from worker_group import Group, run_group
 
 
@@ -34,12 +34,13 @@ def gang(
         size: how many.
         folder: for the files of the processes, an empty one.
         function: MODULE:NAME, a module of tests/helpers.
-        join: whether its first argument is the joined workers; else it finds TF_CONFIG set, and joins itself.
+        join: whether its first argument is the joined workers of this machine; else it finds TF_CONFIG set, and joins
+            itself.
         environment: variables that are set in them besides.
         arguments: passed to the function, as JSON.
     """
     call = json.dumps({"function": function, "join": join, "arguments": arguments})
-    run_group(Group(size, [call, str(folder)], folder, "gang.py", environment))
+    run_group(Group(size, [call, str(folder)], folder, "gang.py", environment, is_cluster=not join))
     found = []
     for rank in range(size):
         with np.load(folder / f"{rank}.npz") as arrays:
@@ -49,15 +50,15 @@ def gang(
 
 def _run(call: str, folder: str) -> None:
     """What each process does."""
-    wanted, cluster = json.loads(call), read_cluster()
+    wanted, place = json.loads(call), read_place()
     module, _, name = wanted["function"].partition(":")
     first: list[Any] = []
     if wanted["join"]:
-        from ctr.workers.collectives import ALONE, join
+        from ctr.workers.join import join
 
-        first = [ALONE if cluster is None else join(cluster, 120.0)]
+        first = [join(place, 120.0)]
     arrays = getattr(importlib.import_module(module), name)(*first, **wanted["arguments"])
-    np.savez(Path(folder) / f"{0 if cluster is None else cluster.rank}.npz", **arrays)
+    np.savez(Path(folder) / f"{0 if place is None else place.rank}.npz", **arrays)
 
 
 if __name__ == "__main__":

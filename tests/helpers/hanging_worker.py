@@ -7,8 +7,10 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from ctr.workers.cluster import WorkerLostError, read_cluster
-from ctr.workers.collectives import Workers, join
+from ctr.workers.cluster import WorkerLostError
+from ctr.workers.collectives import Workers
+from ctr.workers.join import join
+from ctr.workers.seats import read_place
 
 
 def main(workers: Workers, kind: str) -> None:
@@ -35,7 +37,5 @@ def main(workers: Workers, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    cluster = read_cluster()
-    assert cluster is not None
-    main(join(cluster, 2.0), sys.argv[1])
+    main(join(read_place(), 2.0), sys.argv[1])
     os._exit(0)

@@ -18,8 +18,9 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.run import Run
 from ctr.training.warm_start.start import InitFrom
-from ctr.workers.cluster import read_cluster
-from ctr.workers.collectives import ALONE, Workers, join
+from ctr.workers.collectives import Workers
+from ctr.workers.join import join
+from ctr.workers.seats import read_place
 
 
 def main(jobs: list[Mapping[str, Any]]) -> None:
@@ -32,8 +33,7 @@ def main(jobs: list[Mapping[str, Any]]) -> None:
             writes its state at each checkpoint; ``record`` and ``init_from`` of ``train``; ``fails``, whether its
             InputError is to be printed only.
     """
-    cluster = read_cluster()
-    workers = ALONE if cluster is None else join(cluster, 60.0)
+    workers = join(read_place(), 60.0)
     for given in jobs:
         try:
             _run(given, workers)

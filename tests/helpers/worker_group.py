@@ -1,19 +1,43 @@
-"""Processes that train together on this machine, over loopback."""
+"""Processes that train together on this machine, as its workers or as a cluster over loopback."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctr.workers.cluster import VARIABLE, Cluster
-from ctr.workers.launch import free_addresses
+from ctr.workers.seats import make_seats
 
 HELPERS = Path(__file__).resolve().parent
 ROOT = HELPERS.parent.parent
+
+
+def free_addresses(size: int) -> tuple[str, ...]:
+    """As many HOST:PORT of this machine that nobody listens to."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(size)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+
+
+def places(size: int, is_cluster: bool) -> Iterator[tuple[dict[str, str], list[int]]]:
+    """Of each worker the variables and the descriptors that give it its place; ends before the next are made."""
+    if size == 1:
+        yield {VARIABLE: "{}"}, []
+    elif is_cluster:
+        addresses = free_addresses(size)
+        for rank in range(size):
+            yield {VARIABLE: Cluster(rank, addresses).config()}, []
+    else:
+        for seat in make_seats(size):
+            yield {VARIABLE: "", **seat.variable()}, seat.descriptors
 
 
 class Group:
@@ -25,6 +49,7 @@ class Group:
         folder: for what they write on standard output and standard error.
         script: its name among the helpers.
         environment: variables that are set besides.
+        is_cluster: whether TF_CONFIG describes them, and they exchange by TensorFlow's servers.
     """
 
     def __init__(
@@ -34,14 +59,14 @@ class Group:
         folder: Path,
         script: str = "trained_worker.py",
         environment: Mapping[str, str] | None = None,
+        is_cluster: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        addresses = free_addresses(size)
         self._logs = [folder / f"worker-{rank}.log" for rank in range(size)]
         self.processes = []
-        for rank, log in enumerate(self._logs):
+        for log, (place, descriptors) in zip(self._logs, places(size, is_cluster), strict=True):
             own = {
-                VARIABLE: Cluster(rank, addresses).config() if size > 1 else "{}",
+                **place,
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "TF_NUM_INTEROP_THREADS": "2",
                 "OMP_NUM_THREADS": "1",
@@ -52,7 +77,12 @@ class Group:
             command = [sys.executable, str(HELPERS / script), *arguments]
             with log.open("wb") as out:
                 process = subprocess.Popen(
-                    command, env={**os.environ, **own}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                    command,
+                    env={**os.environ, **own},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    pass_fds=descriptors,
                 )
             self.processes.append(process)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 WORKER = """
 import json, os, signal, sys, time
-from ctr.workers.cluster import read_cluster
 from ctr.workers.reports import reporter_of
+from ctr.workers.seats import read_place
 
-cluster = read_cluster()
+seat = read_place()
 reporter = reporter_of()
-rank, size = cluster.rank, cluster.size
+rank, size = seat.rank, seat.size
 # How often this worker was started before.
 starts = f"starts{rank}"
 attempt = os.path.getsize(starts) if os.path.exists(starts) else 0

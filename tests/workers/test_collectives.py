@@ -10,14 +10,28 @@ from exchanging_worker import drawn
 from worker_group import Group
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_exchange(size, tmp_path):
-    group = Group(size, [str(tmp_path / "first_leaves")], tmp_path, "exchanging_worker.py")
+def exchanged(size, folder, is_cluster):
+    """What each worker printed."""
+    arguments = [str(folder / "first_leaves")]
+    group = Group(size, arguments, folder, "exchanging_worker.py", is_cluster=is_cluster)
     assert group.wait() == [0] * size, group.output(0)
     assert all("WAITED" in group.output(rank) for rank in range(size))
     assert "ALONE" in group.output(0)
-    results = [json.loads(group.output(rank).partition("RESULT ")[2].splitlines()[0]) for rank in range(size)]
+    return [json.loads(group.output(rank).partition("RESULT ")[2].splitlines()[0]) for rank in range(size)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_exchange(size, tmp_path):
+    results = exchanged(size, tmp_path / "here", is_cluster=False)
+    # A cluster adds in the same order.
+    in_cluster = exchanged(size, tmp_path / "cluster", is_cluster=True)
+    assert [one["steps"] for one in in_cluster] == [one["steps"] for one in results]
+    check(results, size)
+    check(in_cluster, size)
+
+
+def check(results, size):
     fixed = np.stack([drawn(rank, 3) for rank in range(size)])
     for step, count in enumerate((1, 300, 1)):
         rows = np.stack([drawn(rank, count * size, 2) for rank in range(size)])

@@ -218,7 +218,11 @@ class Run:
     def is_time_to_save(self) -> bool:
         """Whether the newest checkpoint is so old that another one is to be written, though none is due."""
         minutes = self.config.checkpoint.every_minutes
-        return minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
+        if minutes is None:
+            return False
+        # All workers write it, or none: the clock of the first one is that of all.
+        is_old = time.monotonic() - self._saved_when >= 60 * minutes
+        return bool(self.workers.gather_numbers(np.array([is_old], np.int64))[0, 0])
 
     def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``files.background`` finishes it.

@@ -1,0 +1,98 @@
+"""The places of workers on one machine: what each inherits, so that it reaches the others and nobody else does.
+
+The process that starts the workers makes all of it: a pair of connected sockets for every two of them, and areas of
+memory. None of it has a name, a path or an address, so that there is nothing to connect to: not from another machine,
+and not from a process of another user.
+"""
+
+import json
+import os
+import resource
+import socket
+from collections.abc import Iterator, MutableMapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ctr.workers.cluster import Cluster, read_cluster
+
+VARIABLE = "CTR_SEAT"
+AREAS = 2
+"""How many areas of memory each worker has, which take turns."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of one worker.
+
+    Attributes:
+        rank: the number of this one.
+        sockets: descriptors of its connections, by the number of the other worker; its own entry is -1.
+        areas: descriptors of the areas of memory of all workers, ``AREAS`` of each.
+    """
+
+    rank: int
+    sockets: tuple[int, ...]
+    areas: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.sockets)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All that the process of this worker inherits."""
+        return [one for one in self.sockets if one >= 0] + [one for areas in self.areas for one in areas]
+
+    def variable(self) -> dict[str, str]:
+        """What the environment of the worker has to contain."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def make_seats(size: int) -> Iterator[Seat]:
+    """Yields the seat of each worker, open until the next one is asked for: to start its process in between."""
+    _allow_descriptors(size * size // 4 + size * (AREAS + 1))
+    areas = tuple(tuple(os.memfd_create("ctr-worker") for _ in range(AREAS)) for _ in range(size))
+    ends: dict[tuple[int, int], int] = {}
+    try:
+        for rank in range(size):
+            for other in range(rank + 1, size):
+                pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ends[rank, other], ends[other, rank] = (end.detach() for end in pair)
+            yield Seat(rank, tuple(ends.get((rank, other), -1) for other in range(size)), areas)
+            # Only the workers are to have them: where one of these ends, the others are to notice.
+            for other in range(size):
+                if other != rank:
+                    os.close(ends.pop((rank, other)))
+    finally:
+        for descriptor in (*ends.values(), *(one for own in areas for one in own)):
+            os.close(descriptor)
+
+
+def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Cluster | None:
+    """Which of several workers this process is: one that was given a seat, or one of the cluster in TF_CONFIG.
+
+    A seat is taken from the environment, so that processes that this one starts do not have it.
+
+    Raises:
+        InputError: see ``ctr.workers.cluster.read_cluster``.
+    """
+    text = environment.pop(VARIABLE, "")
+    if not text:
+        return read_cluster(environment)
+    content: dict[str, Any] = json.loads(text)
+    areas = tuple(tuple(own) for own in content["areas"])
+    seat = Seat(content["rank"], tuple(content["sockets"]), areas)
+    for descriptor in seat.descriptors:
+        os.set_inheritable(descriptor, False)
+    return seat
+
+
+def _allow_descriptors(more: int) -> None:
+    """Lets this process have so many more open files, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/proc/self/fd")) + more + 64
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
