@@ -206,7 +206,8 @@ def test_files_with_columns_in_another_order_fewer_or_none_are_one_table_as_an_i
         assert [None if value in (None, "") else str(value) for value in found] == wanted
     found = infer(table, sample, Options())
     assert found.content["input"]["optional"] == ["pos"]
-    assert {"dt", "pos"} <= {feature["source"] for feature in found.content["features"]}
+    assert {feature["source"] for feature in found.content["features"]} == {"user", "ad", "pos"}
+    assert "a time that is not" in next(guess.because for guess in found.guesses if guess.column == "dt")
     notes = "\n".join(found.notes)
     assert f"1 of 4 files are empty and are skipped: dt=2023-11-15/part-2.{suffix}" in notes
     assert (
