@@ -48,7 +48,7 @@ class Record(StrictModel):
         files: the sizes of its files in bytes, by their names.
         options: the deciding options that were given.
         guesses: of each column, what it becomes and why, as they were shown.
-        strongest: the columns that rank the rows of the sample best alone, and their AUC, the largest first.
+        strongest: the columns that rank the rows of the sample best alone, their AUC and number of values.
         mapping_sha256: the hash of the mapping file that the log was begun with; null before.
         ingested: what the ingest counted; null until it is complete.
     """
@@ -57,7 +57,7 @@ class Record(StrictModel):
     files: dict[str, int]
     options: dict[str, Any]
     guesses: tuple[dict[str, str], ...]
-    strongest: tuple[tuple[str, float], ...] = ()
+    strongest: tuple[tuple[str, float, int], ...] = ()
     mapping_sha256: str | None = None
     ingested: dict[str, Any] | None = None
 
@@ -133,8 +133,8 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
         "report": str(report),
         "columns": list(record.guesses),
         "strongest": [
-            {"column": name, "auc": auc, "suspicious": is_suspicious(auc, summary["auc"])}
-            for name, auc in record.strongest
+            {"column": name, "auc": auc, "suspicious": is_suspicious(auc, values, summary["auc"])}
+            for name, auc, values in record.strongest
         ],
         "ingest": record.ingested,
         "summary": summary,
@@ -209,7 +209,7 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
         files=files,
         options=asked,
         guesses=tuple(dataclasses.asdict(guess) for guess in found.guesses),
-        strongest=tuple(found.strongest.items()),
+        strongest=tuple(found.strongest),
     )
     _write_record(out, record)
     write_atomic_bytes(out / MAPPING, mapping_text(found, given.name).encode())

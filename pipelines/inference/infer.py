@@ -89,7 +89,8 @@ class Inference:
         mapping: the mapping; None while there are doubts.
         content: the same as a mapping file has it: nested values without defaults.
         reasons: by name of a feature or key of the mapping, why it is so.
-        strongest: the AUC in the sample of the columns that rank its rows best alone; empty while there is no label.
+        strongest: the columns that rank the rows of the sample best alone, with their AUC and number of values; empty
+            while there is no label.
     """
 
     guesses: list[Guess] = field(default_factory=list)
@@ -98,7 +99,7 @@ class Inference:
     mapping: Mapping | None = None
     content: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    strongest: dict[str, float] = field(default_factory=dict)
+    strongest: list[tuple[str, float, int]] = field(default_factory=list)
 
 
 @dataclass

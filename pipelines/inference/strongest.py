@@ -15,9 +15,9 @@ SHOWN = 3
 QUANTILES = 40
 """Numbers with more values than this are grouped by so many quantiles."""
 
-ALONE, OF_MODEL, LOWEST = 0.85, 0.9, 0.7
-"""A column is suspicious whose AUC alone is at least the first, or at least the last and, above 0.5, that share of the
-model's."""
+ALONE, OF_MODEL, LOWEST, FEW_VALUES = 0.85, 0.9, 0.7, 10
+"""A column is suspicious whose AUC alone is at least the first; or at least the third and, above 0.5, the second's share of
+the model's, if it has few values: an id, of an ad for instance, may well say nearly all that can be known."""
 
 # Rows that follow one another, such as those of a query, stay together; what drifts is in both halves.
 _BLOCKS = 20
@@ -74,18 +74,19 @@ def _auc(scores: np.ndarray, groups: np.ndarray, label: np.ndarray) -> float:
 
 def strongest_columns(
     columns: Mapping[str, ColumnFacts], labels: np.ndarray, labeled: np.ndarray
-) -> dict[str, float]:
-    """The AUC of the few columns that have the largest alone, the largest first."""
-    found = {name: auc_alone(facts, labels, labeled) for name, facts in columns.items()}
-    known = {name: auc for name, auc in found.items() if auc is not None}
-    return dict(sorted(known.items(), key=lambda item: -item[1])[:SHOWN])
+) -> list[tuple[str, float, int]]:
+    """The few columns that have the largest AUC alone: name, AUC and number of values, the largest AUC first."""
+    found = [(name, auc_alone(facts, labels, labeled), facts.distinct) for name, facts in columns.items()]
+    known = [(name, auc, values) for name, auc, values in found if auc is not None]
+    return sorted(known, key=lambda one: -one[1])[:SHOWN]
 
 
-def is_suspicious(auc: float, model_auc: float | None) -> bool:
+def is_suspicious(auc: float, values: int, model_auc: float | None) -> bool:
     """Whether a column alone ranks rows so well that it may say what the label is."""
-    return auc >= ALONE or (
-        model_auc is not None and auc >= LOWEST and auc - 0.5 >= OF_MODEL * (model_auc - 0.5)
-    )
+    if auc >= ALONE:
+        return True
+    share = None if model_auc is None else (auc - 0.5) - OF_MODEL * (model_auc - 0.5)
+    return share is not None and share >= 0 and auc >= LOWEST and values <= FEW_VALUES
 
 
 def strongest_text(found: Sequence[Mapping[str, Any]]) -> str:

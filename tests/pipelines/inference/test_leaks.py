@@ -143,7 +143,7 @@ def test_outcomes_are_shown_with_what_keeps_them(tmp_path):
     kept = inferred(path, keep=("Status (mail)", "is_forward"))
     assert becomes(kept)["Status (mail)"] == becomes(kept)["is_forward"] == "category"
     # What is kept ranks the rows as well as anything can that does not know the label.
-    assert next(iter(kept.strongest)) == "Status (mail)"
+    assert kept.strongest[0][0] == "Status (mail)"
 
 
 def test_the_strongest_columns_are_named_by_their_auc_alone():
@@ -159,19 +159,22 @@ def test_the_strongest_columns_are_named_by_their_auc_alone():
     }
     facts = {name: facts_of(values.tolist(), name) for name, values in columns.items()}
     found = strongest_columns(facts, label, np.ones(ROWS, bool))
-    assert list(found) == ["strong", "number", "weak"]
+    assert [name for name, *_ in found] == ["strong", "number", "weak"] and found[0][2] == 2
     # 0.8 + 0.2 / 2 of either class has the value of its own; Phi(1 / sqrt 2) and Phi(0.6 / sqrt 2).
-    assert list(found.values()) == pytest.approx([0.9, 0.760, 0.664], abs=0.03)
+    assert [auc for _, auc, _ in found] == pytest.approx([0.9, 0.760, 0.664], abs=0.03)
     few = {"number": facts_of(columns["number"][:50].tolist())}
-    assert strongest_columns(few, label[:50], np.ones(50, bool)) == {}
+    assert strongest_columns(few, label[:50], np.ones(50, bool)) == []
 
 
 @pytest.mark.parametrize(
-    ("auc", "model", "suspicious"),
-    [(0.9, None, True), (0.86, 0.99, True), (0.75, 0.77, True), (0.75, 0.85, False), (0.6, 0.6, False)],
+    ("auc", "values", "model", "suspicious"),
+    [
+        *((0.9, 400, None, True), (0.86, 400, 0.99, True), (0.75, 2, 0.77, True)),
+        *((0.75, 400, 0.77, False), (0.75, 2, 0.85, False), (0.6, 2, 0.6, False)),
+    ],
 )
-def test_a_column_as_strong_as_the_model_is_suspicious(auc, model, suspicious):
-    assert is_suspicious(auc, model) == suspicious
+def test_a_column_as_strong_as_the_model_is_suspicious(auc, values, model, suspicious):
+    assert is_suspicious(auc, values, model) == suspicious
     found = [{"column": "a b", "auc": auc, "suspicious": suspicious}]
     assert ("--drop 'a b'" in strongest_text(found)) == suspicious
     assert f"a b {auc:.3f}" in strongest_text(found) and strongest_text([]) == ""
