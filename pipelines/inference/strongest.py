@@ -16,8 +16,8 @@ QUANTILES = 40
 """Numbers with more values than this are grouped by so many quantiles."""
 
 ALONE, OF_MODEL, LOWEST, FEW_VALUES = 0.85, 0.9, 0.7, 10
-"""A column is suspicious whose AUC alone is at least the first; or at least the third and, above 0.5, the second's share of
-the model's, if it has few values: an id, of an ad for instance, may well say nearly all that can be known."""
+"""A column is suspicious whose AUC alone is at least the first; or, if it has few values, at least the third and, above
+0.5, the second's share of the model's. (The id of an ad may well say nearly all that can be known.)"""
 
 # Rows that follow one another, such as those of a query, stay together; what drifts is in both halves.
 _BLOCKS = 20
