@@ -19,6 +19,7 @@ from ctr.cli_output import (
     log,
     print_error,
     print_result,
+    print_stopped,
     run_notes,
     set_verbosity,
 )
@@ -518,7 +519,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return 1
     except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
+        print_stopped(str(stopped))
         return stopped.status
     except KeyboardInterrupt:
         resumes = arguments.command in _RESUMED

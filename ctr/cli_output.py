@@ -129,6 +129,12 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def print_stopped(text: str) -> None:
+    """Prints where the command was stopped."""
+    report("stopped", text=text)
+    print(text, file=sys.stderr, flush=True)
+
+
 def print_error(*lines: str) -> None:
     """Prints why the command fails: a line, and a hint where that would be long."""
     report("error", text="; ".join(lines))
@@ -282,6 +288,9 @@ def show_report(reported: Report, bar: Bar) -> None:
         bar(content["position"], content["metrics"])
     elif reported.kind == "phase":
         bar.phase(content["word"])
+    elif reported.kind == "stopped":
+        bar.close()
+        print(content["text"], file=sys.stderr, flush=True)
     elif reported.kind == "note":
         note(content["text"])
     elif reported.kind == "message":

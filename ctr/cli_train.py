@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ctr.cli_output import (
@@ -26,8 +25,9 @@ from ctr.cli_output import (
     training_bar,
 )
 from ctr.io.errors import InputError, one_line
-from ctr.io.signals import stop_signals
+from ctr.io.signals import Interrupted, stop_signals
 from ctr.workers.cluster import Cluster
+from ctr.workers.reports import Report
 from ctr.workers.seats import Seat, read_place
 
 _TIMEOUT_SECONDS = 60.0
@@ -206,7 +206,7 @@ def _init_from(arguments: argparse.Namespace) -> Any:
 
 @contextmanager
 def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iterator[dict[str, Any]]:
-    """Joins the other workers; yields what a run is to be given: these, or why a process alone is to stop."""
+    """Joins the other workers; yields what a run is to be given: these, and why to stop."""
     if place is None:
         with stop_signals() as stop:
             yield {"stop": stop}
@@ -215,26 +215,14 @@ def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iter
     from ctr.workers.join import join
 
     _has_joined = True
-    is_interrupted = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-        raise KeyboardInterrupt
-
     report("joining")
     try:
         workers = join(place, arguments.worker_timeout or _TIMEOUT_SECONDS)
-        # TensorFlow takes SIGTERM for itself, and would only note it.
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, interrupt)
-        yield {"workers": workers}
+        # After that: TensorFlow takes SIGTERM for itself, and would only note it.
+        with stop_signals() as stop:
+            yield {"workers": workers, "stop": stop}
     except Exception as error:
-        # Where the others end first, an exchange fails, and TensorFlow makes another error of an interrupt amid that.
-        if is_interrupted:
-            raise KeyboardInterrupt from None
-        if isinstance(error, InputError | OSError | MemoryError):
+        if isinstance(error, Interrupted | InputError | OSError | MemoryError):
             raise
         traceback.print_exc()
         print_error(f"{type(error).__name__}: {one_line(error)}")
@@ -261,6 +249,12 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
     total = sum(manifest.rows for manifest in read_manifests(arguments.log))
     # What TensorFlow says goes to the workers' logs.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **safe_environment()}
+    kinds = set[str]()
+
+    def show(reported: Report) -> None:
+        kinds.add(reported.kind)
+        show_report(reported, bar)
+
     with closing(Bar(total, "examples", config.batch.sizes())) as bar:
         status = launch(
             Launch(
@@ -268,14 +262,14 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
                 size=size,
                 folder=arguments.out / WORKERS,
                 environment={**environment, **threads_each(size, environment)},
-                show=lambda reported: show_report(reported, bar),
+                show=show,
                 say=log.warning,
                 mark=lambda: _newest_checkpoint(arguments.out),
                 start_seconds=_START_SECONDS,
                 max_restarts=MAX_RESTARTS if arguments.max_restarts is None else arguments.max_restarts,
             )
         )
-    if status == 128 + signal.SIGINT:
+    if status == 128 + signal.SIGINT and "stopped" not in kinds:
         raise KeyboardInterrupt
     if status:
         raise SystemExit(status)

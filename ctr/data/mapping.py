@@ -4,6 +4,7 @@ A mapping says how the input is read, which columns hold time, query, label and 
 joined or derived, how the log is cut into partitions, and which features it has.
 """
 
+import functools
 import re
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -454,6 +455,7 @@ def format_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FORMATS_FOLDER.glob("*.yaml")))
 
 
+@functools.cache
 def load_format(name: str) -> Mapping:
     """The mapping of a shipped format. Raises InputError, which names the formats, for an unknown one."""
     if name not in format_names():

@@ -12,6 +12,16 @@ Stop = Callable[[], str | None]
 """Why to stop, in a word, or None."""
 
 
+def signal_number(name: str | None) -> int:
+    """The number of a signal; 0 for none."""
+    return 0 if name is None else int(signal.Signals[name])
+
+
+def signal_name(number: int) -> str:
+    """The name of the signal with a number."""
+    return signal.Signals(number).name
+
+
 class Interrupted(Exception):  # noqa: N818  (not an error: what was done is kept)
     """Raised where work was to stop and has, with what was done kept.
 
@@ -22,7 +32,7 @@ class Interrupted(Exception):  # noqa: N818  (not an error: what was done is kep
     def __init__(self, name: str, text: str) -> None:
         """``name``: of the signal; ``text``: where the work stopped, and how it goes on."""
         super().__init__(text)
-        self.status = 128 + signal.Signals[name]
+        self.status = 128 + signal_number(name)
 
 
 @contextmanager

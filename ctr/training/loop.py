@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ctr.data.reader import Rows
 from ctr.io.errors import InputError
-from ctr.io.signals import Interrupted, Stop
+from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
 from ctr.training.agreement import agree, check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -170,12 +170,13 @@ def one_pass(
             if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):
                 _export(run, exporter)
             # Checkpoint.
+            is_old, stops = run.agree_on_end(stop())
             if run.is_checkpoint_due():
                 _check_weights(run, trainer)
                 run.save()
-            elif run.is_time_to_save():
+            elif is_old:
                 _save_in_passing(run, trainer)
-            if stop():
+            if stops:
                 return run.position.examples
     passed = held[0] if held else max(run.position.examples, inputs.log.rows)
     if partial:
@@ -435,6 +436,7 @@ class Session:
         if run.position.examples != run.saved_at:
             _save_in_passing(run, self.trainer)
         run.files.background.wait()
+        run.workers.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
     def _write_results(self, failure: str | None) -> dict[str, Any]:
@@ -463,8 +465,8 @@ class Session:
         run, trainer, fault = self.run, self.trainer, None
         while True:
             self.advance(partial=True, stop=lambda: stop() is not None)
-            if (reason := stop()) is not None:
-                self.interrupt(reason)
+            if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
+                self.interrupt(signal_name(number))
             try:
                 predicts = trainer.predicts_soundly(run.ramps())
                 if not run.check_weights(predicts):

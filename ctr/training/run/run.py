@@ -215,14 +215,20 @@ class Run:
         limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
         return rollback.is_checkpoint_due(limit, every, self.position, self.rollbacks)
 
-    def is_time_to_save(self) -> bool:
-        """Whether the newest checkpoint is so old that another one is to be written, though none is due."""
+    def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
+        """Agrees with all workers on what follows a batch.
+
+        Args:
+            stops: whether this one is to stop.
+
+        Returns:
+            Whether the newest checkpoint is so old, by the clock of the first worker, that another one is to be written
+            though none is due; and whether any worker is to stop.
+        """
         minutes = self.config.checkpoint.every_minutes
-        if minutes is None:
-            return False
-        # All workers write it, or none: the clock of the first one is that of all.
-        is_old = time.monotonic() - self._saved_when >= 60 * minutes
-        return bool(self.workers.gather_numbers(np.array([is_old], np.int64))[0, 0])
+        is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
+        wishes = self.workers.gather_numbers(np.array([is_old, stops], np.int64))
+        return bool(wishes[0, 0]), bool(wishes[:, 1].any())
 
     def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``files.background`` finishes it.
