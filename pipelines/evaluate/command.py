@@ -100,12 +100,14 @@ def _training_lines(summary: dict[str, Any]) -> list[str]:
         here = f"; of the {new:,} rows that are later:" if "new" in summary else ""
         alone = "" if new else "; score later rows: ctr score --start, or train with time_range.end"
         return [
-            f"warning: not held out: the model has learned from {learned:,} of these {learned + new + untold:,} rows"
+            f"warning: not held out: the model was trained on {learned:,} of these {learned + new + untold:,} rows"
             f"{here or alone}"
         ]
     if untold:
-        return [f"warning: the times of {untold:,} rows are not known: the model may have learned from them"]
-    return ["held out: the model has learned from none of these rows"]
+        return [
+            f"warning: the times of {untold:,} rows are not known: the model may have been trained on them"
+        ]
+    return ["held out: the model was trained on none of these rows"]
 
 
 def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:

@@ -189,7 +189,7 @@ class _Teacher(ModelHandler[JoinedPartition, PredictionResult, Any]):
             rows = rows_of_table(element.joined.examples, model.schema, 0)
             if len(rows) and rows.query_time[0] <= learned:
                 raise InputError(
-                    f"teacher {self._model}: it has learned from queries up to {learned} us since 1970, but the "
+                    f"teacher {self._model}: it was trained on queries up to {learned} us since 1970, but the "
                     f"partition from {element.start} on has queries from {rows.query_time[0]} on: a teacher "
                     "scores only later queries"
                 )

@@ -77,7 +77,7 @@ def count_fault(
         f"{facts.name} is no label: a row counts what became of several impressions ({facts.placed(values, several)}), "
         f"of which {rate} are positive; allowed: a row is one impression, with the label 0 or 1",
         f"write each row {shown.name} times, {facts.name} of them with the label 1 and the others with 0; --label "
-        f"'{facts.stem}>0' without --weight learns whether any of a row's impressions was positive",
+        f"'{facts.stem}>0' without --weight predicts whether any of a row's impressions was positive",
     )
 
 

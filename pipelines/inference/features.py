@@ -108,11 +108,13 @@ def _list_feature(facts: ColumnFacts) -> Decision:
         feature["separator"] = "\x1f" if held or not texts else "|"
         return Decision("categories, a list", "the values are lists", feature)
     feature["separator"] = form.separator
-    shown = {" ": "a space"}.get(form.separator, repr(form.separator))
+    shown = {" ": "space-separated", ",": "comma-separated"}.get(
+        form.separator, f"separated by {form.separator!r}"
+    )
     if form.strip:
         feature["strip"] = form.strip
-        return Decision("categories, a list", f"lists in brackets, with {shown} between the items", feature)
-    return Decision("categories, a list", f"items between {shown} come back in other rows", feature)
+        return Decision("categories, a list", f"lists in brackets, {shown}", feature)
+    return Decision("categories, a list", f"{shown}; the items recur", feature)
 
 
 def _number_or_category(facts: ColumnFacts) -> Decision:
@@ -136,7 +138,7 @@ def _number_or_category(facts: ColumnFacts) -> Decision:
     if is_unique(facts) and bool((np.diff(facts.finite) > 0).all()):
         return dropped("a number of the row: it grows from row to row")
     if _counts_something(facts.finite):
-        return _number(facts, "whole numbers, most of them small: looks like a count")
+        return _number(facts, "looks like a count")
     return _category(facts, "whole numbers spread like ids")
 
 

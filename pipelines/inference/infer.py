@@ -19,7 +19,7 @@ from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_null
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
 from ctr.pipelines.inference.labels import LabelColumn, choose_label, is_label_name, plain_label
-from ctr.pipelines.inference.leaks import find_leak, find_outcome
+from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome
 from ctr.pipelines.inference.pages import find_page
 from ctr.pipelines.inference.queries import Rows, choose_query
 from ctr.pipelines.inference.roles import (
@@ -158,9 +158,7 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     found.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
     _add_notes(found, table, sample, roles, nulls)
     if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
-        found.notes.append(
-            f"not used, known only after the impression: {', '.join(outcomes)}; --keep COLUMN keeps one"
-        )
+        found.notes.append(f"not used, {AFTER_CLICK}: {', '.join(outcomes)}; --keep COLUMN keeps one")
     if roles.label is not None:
         used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
         found.strongest = strongest_columns(used, roles.label.values, roles.label.known)
@@ -277,7 +275,7 @@ def _decide(
 def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
     """Why a column is known only after the impression; empty where nothing says so."""
     if is_label_name(facts) and plain_label(facts) is not None:
-        return "another outcome: known only after the impression"
+        return f"{AFTER_CLICK}: another outcome"
     if roles.label is None:
         return ""
     label, judged = (roles.label.values, roles.label.known), facts.with_points or facts

@@ -21,6 +21,9 @@ from ctr.pipelines.inference.names import (
 )
 from ctr.pipelines.inference.strongest import QUANTILES, auc_alone, value_groups
 
+AFTER_CLICK = "known only after the click (leak)"
+"""Begins every reason why a column is a leak."""
+
 EXPLAINED = 0.8
 """A column leaks that explains this share of the label's entropy."""
 
@@ -71,15 +74,13 @@ def find_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> st
     # A few rows are explained by chance.
     explained = 1 - (left + len(rows) - 1) / entropy
     if explained > EXPLAINED:
-        return f"it leaks the label: it explains {percent(explained)} of the label's entropy"
+        return f"{AFTER_CLICK}: it explains {percent(explained)} of the label's entropy"
     # Of the last group the rows have different values.
     pure = (clicks[:-1] >= PURE * rows[:-1]) & (clicks[:-1] * np.log(base) < np.log(_CHANCE))
     captured = float(clicks[:-1][pure].sum()) / positives
     if captured > max(CAPTURED, CAPTURED_OF_BASE * base):
         share = percent(captured)
-        return (
-            f"it leaks the label: rows with some of its values are all positive, {share} of the positive rows"
-        )
+        return f"{AFTER_CLICK}: rows with some of its values are all positive, {share} of the positive rows"
     return _presence_leak(facts, labels, labeled) or _never_leak(facts, labels, labeled)
 
 
@@ -97,12 +98,12 @@ def find_outcome(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) ->
         return ""
     is_deed = named <= DEED_WORDS
     if is_deed and facts.distinct + (facts.missing_share > 0) <= 2:
-        return "named like another outcome: known only after the impression"
+        return f"{AFTER_CLICK}: named like another outcome"
     is_spent = bool(named & SPENT_WORDS and name & SPAN_WORDS)
     if is_deed and (is_spent or facts.words[-1] in TIME_ENDINGS):
-        return "named like what follows a click: known only after the impression"
+        return f"{AFTER_CLICK}: named like what follows a click"
     if _agrees(facts, labels, labeled):
-        return "named like an outcome, and the label agrees: known only after the impression"
+        return f"{AFTER_CLICK}: named like an outcome, and the label agrees"
     return ""
 
 
@@ -134,7 +135,7 @@ def _never_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> 
     _, codes = np.unique(facts.codes[labeled], return_inverse=True)
     rows, clicks = np.bincount(codes), np.bincount(codes, label)
     if (share := _never_rows(rows, clicks, base) / len(label)) >= COVERED:
-        return f"it leaks the label: rows with one of its values are never positive, {percent(share)} of the rows"
+        return f"{AFTER_CLICK}: rows with one of its values are never positive, {percent(share)} of the rows"
     if facts.numbers is None or facts.distinct <= QUANTILES:
         return ""
     groups = value_groups(facts)[labeled]
@@ -148,7 +149,9 @@ def _never_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> 
         edge = high[1:-1] | high[2:]
         sums = np.cumsum(rows[order])[edge], np.cumsum(clicks[order])[edge]
         if (share := _never_rows(*sums, base) / len(label)) >= COVERED_RUN:
-            return f"it leaks the label: rows with its {end} numbers are never positive, {percent(share)} of the rows"
+            return (
+                f"{AFTER_CLICK}: rows with its {end} numbers are never positive, {percent(share)} of the rows"
+            )
     return ""
 
 
@@ -168,7 +171,7 @@ def _presence_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) 
     base = label.mean()
     pure = clicks >= PURE * rows and clicks * np.log(base) < np.log(_CHANCE)
     if pure and clicks > CAPTURED * label.sum():
-        return f"it leaks the label: {percent(clicks / rows)} of the rows that have a value are positive"
+        return f"{AFTER_CLICK}: {percent(clicks / rows)} of the rows that have a value are positive"
     return ""
 
 

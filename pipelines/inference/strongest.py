@@ -102,7 +102,7 @@ def strongest_text(found: Sequence[Mapping[str, Any]]) -> str:
     if names := [one["column"] for one in found if one["suspicious"]]:
         shown = " ".join(f"--drop {shlex.quote(name)}" for name in names)
         lines.append(
-            f"  Suspiciously strong: {printable(', '.join(names))}. Known only after the impression? "
+            f"  Suspiciously strong: {printable(', '.join(names))}. Known only after the click? "
             f"Then train without: {printable(shown)}"
         )
     return "\n".join(lines)

@@ -262,11 +262,9 @@ class ClosedRows:
         if self.count > rejects.max_share * rows:
             added = f". With other content {', '.join(changed)} was added before" if changed else ""
             raise InputError(
-                f"{out}: nothing was added: {self.describe(rows)}{added}. A partition is closed when it is published. "
-                "Ingest these files and those before them into a new output directory: in one command, or file "
-                "by file in order "
-                "of time with --append, which holds the last partition back until later rows come (--allowed-lateness "
-                "DURATION holds more of them back, for rows that come late)"
+                f"{out}: nothing was added: {self.describe(rows)}{added}",
+                "ingest these files and those before them into a new output directory, in one command or in order of "
+                "time with --append (and --allowed-lateness DURATION for rows that come late)",
             )
         allowed = "times in partitions that are not published"
         rejects.add(
@@ -274,7 +272,7 @@ class ClosedRows:
                 row[FILE_COLUMN],
                 row[ROW_COLUMN],
                 "partition",
-                "closed",
+                "already published",
                 format_time(row["query_time"]),
                 allowed,
             )
@@ -297,7 +295,7 @@ class ClosedRows:
         start = int(times[first]) // self._length * self._length
         partitions = len(np.unique(times // self._length))
         return (
-            f"{table.num_rows} of {rows} rows fall into {partitions} closed partition{'s' * (partitions != 1)}: "
+            f"{table.num_rows} of {rows} rows fall into {partitions} published partition{'s' * (partitions != 1)}: "
             f"{', '.join(named)}; the first is {self._names[files[first]]} row {lines[first]} at "
             f"{format_time(int(times[first]))}, in [{format_time(start)}, {format_time(start + self._length)})"
         )

@@ -56,7 +56,7 @@ class IngestResult:
     seconds: dict[str, float]
 
     def as_text(self) -> str:
-        """Describes it in a line, followed by what is held back, the reasons of rejects, and warnings."""
+        """Describes it in a line, followed by what is kept unpublished, the reasons of rejects, and warnings."""
         text = f"{self.examples} examples, {self.queries} queries, {self.clicks} clicks"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
         if self.known_files:
@@ -67,16 +67,16 @@ class IngestResult:
         if self.held_rows:
             start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
             text += (
-                f"\n{self.held_rows} rows of [{format_time(start)}, {format_time(end)}) are held back, as --append "
-                "asks, until later rows come; ctr ingest without files and without --append publishes them"
+                f"\n{self.held_rows} rows of [{format_time(start)}, {format_time(end)}) are kept unpublished, as "
+                "--append asks, until later rows come; ctr ingest without files and without --append publishes them"
             )
         elif self.closed_until_us is not None:
             text += (
-                f"\nclosed until {format_time(self.closed_until_us)}: rows before that time are no longer accepted; "
-                "--append keeps the last partition open for files to come"
+                f"\npublished up to {format_time(self.closed_until_us)}: earlier rows are no longer accepted; "
+                "for more files use --append"
             )
         if self.rejected:
-            # Without new files, duplicates among the rows that were held back.
+            # Without new files, duplicates among the rows that were kept unpublished.
             share = f"{self.rejected} of {self.rows}" if self.rows else f"{self.rejected}"
             text += f"\n{share} rows rejected, see {self.rejects_file}:"
             text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())

@@ -355,7 +355,7 @@ class _Ingest:
         if closed.count:
             closed.reject(self._rejects, self._rows, self._out, self._inputs.changed)
             self._warnings.append(
-                f"{closed.describe(self._rows)}; they were rejected. --append holds partitions open"
+                f"{closed.describe(self._rows)}; they were rejected; for more files use --append"
             )
             self._rejects.check(self._rows)
             if self._inputs.sources and not self._inputs.again:
@@ -403,7 +403,7 @@ class _Ingest:
         if before is not None and first is not None and not again and first - before > length:
             self._warnings.append(
                 f"no row between {format_time(before)}, where the log ended, and {format_time(first)}: if a file is "
-                "missing, its rows may fall into partitions that are closed now"
+                "missing, its rows may fall into partitions that are published now"
             )
         early = [manifest for manifest in staged if published and manifest.start < max(published)]
         if early:
@@ -426,8 +426,8 @@ class _Ingest:
         held_now = 0 if held is None or (self._inputs.again and self._append) else held.rows
         if self._rows + held_before != examples + rejected + self._known_rows + held_now:
             raise RuntimeError(
-                f"{self._rows} rows were read and {held_before} were held back before, but {examples} published, "
-                f"{rejected} rejected, {held_now} held back and {self._known_rows} known"
+                f"{self._rows} rows were read and {held_before} were kept unpublished before, but "
+                f"{examples} published, {rejected} rejected, {held_now} kept unpublished and {self._known_rows} known"
             )
         shards = [shard for manifest in manifests for shard in manifest.shards]
         repeated = sum(self._repeats.repeated.values()) if self._repeats is not None else 0

@@ -266,9 +266,9 @@ def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
                 rows += batch.num_rows
                 yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path}: rows that are held back cannot be read: {error}") from None
+        raise InputError(f"{path}: rows that are kept unpublished cannot be read: {error}") from None
     if rows != held.rows:
-        raise InputError(f"{path}: holds {rows} rows, not the {held.rows} that were held back")
+        raise InputError(f"{path}: holds {rows} rows, not the {held.rows} that were kept unpublished")
 
 
 def write_blocks(log: Path, file: str, hashes: Sequence[tuple[int, int]]) -> None:

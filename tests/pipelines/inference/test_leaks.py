@@ -137,7 +137,7 @@ def test_outcomes_are_shown_with_what_keeps_them(tmp_path):
         "--keep 'Status (mail)' keeps it" in why["Status (mail)"] and "--keep is_forward" in why["is_forward"]
     )
     assert (
-        "not used, known only after the impression: Status (mail), is_forward; --keep COLUMN keeps one"
+        "not used, known only after the click (leak): Status (mail), is_forward; --keep COLUMN keeps one"
         in found.notes
     )
     kept = inferred(path, keep=("Status (mail)", "is_forward"))

@@ -96,12 +96,12 @@ def test_what_is_held_back_is_said_and_published_by_an_ingest_without_files(tmp_
     assert list_partitions(tmp_path / "log")[-1] == (start - DAY_US, start)
     assert result.held_partitions == [(start, start + DAY_US)]
     assert (
-        f"{result.held_rows} rows of [2020-09-15T00:00:00Z, 2020-09-16T00:00:00Z) are held back"
+        f"{result.held_rows} rows of [2020-09-15T00:00:00Z, 2020-09-16T00:00:00Z) are kept unpublished"
         in result.as_text()
     )
     closed = ingest(mapping, [], tmp_path / "log")
     assert (closed.rows, closed.examples, closed.held_rows) == (0, result.held_rows, 0)
-    assert "closed until 2020-09-16T00:00:00Z" in closed.as_text()
+    assert "published up to 2020-09-16T00:00:00Z" in closed.as_text()
     assert_same_log(tmp_path / "log", tmp_path / "whole")
     with pytest.raises(InputError, match="holds no rows back that could be published"):
         ingest(mapping, [], tmp_path / "log")
@@ -122,13 +122,13 @@ def test_late_rows_enter_while_their_partition_is_held_open(tmp_path):
         ingest(mapping, [path], tmp_path / "short", append=True, now_us=NOW)
     before = raw_logs.log_bytes(tmp_path / "short"), read_state(tmp_path / "short")
     with pytest.raises(
-        InputError, match=r"3 of \d+ rows fall into 1 closed partition: day2\.csv \(3\); the first is"
+        InputError, match=r"3 of \d+ rows fall into 1 published partition: day2\.csv \(3\); the first is"
     ):
         ingest(mapping, [paths[2]], tmp_path / "short", append=True, now_us=NOW)
     assert (raw_logs.log_bytes(tmp_path / "short"), read_state(tmp_path / "short")) == before
     result = ingest(mapping, [paths[2]], tmp_path / "short", append=True, max_reject_share=0.2, now_us=NOW)
-    assert (result.rejected, result.reject_reasons) == (3, {"partition: closed": 3})
-    assert "fall into 1 closed partition" in result.warnings[0]
+    assert (result.rejected, result.reject_reasons) == (3, {"partition: already published": 3})
+    assert "fall into 1 published partition" in result.warnings[0]
     assert {reject["row"] for reject in raw_logs.read_rejects(tmp_path / "short")} == {
         2 + days[2].index(row) for row in late
     }
@@ -144,7 +144,7 @@ def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes(tmp_path):
     assert "a file is missing" in warning
     for append in (True, False):
         with pytest.raises(
-            InputError, match=r"nothing was added: .* fall into 2 closed partitions: day1\.csv"
+            InputError, match=r"nothing was added: .* fall into 2 published partitions: day1\.csv"
         ):
             ingest(mapping, [paths[1]], tmp_path / "log", append=append, now_us=NOW)
 
@@ -153,10 +153,10 @@ def test_without_append_the_next_file_is_refused_whole_and_told_what_to_do(tmp_p
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     paths = write_days(tmp_path / "in", make_days())
     first = ingest(mapping, [paths[0]], tmp_path / "log", now_us=NOW)
-    assert "--append keeps the last partition open" in first.as_text()
+    assert "for more files use --append" in first.as_text()
     before = raw_logs.log_bytes(tmp_path / "log")
     with pytest.raises(
-        InputError, match=r"closed partition: day1\.csv .*into a new output directory: .*with --append"
+        InputError, match=r"published partition: day1\.csv .*into a new output directory, .* with --append"
     ):
         ingest(mapping, [paths[1]], tmp_path / "log", now_us=NOW)
     assert raw_logs.log_bytes(tmp_path / "log") == before
@@ -303,7 +303,7 @@ def test_held_rows_that_are_damaged_are_named(tmp_path):
     ingest(mapping, [paths[0]], tmp_path / "log", append=True, now_us=NOW)
     (held,) = (tmp_path / "log" / ".ingest").glob("held-*.arrow")
     held.write_bytes(held.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"held-.*rows that are held back cannot be read"):
+    with pytest.raises(InputError, match=r"held-.*rows that are kept unpublished cannot be read"):
         ingest(mapping, [paths[1]], tmp_path / "log", append=True, now_us=NOW)
 
 
@@ -323,7 +323,10 @@ def test_the_command_line(tmp_path, capsys):
         return main(["ingest", "table", *(str(tmp_path / file) for file in files), *options, *more])
 
     assert run("0.csv", more=["--append", "--allowed-lateness", "10m"]) == 0
-    assert "30 rows of [2020-09-14T01:00:00Z, 2020-09-14T02:00:00Z) are held back" in capsys.readouterr().out
+    assert (
+        "30 rows of [2020-09-14T01:00:00Z, 2020-09-14T02:00:00Z) are kept unpublished"
+        in capsys.readouterr().out
+    )
     assert run("1.csv") == 0
     assert "120 examples" in capsys.readouterr().out
     assert run() == 1

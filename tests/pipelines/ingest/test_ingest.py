@@ -202,7 +202,7 @@ def test_ingesting_again_changes_nothing(tmp_path):
     # A later run without rejects does not leave the old ones standing.
     rows[5]["rating"] = "1"
     raw_logs.write_rows(tmp_path / "in", rows)
-    with pytest.raises(InputError, match=r"fall into 1 closed partition.*rows.csv was added before"):
+    with pytest.raises(InputError, match=r"fall into 1 published partition.*rows.csv was added before"):
         ingest(mapping, [path], tmp_path / "log")
     assert raw_logs.read_rejects(tmp_path / "log") == []
 
@@ -353,7 +353,9 @@ def test_a_share_outside_0_to_1_is_refused(tmp_path, share):
 def test_a_lost_row_ends_the_run(tmp_path, monkeypatch):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(50))
     monkeypatch.setattr(PartitionSpill, "append", lambda self, table: None)
-    with pytest.raises(RuntimeError, match="50 rows were read and 0 were held back before, but 0 published"):
+    with pytest.raises(
+        RuntimeError, match="50 rows were read and 0 were kept unpublished before, but 0 published"
+    ):
         ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
 
 

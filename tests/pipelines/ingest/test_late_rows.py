@@ -42,6 +42,6 @@ def test_rows_of_an_hour_that_is_published_are_refused(tmp_path):
     path = raw_logs.write_rows(tmp_path / "in", kept, name="kept")
     ingest(mapping, [path], tmp_path / "log")
     before = raw_logs.read_log(tmp_path / "log")
-    with pytest.raises(InputError, match=r"1 of 1 rows fall into 1 closed partition: late\.csv \(1\)"):
+    with pytest.raises(InputError, match=r"1 of 1 rows fall into 1 published partition: late\.csv \(1\)"):
         ingest(mapping, [raw_logs.write_rows(tmp_path / "in", late, name="late")], tmp_path / "log")
     assert raw_logs.read_log(tmp_path / "log") == before
