@@ -303,7 +303,7 @@ def _simulate(commands: _Commands) -> None:
         "--policy",
         type=local_path,
         metavar="RUN",
-        help="let the model of this run choose the ads of the days after its log, and learn from them",
+        help="let the model of this run choose the ads of the days after its log, and train on them",
     )
     simulate.add_argument(
         "--log",
@@ -362,12 +362,12 @@ def _add_append(table: argparse.ArgumentParser) -> None:
     growing.add_argument(
         "--append",
         action="store_true",
-        help="more files will follow: hold the rows of the last partition back until later rows come",
+        help="more files will follow: keep the rows of the last partition unpublished until later rows come",
     )
     growing.add_argument(
         "--allowed-lateness",
         metavar="DURATION",
-        help="with --append: hold a partition back until a row is this much later than its end, e.g. 2h (0s)",
+        help="with --append: keep a partition unpublished until a row is this much later than its end, e.g. 2h (0s)",
     )
 
 
@@ -577,7 +577,9 @@ def _replay(commands: _Commands) -> None:
 
 def _search(commands: _Commands) -> None:
     search = _command(
-        commands, "search", "search for the configuration that is most accurate at a cost, and judge it"
+        commands,
+        "search",
+        "search for the configuration that is most accurate at a cost, and evaluate it on the held-out half",
     )
     search.add_argument(
         "search", type=local_path, nargs="?", metavar="SEARCH", help="YAML file with the space and the method"

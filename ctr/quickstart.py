@@ -283,8 +283,9 @@ def _check_mapping(out: Path, record: Record) -> Record:
     begun = (out / LOG / "manifests").is_dir() and bool(list_partitions(out / LOG))
     if begun and record.mapping_sha256 not in (None, sha256):
         raise InputError(
-            f"{out / MAPPING} was edited after {out / LOG} was made of it: remove {out / LOG} and {out / RUN} to make "
-            "them anew, or ingest it into another directory with ctr ingest table"
+            f"{out / MAPPING} was edited after {out / LOG} was made from it",
+            f"remove {out / LOG} and {out / RUN} to make them anew, or ingest it into another directory with ctr "
+            "ingest table",
         )
     if record.mapping_sha256 != sha256 or not begun:
         record = record.model_copy(update={"mapping_sha256": sha256, "ingested": None})

@@ -263,7 +263,7 @@ def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
     summary = json.loads(out)
     assert summary == json.loads((place / "run/summary.json").read_text())
     assert err.splitlines()[-1] == f"error: run: {summary['learning_failure']}"
-    assert "90 of 90 rows (100.0%) were not learned from" in summary["learning_failure"]
+    assert "90 of 90 rows (100.0%) were not trained on" in summary["learning_failure"]
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_train_tells_its_results_and_a_second_time_the_same(place, capfd):
     assert summary == json.loads((place / "run" / "summary.json").read_text())
     assert summary["examples"] == 90
     # Resuming it as something else is refused.
-    assert "seed was 1, is 5" in error_line(capfd, (*TRAIN, "--set", "seed=5"))
+    assert "seed was 1, is 5); rerun with seed=1 to resume" in error_line(capfd, (*TRAIN, "--set", "seed=5"))
     assert main((*TRAIN[:-1], "other", "--set", "seed=5", "--json")) == 0
     assert json.loads(capfd.readouterr().out)["config_sha256"] != summary["config_sha256"]
 
@@ -533,7 +533,7 @@ def test_samplings_that_are_refused(place, capfd):
     )
     assert "config no.yaml: no such file" in error_line(capfd, (*SAMPLE, "--config", "no.yaml"))
     assert "nowhere is not an example log" in error_line(capfd, ("sample", "nowhere", "--name", "half"))
-    assert "a name is made of letters" in error_line(capfd, ("sample", "log", "--name", "a b"))
+    assert "a name consists of letters" in error_line(capfd, ("sample", "log", "--name", "a b"))
     assert "not made by sampling" in error_line(capfd, (*SAMPLE, "--out", "log"))
     rule = "uninformative={rate: 0.5, low_loss: {teacher: t, max_loss: 0.1}}"
     assert "log has no sidecar t; the sidecars beside it: none" in error_line(capfd, (*SAMPLE, "--set", rule))

@@ -121,7 +121,7 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
     mapping = folder / "mapping.yaml"
     mapping.write_text(mapping.read_text().replace("price_usd, kind", "price, kind"))
     edited = refusal(capfd, "hotel.csv", "--label", "click_bool")
-    assert "mapping.yaml was edited after hotel-quickstart/log was made of it" in edited
+    assert "mapping.yaml was edited after hotel-quickstart/log was made from it" in edited
     with (place / "hotel.csv").open("a") as file:
         file.write("\n")
     assert "had other names or sizes" in refusal(capfd, "hotel.csv", "--label", "click_bool")

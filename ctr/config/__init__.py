@@ -305,13 +305,21 @@ def dump_yaml(model: BaseModel) -> str:
     return yaml.dump(model.model_dump(mode="json", by_alias=True), Dumper=Dumper, sort_keys=False)
 
 
-def differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two nested mappings, a text for each key with its path, its old and its new value."""
-    differences = []
+def changed_values(
+    before: Mapping[str, Any], now: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], tuple[Any, Any]]:
+    """The old and the new value of each key that differs between two nested mappings, by the key's path."""
+    changed: dict[tuple[str, ...], tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            differences += differing_keys(old, new, f"{prefix}{key}.")
+            changed |= changed_values(old, new, (*above, key))
         elif old != new:
-            differences.append(f"{prefix}{key} was {old!r}, is {new!r}")
-    return differences
+            changed[*above, key] = (old, new)
+    return changed
+
+
+def differing_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two nested mappings, a text for each key with its path, its old and its new value."""
+    changed = changed_values(before, now)
+    return [f"{'.'.join(path)} was {old!r}, is {new!r}" for path, (old, new) in changed.items()]

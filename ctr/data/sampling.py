@@ -157,7 +157,7 @@ class SamplingConfig(StrictModel):
         stratify_by: a single-valued feature: sampling is systematic within each of its values, so that at any point of
             the log the number of kept examples of a value differs from the sum of their rates by less than one. Null:
             each example is decided by itself.
-        min_rate: rates and products of rates below this are refused: they lead to large weights, which make
+        min_rate: rates and products of rates below this end with an error: they lead to large weights, which make
             training unstable.
         time_range: examples outside it are dropped; the weights of the others do not change.
     """

@@ -47,7 +47,7 @@ class SidecarManifest(StrictModel):
 def sidecar_folder(log: Path, name: str) -> Path:
     """The sidecar's folder. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise InputError(f"sidecar {name!r}: a name is made of letters, digits, _ and -")
+        raise InputError(f"sidecar {name!r}: a name consists of letters, digits, _ and -")
     return log / "sidecars" / name
 
 

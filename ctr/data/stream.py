@@ -104,7 +104,7 @@ def check_selection(
             first.append((int(rows.example_id[row]), int(rows.query_time[row]), int(rows.position[row])))
     if missing:
         raise InputError(
-            f"{selection.teacher}: {MissingValues(learned, missing, tuple(first)).describe()}, of those to learn from; "
+            f"{selection.teacher}: {MissingValues(learned, missing, tuple(first)).describe()}, of those to train on; "
             "objective.distillation.missing: train_without trains these without a teacher"
         )
     return True

@@ -59,7 +59,7 @@ class ArmConfig(StrictModel):
         note: a remark for the report.
         set: its changes: values by dotted keys of the training configuration.
         teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
-        sampling: the sampling whose kept rows it learns from (FF 3.3), one of ``samplings``. Null: none.
+        sampling: the sampling whose kept rows it is trained on (FF 3.3), one of ``samplings``. Null: none.
         score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
         against: the arm that it is compared with.
         paper: what a paper reports about it: short texts by name of the column (accuracy, training_cost,
@@ -91,7 +91,7 @@ class SweepConfig(StrictModel):
 
 
 class LoopConfig(StrictModel):
-    """Runs that serve the days after the log and learn on (FF 7.3, table 3), in the simulated world of the log.
+    """Runs that serve the days after the log and train on (FF 7.3, table 3), in the simulated world of the log.
 
     Attributes:
         days: the number of days to serve.

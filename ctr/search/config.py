@@ -48,14 +48,14 @@ class ControllerConfig(StrictModel):
             or 20 over the number of steps where these are so few that no logit would move far.
         warmup_fraction: the share of the search in which it does not learn, and in which all parts of the supernet
             are trained at first.
-        candidates_per_batch: how many candidates score each batch before it is learned from.
+        candidates_per_batch: how many candidates score each batch before it is trained on.
         rejection_samples: from how many candidates the probability of keeping to the target is estimated where
             there are more than that.
-        learners: how many candidates are drawn to learn from each batch, with the mean of their gradients.
-        extremes: which candidates learn from every batch beside them. ``largest``: the largest network. ``sandwich``:
-            the smallest one, too (Yu, Huang, ICCV 2019).
+        learners: how many candidates are drawn to be trained on each batch, with the mean of their gradients.
+        extremes: which candidates are trained on every batch beside them. ``largest``: the largest network.
+            ``sandwich``: the smallest one, too (Yu, Huang, ICCV 2019).
         passes: how often the supernet reads its part of the log; of a fraction the first rows. From the second pass on
-            candidates are judged on examples that the weights have learned from.
+            candidates are evaluated on examples that the weights were trained on.
     """
 
     mode: Literal["penalty", "rejection"] = "penalty"
@@ -71,7 +71,7 @@ class ControllerConfig(StrictModel):
 
 
 class HalvingConfig(StrictModel):
-    """Successive halving: candidates learn from longer and longer prefixes, on which ever fewer of them go on.
+    """Successive halving: candidates are trained on longer and longer prefixes, on which ever fewer of them go on.
 
     Attributes:
         candidates: how many are drawn for the first rung; a smaller space is tried whole.
@@ -109,7 +109,7 @@ class SearchConfig(StrictModel):
             prefer. ``halving``: successive halving. ``random``: candidates drawn at random.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the cost that the result may have, as a share of the baseline's.
-        prefix: the share of the log's rows that the search reads; the result is judged on the rest.
+        prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.
         seed: of everything that is drawn, and of the runs of the search.
         seeds: the result and the baseline are trained with each of these in the end.
         cost: what a candidate costs.

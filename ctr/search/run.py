@@ -159,7 +159,7 @@ def _replay(problem: Problem, chosen: Candidate, runner: Runner, timing: bool) -
     read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"
     experiment = ExperimentConfig(
         title=search.title,
-        note=f"The result of a search that read {read}: on these it was chosen, and only the others judge it.",
+        note=f"The result of a search that read {read}: it was chosen on these, and only the others are held out.",
         config={**problem.content, "record_predictions": True},
         seeds=search.seeds,
         arms={

@@ -299,7 +299,7 @@ def score_text(out: Path, result: ScoreResult) -> str:
     text = f"{out}: {result.scored} predictions, {result.seconds:.1f} s"
     if result.learned and result.learned_until is not None:
         text += (
-            f"\nthe model has learned from {result.learned} of these rows (column {LEARNED}): they are not later than "
+            f"\nthe model was trained on {result.learned} of these rows (column {LEARNED}): they are not later than "
             f"{format_time(result.learned_until)}, and say nothing about rows that are new"
         )
     if result.rejected:

@@ -132,9 +132,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
     constraint_logs = _constraint_logs(config)
     read_world(log)
     if summary.get("log_sha256") != log_sha256(read_manifests(log)):
-        raise InputError(
-            f"{log}: is not the log that the run was trained on, or the run has not learned from all of it"
-        )
+        raise InputError(f"{log}: is not the log that the run was trained on, or the run has not finished it")
     check_loop(config, log)
     first = len(list_partitions(log))
     origin = {
@@ -172,7 +170,7 @@ def check_loop(config: TrainConfig, log: Path) -> None:
         raise InputError("config: sampling: the sample has no decisions for the days that the loop adds")
     if config.time_range.end is not None:
         raise InputError(
-            f"config: time_range.end: {config.time_range.end}: impressions after this time would not be learned from"
+            f"config: time_range.end: {config.time_range.end}: impressions after this time would not be trained on"
         )
     if distillation is not None and distillation.missing == "refuse":
         raise InputError(

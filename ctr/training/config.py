@@ -37,7 +37,7 @@ class BatchConfig(StrictModel):
             and at least 8: so a short log has many steps, and a long one large batches. ``auto``: 1/256, or null
             where ``rows`` is given. Null: batches have ``rows`` from the start.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
-            more than this is refused by name.
+            more than this is rejected with its id.
         within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
             without waiting for the next one.
         shapes: the sizes that batches are padded to, for each of which XLA compiles the step. ``many``: of rows, ids,
@@ -133,7 +133,7 @@ class EmbeddingOptimizerConfig(StrictModel):
             factorized.
         linear_learning_rate: AdaGrad's learning rate of linear weights.
         linear_initial_accumulator: initial value of AdaGrad's sums of squares of linear weights.
-        gradient: learn from the gradient of the loss summed over the batch, or of its mean.
+        gradient: train on the gradient of the loss summed over the batch, or of its mean.
         tower_rates: factors of both learning rates, by tower.
         update_limit_relative: ``r`` in the rule of ``update_limit_absolute``.
         update_limit_absolute: ``a``: no step moves a weight w by more than r |w| + a. If one would, the whole
@@ -334,11 +334,11 @@ class ExportConfig(StrictModel):
 
 
 class SampleConfig(StrictModel):
-    """A sample of the log, as ``ctr sample`` wrote it beside the log. Null: every row is learned from.
+    """A sample of the log, as ``ctr sample`` wrote it beside the log. Null: every row is trained on.
 
     Attributes:
         name: the name of the sampling.
-        score: ``all``: score every row and learn from those that were kept; the metrics are those of full
+        score: ``all``: score every row and train on those that were kept; the metrics are those of full
             traffic. ``kept``: read only the kept rows; faster, and the metrics of examples are
             importance-weighted, but PerQueryAUC is that of the queries after sampling.
     """
@@ -372,7 +372,7 @@ class TrainConfig(StrictModel):
         seed: the seed of all random initial values.
         time_range: the query times to train on.
         label_delay: seconds until the label of an example is known. The example is scored at the time of its
-            query, and learned from when the next query to be scored is at least this much later.
+            query, and trained on when the next query to be scored is at least this much later.
         compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 if the
             processor has instructions for it.
         jit: compile the step with XLA. ``auto``: not on a CPU.

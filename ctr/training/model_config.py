@@ -69,8 +69,8 @@ class EnsembleConfig(StrictModel):
     """A self-ensemble (FF 5): networks with different starts, whose probabilities are averaged.
 
     Attributes:
-        components: the number of networks; each learns from its own loss.
-        embeddings: ``shared``: all networks read the same embeddings, which learn from the mean of their
+        components: the number of networks; each is trained on its own loss.
+        embeddings: ``shared``: all networks read the same embeddings, trained with the mean of their
             gradients; ``separate``: each has its own embeddings and linear weights.
     """
 
@@ -111,10 +111,10 @@ class ModelConfig(StrictModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
     Attributes:
-        network_loss: what crosses and deep layers learn from. ``own``: linear weights and network are two models, each
-            with a loss of its own; the prediction lies between the two, by a gate that is fitted as the log goes by, so
-            that a network that does not help costs next to nothing. ``joint``: both learn from the loss of their sum.
-            ``auto``: own, unless the model is factorized, an ensemble or has a rank head.
+        network_loss: what crosses and deep layers are trained on. ``own``: linear weights and network are two models,
+            each with a loss of its own; the prediction lies between the two, by a gate that is fitted as the log goes
+            by, so that a network that does not help costs next to nothing. ``joint``: both are trained on the loss of
+            their sum. ``auto``: own, unless the model is factorized, an ensemble or has a rank head.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         embedding_seed: the seed of new embeddings. Null: the seed of the run.

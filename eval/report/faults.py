@@ -12,7 +12,7 @@ from ctr.io.errors import InputError
 
 _SHOWN = 5
 _ROOTS = {
-    "failed": "roots that failed, or whose result was refused by its check",
+    "failed": "roots that failed, or whose result was rejected by its check",
     "lost": "roots that were lost",
 }
 
@@ -51,7 +51,7 @@ def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
         Fault("rejected rows", run.number("rejected_rows") or 0, reasons),
         Fault("skipped steps", run.number("skipped_steps") or 0, _first(skipped)),
         Fault("rollbacks", run.number("rollbacks") or 0, quarantined),
-        Fault("quarantined rows: scored, but not learned from", run.number(f"{key}_rows") or 0, []),
+        Fault("quarantined rows: scored, but not trained on", run.number(f"{key}_rows") or 0, []),
         Fault("predictions that were not finite", run.number("nonfinite_predictions") or 0, []),
     ]
     roots = run.summary.get("shampoo", {})

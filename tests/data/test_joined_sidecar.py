@@ -231,7 +231,7 @@ def test_what_is_not_there_is_named(log, tmp_path):
         JoinedSidecar(log, "teacher", ["logit", "loss"])
     with pytest.raises(InputError, match="is not an example log"):
         JoinedSidecar(tmp_path / "nowhere", "teacher", ["logit"])
-    with pytest.raises(InputError, match="a name is made of letters"):
+    with pytest.raises(InputError, match="a name consists of letters"):
         JoinedSidecar(log, "a/b", ["logit"])
     publish(tmp_path / "bare", 0, np.arange(3))
     with pytest.raises(InputError, match=r"has no sidecar teacher; the sidecars beside it: none$"):

@@ -373,7 +373,7 @@ def test_other_folders_are_left_alone(log, tmp_path):
     (tmp_path / "filled" / "x").touch()
     with pytest.raises(InputError, match="is neither empty nor an example log"):
         write_sampled_log(log, "half", config, tmp_path / "filled")
-    with pytest.raises(InputError, match="a name is made of letters"):
+    with pytest.raises(InputError, match="a name consists of letters"):
         write_sampled_log(log, "a/b", config, tmp_path / "small")
     assert contents(log) == contents(other) == before
     assert not (tmp_path / "small").exists()

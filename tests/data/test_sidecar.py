@@ -74,9 +74,9 @@ def test_writing_again_gives_the_same_bytes_and_nothing_else_is_taken(log: Path)
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "ä", "a\n", "a.b"])
 def test_names_stay_inside_the_folder(log: Path, name: str) -> None:
     partition = make_partition(log, 3)
-    with pytest.raises(InputError, match="a name is made of letters, digits, _ and -"):
+    with pytest.raises(InputError, match="a name consists of letters, digits, _ and -"):
         write_sidecar_partition(log, name, partition, columns(3))
-    with pytest.raises(InputError, match="a name is made of letters, digits, _ and -"):
+    with pytest.raises(InputError, match="a name consists of letters, digits, _ and -"):
         read_sidecar_partition(log, name, partition)
 
 

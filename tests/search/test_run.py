@@ -178,7 +178,7 @@ def test_random_search_and_its_report(place, capsys):
     assert (
         "Method random, 4 candidates, target 1 of the baseline's training cost by operations, seed 1." in text
     )
-    assert "no rows are left that could judge the result without favor" in text
+    assert "no held-out rows are left" in text
     record = json.loads(Path("out/search.json").read_text())
     (rung,) = record["rungs"]
     assert len(rung["tried"]) == 3 and rung["end"] is None and record["judged"] == []

@@ -74,7 +74,7 @@ def test_files_of_a_sidecar(log, name):
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_names_in_configurations(log, name):
-    with pytest.raises(InputError, match="a name is made of letters"):
+    with pytest.raises(InputError, match="a name consists of letters"):
         sidecar_folder(log, name)
     for model, content in (
         (SampleConfig, {"name": name}),

@@ -210,13 +210,13 @@ def test_rows_of_a_log_that_the_model_has_learned_from_are_marked(case, place, p
     assert scores["learned"].tolist() == [True] * 30 + [False] * 60
     assert result(capfd)["learned"] == 30
     assert main(["score", "models", "log", "--out", "scores.parquet"]) == 0
-    assert "the model has learned from 30 of these rows" in capfd.readouterr().out
+    assert "the model was trained on 30 of these rows" in capfd.readouterr().out
     assert main(["evaluate", "scores.parquet", "--json"]) == 0
     found = result(capfd)
     counts = {"learned_rows": 30, "new_rows": 60, "untold_rows": 0, "held_out": False}
     assert found["training"] == counts
     assert main(["evaluate", "scores.parquet"]) == 0
-    assert "not held out: the model has learned from 30 of these 90 rows" in capfd.readouterr().out
+    assert "not held out: the model was trained on 30 of these 90 rows" in capfd.readouterr().out
 
     # Of the later rows the same as of these alone.
     pq.write_table(pq.read_table("scores.parquet").slice(30), "new.parquet")
@@ -377,7 +377,7 @@ def test_raw_rows_that_the_model_has_learned_from_are_marked(case, place, capfd)
     assert scores["learned"].isna().all()
     assert result(capfd)["learned"] is None
     assert main(["evaluate", "scores.parquet"]) == 0
-    assert "the model may have learned from them" in capfd.readouterr().out
+    assert "the model may have been trained on them" in capfd.readouterr().out
 
 
 def read_shards(path: Path) -> pd.DataFrame:

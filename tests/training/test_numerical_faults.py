@@ -476,11 +476,11 @@ def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, make_config,
         rows = summary["examples"]
         message = str(caught.value)
         assert message == f"{run}: {summary['learning_failure']}"
-        assert f"nothing was learned: {rows} of {rows} rows (100.0%) were not learned from" in message
+        assert f"nothing was learned: {rows} of {rows} rows (100.0%) were not trained on" in message
         assert "cause: dense/" in message and "optimizer.dense.learning_rate is 1e+30" in message
         assert summary["trained_rows"] == 0 and summary["quarantined_rows"] == rows
         assert (run / "metric_states.npz").exists()
-        assert f"not learned from    {rows} rows (100.0%)" in summary_text(run, summary)
+        assert f"not trained on      {rows} rows (100.0%)" in summary_text(run, summary)
     assert not exported and not (log / "sidecars" / "teacher").exists()
 
 
@@ -524,7 +524,7 @@ def test_rows_that_were_lost_are_named_as_a_share(examples, log, make_config, tm
     lost = sum(end - begin for begin, end in summary["skipped_ranges"])
     assert summary["skipped_rows"] == lost > 0
     share = f"{lost / summary['examples']:.1%}"
-    assert f"{lost} of {summary['examples']} rows ({share}) were not learned from" in caplog.text
+    assert f"{lost} of {summary['examples']} rows ({share}) were not trained on" in caplog.text
     assert f"{lost} rows ({share})" in summary_text(tmp_path / "run", summary)
     # Rows of skipped steps are not among those that were trained on.
     taught = examples.train_weight > 0

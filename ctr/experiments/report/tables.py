@@ -150,7 +150,7 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
         columns=("training, %", "FLOPs, %", PAPER, "inference, %", "FLOPs, %", PAPER, "rows, %"),
         rows=rows,
         notes=(
-            "training: time of a step per row, times the rows learned from (rows, % of the log); the same for FLOPs.",
+            "training: time of a step per row, times the rows trained on (rows, % of the log); the same for FLOPs.",
             f"inference: per row scored. [quartiles{timed}, alternating with the baseline]; against another arm, the",
             "range that the quartiles of both span.",
         ),

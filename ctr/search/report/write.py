@@ -20,7 +20,7 @@ _TEMPLATE = Path(__file__).with_name("search.html.j2")
 _SHOWN = 10
 """Candidates of a rung that the text shows."""
 _MEASURES = {"flops": "operations", "times": "measured times"}
-_PARTS = {"rest": "the rest, which the search has not read", "whole": "the whole log"}
+_PARTS = {"rest": "the held-out rest, which the search has not read", "whole": "the whole log"}
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ def _sentences(record: SearchRecord) -> list[str]:
     ]
     if record.prefix_end is None:
         lines.append(
-            f"Chosen on all {record.rows:,} rows: no rows are left that could judge the result without favor."
+            f"Chosen on all {record.rows:,} rows: no held-out rows are left to evaluate the result on without favor."
         )
     else:
         lines.append(
             f"Chosen on the first {record.prefix_rows:,} of {record.rows:,} rows (before {record.prefix_end}); "
-            "judged on the rest."
+            "evaluated on the held-out rest."
         )
     lines.append(f"The search took {display.fixed(record.passes, 2)} passes of the baseline over all rows.")
     if record.chosen == BASELINE:
@@ -145,7 +145,7 @@ def _judgement_table(judged: Judgement) -> Table:
                 says,
             ]
         )
-    title = f"Judged on {_PARTS[judged.part]}" + (f": {judged.rows:,} rows" if judged.rows else "")
+    title = f"Evaluated on {_PARTS[judged.part]}" + (f": {judged.rows:,} rows" if judged.rows else "")
     note = judged.missing and f"Not known: {judged.missing}."
     columns = ("metric", BASELINE, SEARCHED, "change [95%]", "%", "by seed", "")
     return Table(title, columns, rows, note)

@@ -74,7 +74,7 @@ def _causes(
     if isinstance(prior, float) and not 1 / _PRIOR_FACTOR <= prior / rate <= _PRIOR_FACTOR:
         causes.append(f"model.prior ({prior:g}, the rate of clicks is {rate:.2g})")
     if is_over:
-        causes.append(f"batch.rows ({config.batch.rows}; smaller batches learn the rate of clicks sooner)")
+        causes.append(f"batch.rows ({config.batch.rows}; smaller batches find the rate of clicks sooner)")
     if config.label_delay:
         causes.append(f"label_delay ({config.label_delay:g} s; the model does not know newer clicks)")
     if config.sampling is not None:
@@ -90,7 +90,7 @@ def _causes(
         )
     elif not is_over:
         causes.append(
-            f"optimizer.dense.learning_rate ({config.optimizer.dense.learning_rate}; the output bias learns with it)"
+            f"optimizer.dense.learning_rate ({config.optimizer.dense.learning_rate}; that of the output bias, too)"
         )
     if objective.bias_constraints is None:
         causes.append("objective.bias_constraints (a family of estimated_ctr calibrates by prediction)")

@@ -27,6 +27,7 @@ What grows during a run is cut back, on a resume, to where it was at the checkpo
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from ctr.config import differing_keys, dump_yaml, load_record
+from ctr.config import changed_values, differing_keys, dump_yaml, load_record
 from ctr.data.log import read_schema_file, schema_bytes
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import read_json_object
@@ -55,6 +56,9 @@ from ctr.training.config import TrainConfig
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
 _CONSTRAINT_STATES = "constraint_states"
+
+_MOST_SETTINGS = 3
+"""Of so many keys that differ an error shows the settings that give the earlier values."""
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -118,12 +122,21 @@ def check_config(run_dir: Path, config: TrainConfig) -> None:
     if not path.exists():
         return
     before = load_record(TrainConfig, path, "config").model_dump(mode="json")
-    differences = differing_keys(before, config.model_dump(mode="json"))
+    now = config.model_dump(mode="json")
+    differences = differing_keys(before, now)
     if differences:
         raise InputError(
-            f"{run_dir} was started with another configuration ({'; '.join(differences)}): "
-            "use that one to resume it, or another output directory"
+            f"{run_dir} was started with another configuration ({'; '.join(differences)})",
+            f"rerun with {_earlier_settings(before, now, path)} to resume, or use another output directory",
         )
+
+
+def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -> str:
+    """The settings of ``ctr train`` that give the earlier configuration again; where they are many, its file."""
+    changed = changed_values(before, now)
+    if len(changed) > _MOST_SETTINGS or any("." in key for keys in changed for key in keys):
+        return f"--config {path}"
+    return " ".join(shlex.quote(f"{'.'.join(keys)}={json.dumps(old)}") for keys, (old, _) in changed.items())
 
 
 def check_run_folder(run_dir: Path) -> None:

@@ -39,18 +39,18 @@ TIMING = (
 
 
 def unlearned_text(run: Run) -> str:
-    """Returns how many rows were not learned from, as a share of all, and why."""
+    """Returns how many rows were not trained on, as a share of all, and why."""
     position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
     scored = int(run.metrics.total.traffic.examples + run.metrics.window.traffic.examples)
     return (
-        f"{rows} of {scored} rows ({rows / max(scored, 1):.1%}) were not learned from: "
+        f"{rows} of {scored} rows ({rows / max(scored, 1):.1%}) were not trained on: "
         f"{position.quarantined_rows} quarantined, {position.skipped_rows} in {position.skipped_steps} skipped steps"
     )
 
 
 def learning_failure(run: Run, fault: str | None = None) -> str | None:
-    """Why a run is to end with an error though it has passed its log; None: it learned.
+    """Why a run is to end with an error though it has finished its log; None: it learned.
 
     It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end. Where
     only some rows were lost it does not fail: what remains is a model, and a warning names the share.

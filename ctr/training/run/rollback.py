@@ -274,7 +274,7 @@ def read_rollbacks(run_dir: Path) -> list[Rollback]:
         return list(parse_model(_Quarantine, read_sealed(path, f"{path}: no such file"), str(path)).rollbacks)
     except InputError as error:
         raise InputError(
-            f"{path}: damaged ({str(error).removeprefix(f'{path}: ')[:200]}); it decides which rows are learned from: "
+            f"{path}: damaged ({str(error).removeprefix(f'{path}: ')[:200]}); it decides which rows are trained on: "
             "restore it, or use another output directory to start again"
         ) from None
 

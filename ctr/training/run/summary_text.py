@@ -27,7 +27,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
             lines.append(f"  {name:<20}{summary[name]}")
     lost = summary.get("skipped_rows", 0) + summary.get("quarantined_rows", 0)
     if lost:
-        lines.append(f"  not learned from    {lost} rows ({lost / max(summary['examples'], 1):.1%})")
+        lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")
     if recorded := summary.get("recorded"):
         missing = recorded["without_prediction"]
         without = f", {missing} without a prediction" if missing else ""

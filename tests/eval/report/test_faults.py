@@ -63,7 +63,7 @@ def test_each_fault_has_its_line(write_run):
         "10 steps <b>skipped",
         "back to row 0, nothing quarantined: dense/000 is not finite",
         "1,234",
-        "roots that failed, or whose result was refused by its check",
+        "roots that failed, or whose result was rejected by its check",
     ):
         assert expected in words, expected
     assert "roots that were lost" not in words
