@@ -27,6 +27,7 @@ from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parse
 from ctr.cli_train import end_worker, train
 from ctr.io.errors import InputError, error_lines, printable
 from ctr.io.signals import Interrupted
+from ctr.io.words import joined
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
 
@@ -296,8 +297,8 @@ def _search(arguments: argparse.Namespace) -> None:
 def _raise_failures(failures: Mapping[str, str]) -> None:
     """Raises InputError with what failed, by name, if anything did."""
     if failures:
-        causes = "; ".join(f"{name}: {error}" for name, error in failures.items())
-        raise InputError(f"{len(failures)} failed; rerun the same command to try again: {causes}")
+        causes = joined([f"{name}: {error}" for name, error in failures.items()])
+        raise InputError(f"{len(failures)} failed: {causes}", "rerun the same command to try again")
 
 
 def _compare(arguments: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from ctr.data.feature_ops import category_ids, number_ids
 from ctr.data.schema import Category, Cross, Number, Schema, Text
 from ctr.data.spelling import float_text, spell
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 
 _SHOWN = 20
 
@@ -31,7 +32,7 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
     """
     feature = schema.by_name.get(name)
     if feature is None:
-        raise InputError(f"{name} is not a feature of the log; allowed: {', '.join(schema.by_name)}")
+        raise InputError(f"{name} is not a feature of the log; allowed: {listed(list(schema.by_name), name)}")
     if isinstance(feature, Text | Cross) or name not in schema.single_valued:
         kind = feature.kind if isinstance(feature, Text | Cross) else f"multivalent {feature.kind}"
         raise InputError(

@@ -31,6 +31,7 @@ from ctr.io.files import (
     is_temporary,
     names_in,
 )
+from ctr.io.words import joined
 
 MAX_TIME_US = 2**62
 _FORMAT = 1
@@ -120,10 +121,11 @@ def check_log(folder: Path, schema: Schema) -> None:
     if path.exists():
         found = read_schema(folder)
         if found.version != schema.version:
-            differences = "; ".join(differing_features(found, schema)) or "written in a different form"
+            differences = joined(differing_features(found, schema)) or "written in a different form"
             raise InputError(
                 f"{path}: this log was written under schema {found.version}, not {schema.version} "
-                f"({differences:.300}): features cannot change inside a log; use another output directory"
+                f"({differences}): features cannot change inside a log",
+                "use another output directory",
             )
 
 

@@ -53,8 +53,8 @@ def published_partitions(
         if not (manifests / f"{lost}.json").exists():
             raise InputError(
                 f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "
-                "published: it was lost, or its publisher did not finish; restore it or publish the partition again, "
-                "or delete those files if they should not be read"
+                "published: it was lost, or its publisher did not finish",
+                "restore it or publish the partition again, or delete those files if they should not be read",
             )
 
 

@@ -38,6 +38,7 @@ from ctr.data.strata import Strata
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively
+from ctr.io.words import joined
 
 Progress = Callable[[int], None]
 
@@ -152,7 +153,7 @@ def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> N
     differences = differing_keys(old, new)
     if differences:
         raise InputError(
-            f"{path.parent} was started with another configuration ({'; '.join(differences)}): "
+            f"{path.parent} was started with another configuration ({joined(differences)}): "
             "use that one to complete it, or another name or output directory"
         )
 

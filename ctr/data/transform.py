@@ -50,6 +50,7 @@ from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.text_arrays import may_spell, text_array
 from ctr.io.errors import InputError
 from ctr.io.farmhash_arrays import LONGEST, fingerprints_of
+from ctr.io.words import listed
 
 Lists = tuple[np.ndarray, np.ndarray]
 """Of a multivalent feature: ids, flat, and lengths int32 of each row."""
@@ -231,7 +232,7 @@ class _Encoded:
 def _absent(feature: Category | Number | Text, columns: Sequence[str], column: str) -> str:
     return (
         f"feature {feature.name}: its source column {column} is absent; "
-        f"the columns are {', '.join(columns) or '(none)'}"
+        f"the columns are {listed(columns, column)}"
     )
 
 
@@ -506,7 +507,7 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str
 def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     if field.name not in keys.column_names:
         raise InputError(
-            f"the key column {field.name} is absent; the columns are {', '.join(keys.column_names)}"
+            f"the key column {field.name} is absent; the columns are {listed(keys.column_names, field.name)}"
         )
     column = keys.column(field.name)
     if column.null_count:

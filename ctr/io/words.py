@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Sequence
 
+_LISTED, _MOST_LISTED = 160, 20
+"""Characters and words of a list of known words at most."""
+
 
 def near_words(word: str, known: Sequence[str]) -> list[str]:
     """Finds the known words that are alike, the most alike first; of dotted keys also those that end alike."""
@@ -20,3 +23,31 @@ def did_you_mean(word: str, known: Sequence[str], limit: int = 3) -> str:
     near = near_words(word, known)[:limit]
     alternatives = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
     return f"; did you mean {alternatives}?" if near else ""
+
+
+def listed(known: Sequence[str], meant: str = "") -> str:
+    """The known words after one another; of more than a line has room for those like ``meant`` and the first ones.
+
+    Args:
+        known: all of them; ``(none)`` stands for none.
+        meant: the word that is not among them.
+    """
+    text = ", ".join(known) or "(none)"
+    if len(text) <= _LISTED:
+        return text
+    # A table may have thousands of columns, and names of any length.
+    first = list(dict.fromkeys([*near_words(meant, known), *known[:_MOST_LISTED]]))
+    while len(first) > 1 and len(", ".join(first)) > _LISTED:
+        first.pop()
+    return f"{', '.join(first)}, ... ({len(known):,} in all)"
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Texts with semicolons between: the first, and as many more as a line has room for, with the number of others."""
+    shown = list(texts[:1])
+    for text in texts[1:]:
+        if len("; ".join([*shown, text])) > _LISTED:
+            break
+        shown.append(text)
+    left = len(texts) - len(shown)
+    return "; ".join([*shown, *([f"and {left:,} more"] if left else [])])

@@ -25,6 +25,7 @@ import tensorflow as tf
 from ctr.data.feature_values import feature_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 from ctr.objective.config import BiasConstraintsConfig, SliceConfig
 
 MOST_SLICES = 1_000_000
@@ -89,7 +90,7 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
         if name not in schema.single_valued:
             problem = "is multivalent" if name in schema.by_name else "is not a feature of the log"
             raise InputError(
-                f"{where}.features.{name}: {name} {problem}; allowed: {', '.join(schema.single_valued)}"
+                f"{where}.features.{name}: {name} {problem}; allowed: {listed(schema.single_valued, name)}"
             )
         column = schema.single_valued.index(name)
         if values == "all":

@@ -9,6 +9,7 @@ from ctr.data.log import Manifest
 from ctr.data.schema import Schema
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 from ctr.search.config import SearchConfig
 from ctr.search.space import Content, Decision, Space
 from ctr.training.auto import resolve
@@ -100,7 +101,9 @@ def _problem(decision: Decision, schema: Schema) -> str:
         return f"{wrong[0]!r} is not allowed: {allowed}"
     unknown = [name for name in part.features if name not in schema.by_name]
     if unknown:
-        return f"{unknown[0]} is not a feature of the log; allowed: {', '.join(schema.by_name)}"
+        return (
+            f"{unknown[0]} is not a feature of the log; allowed: {listed(list(schema.by_name), unknown[0])}"
+        )
     return ""
 
 

@@ -11,6 +11,7 @@ from ctr.experiments.run import Progress
 from ctr.experiments.tasks import read_object
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
+from ctr.io.words import joined
 from ctr.search.config import SEARCH_FILE, SearchConfig
 from ctr.search.cost import Cost, make_cost
 from ctr.search.decisions import make_space, with_widths
@@ -137,9 +138,7 @@ def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -
             before[words] = ours[words]
         differences = differing_keys(before, ours)
         if differences:
-            raise InputError(
-                f"{out}: holds another search: {'; '.join(differences)[:500]}; use another directory"
-            )
+            raise InputError(f"{out}: holds another search: {joined(differences)}; use another directory")
         if read_object(seen).get("log_sha256") != sha256:
             raise InputError(
                 f"{out}: holds a search of another log, or of this one before it grew; use another directory"

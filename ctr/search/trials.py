@@ -21,6 +21,7 @@ from ctr.experiments.run import Progress, run_experiment
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic_bytes
+from ctr.io.words import joined
 from ctr.search.prefix import Prefix
 from ctr.search.record import BASELINE, Rung, Tried
 from ctr.search.space import Content
@@ -113,7 +114,7 @@ def halve(
         names = {candidate.name for candidate in candidates}
         ranked = [one.name for one in rung.tried if one.logloss is not None and one.name in names]
         if not ranked:
-            failures = "; ".join(f"{one.name}: {one.failure}" for one in rung.tried if one.failure)
+            failures = joined([f"{one.name}: {one.failure}" for one in rung.tried if one.failure])
             raise InputError(f"{rung.folder}: no candidate of the search could be trained: {failures}")
         is_last = number == rungs - 1
         kept = ranked[: 1 if is_last else max(1, len(candidates) // eta)]

@@ -27,6 +27,7 @@ from ctr.data.sidecar import read_sidecar_partition, sidecar_folder
 from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder
+from ctr.io.words import joined
 from ctr.serving.export import export_from_run
 from ctr.simulator.auction import Policy
 from ctr.simulator.clicks import Placed, logistic
@@ -145,7 +146,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
         begun = read_json_object(path, f"{path}: no such file")
         if differences := differing_keys(begun, origin):
             raise InputError(
-                f"{out}: this loop began with another run or log ({'; '.join(differences)}): "
+                f"{out}: this loop began with another run or log ({joined(differences)}): "
                 "use another output directory"
             )
     else:

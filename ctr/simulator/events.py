@@ -26,6 +26,7 @@ from ctr.config import differing_keys, dump_yaml, load_record
 from ctr.data.parquet_files import parquet_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively, remove_temporaries, write_atomic_bytes
+from ctr.io.words import joined
 from ctr.simulator.config import EventsConfig, EventsFormat, SimulatorConfig
 from ctr.simulator.day import Served
 from ctr.simulator.features import FeatureIds
@@ -122,7 +123,7 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
         if found != config:
             differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
             raise InputError(
-                f"{path}: these events are of another simulation: its {'; '.join(differences)}; "
+                f"{path}: these events are of another simulation: its {joined(differences)}; "
                 "use another output directory"
             )
     for place in (folder, *(folder / kind for kind in KINDS)):

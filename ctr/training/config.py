@@ -12,6 +12,7 @@ from ctr.config import StrictModel
 from ctr.data.schema import Schema, Tower
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.adafactor_options import AdafactorOptions
@@ -437,7 +438,7 @@ class TrainConfig(StrictModel):
         if unknown:
             raise InputError(
                 f"config: ids.capacities names {unknown[0]}, which is not a feature whose ids grow; "
-                f"allowed: {', '.join(schema.growing) or '(none)'}"
+                f"allowed: {listed(schema.growing, unknown[0])}"
             )
         return self.model.table_layouts(schema, self.ids.shared_rows)
 

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from ctr.config import StrictModel
 from ctr.data.schema import Name, Schema, Tower
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
 from ctr.objective.ramps import Ramp
 
@@ -253,5 +254,6 @@ def _check_features(key: str, names: Iterable[str], schema: Schema) -> None:
     unknown = sorted(set(names) - set(schema.by_name))
     if unknown:
         raise InputError(
-            f"config: {key} names {unknown[0]}, which is not a feature of the log; allowed: {', '.join(schema.by_name)}"
+            f"config: {key} names {unknown[0]}, which is not a feature of the log; "
+            f"allowed: {listed(list(schema.by_name), unknown[0])}"
         )

@@ -14,6 +14,7 @@ from ctr.data.schema import Schema
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import INIT_FROM, check_config, check_run_folder, check_schema
@@ -126,7 +127,7 @@ def _check_slices(schema: Schema, config: TrainConfig) -> None:
         if name not in schema.single_valued:
             raise InputError(
                 f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
-                f"allowed: {', '.join(schema.single_valued)}"
+                f"allowed: {listed(schema.single_valued, name)}"
             )
 
 

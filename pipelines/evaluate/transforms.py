@@ -22,6 +22,7 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import COMPARED
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 from ctr.pipelines.evaluate.combine import JoinedDifference, PredictionDifferenceFn, ProgressiveMetricsFn
 from ctr.pipelines.evaluate.rows import (
     Piece,
@@ -130,7 +131,9 @@ def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
 def _labeled_table(table: pa.Table) -> Iterator[Piece]:
     name = "table of predictions"
     if not check_columns(name, table.schema):
-        raise InputError(f"{name}: no column label, metric_weight; the columns are {table.column_names}")
+        raise InputError(
+            f"{name}: no column label, metric_weight; the columns are {listed(table.column_names)}"
+        )
     yield name, checked_rows(name, table, True)
 
 

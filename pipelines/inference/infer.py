@@ -15,6 +15,7 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import DelimitedInput, Mapping
 from ctr.data.times import duration_us, format_time
 from ctr.io.errors import InputError
+from ctr.io.words import joined
 from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
@@ -394,8 +395,10 @@ def _make_mapping(
     _add_derived(found, content, features, roles.time, {*sample.columns, *taken})
     if not features:
         raise InputError(
-            f"{table.files[0].path}: no column is left as a feature; --keep COLUMN keeps one that was excluded "
-            f"({'; '.join(f'{one.column}: {one.because}' for one in found.guesses if one.becomes == 'not used')[:300]})"
+            f"{table.files[0].path}: no column is left as a feature ("
+            + joined([f"{one.column}: {one.because}" for one in found.guesses if one.becomes == "not used"])
+            + ")",
+            "--keep COLUMN keeps one that was excluded",
         )
     content["features"] = features
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctr.io.errors import InputError
+from ctr.io.words import listed
 from ctr.pipelines.inference.columns import ColumnFacts
 from ctr.pipelines.inference.names import EXAMPLE_NAMES, WEIGHT_NAMES
 from ctr.pipelines.rows.convert import parse_weights
@@ -65,7 +66,7 @@ def find_column(name: str, columns: Mapping[str, ColumnFacts], option: str) -> C
         if wanted in names:
             several = [column for column, other in zip(columns, names, strict=True) if other == wanted]
             raise InputError(f"{option} {name}: may be {' or '.join(several)}: write the name as it is there")
-    raise InputError(f"{option} {name}: no such column; the columns are {', '.join(columns)}")
+    raise InputError(f"{option} {name}: no such column; the columns are {listed(list(columns), name)}")
 
 
 def rejects_text(facts: ColumnFacts, bad: np.ndarray) -> str:

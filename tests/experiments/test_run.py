@@ -199,7 +199,7 @@ def test_command_line(stand_in, table, capfd):
     assert main(arguments) == 1
     out, err = capfd.readouterr()
     assert out.startswith("a table\n")
-    assert err == "error: 1 failed; rerun the same command to try again: bad seed 1: it broke\n"
+    assert err == "error: 1 failed: bad seed 1: it broke; rerun the same command to try again\n"
     assert read("plan.json")["command"] == shlex.join(["ctr", *arguments])
     assert read("costs.json")["rounds"] == 0
     calls = stand_in.read_text()

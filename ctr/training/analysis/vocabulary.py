@@ -11,6 +11,7 @@ from ctr.data.kept_values import read_all_values
 from ctr.data.times import format_time
 from ctr.eval import display
 from ctr.io.errors import InputError, printable
+from ctr.io.words import listed
 from ctr.models.rows import TableLayout
 from ctr.training.ids.of_tables import make_id_map
 from ctr.training.run import checkpoint
@@ -120,7 +121,7 @@ def list_vocabulary(
         raise InputError(f"{run_dir}: no feature has ids that grow: all of them have buckets or a vocabulary")
     if feature is not None and feature not in schema.growing:
         what = "is no feature of the run" if feature not in schema.by_name else "has a fixed number of ids"
-        raise InputError(f"--feature {feature}: {what}; allowed: {', '.join(schema.growing)}")
+        raise InputError(f"--feature {feature}: {what}; allowed: {listed(schema.growing, feature)}")
     arrays, state = checkpoint.read(run_dir / "checkpoints")
     layouts = config.table_layouts(schema)
     try:

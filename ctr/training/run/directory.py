@@ -51,6 +51,7 @@ from ctr.io.files import (
 )
 from ctr.io.locks import hold
 from ctr.io.paths import check_local
+from ctr.io.words import joined
 from ctr.training.config import TrainConfig
 
 INIT_FROM = "init_from.json"
@@ -126,7 +127,7 @@ def check_config(run_dir: Path, config: TrainConfig) -> None:
     differences = differing_keys(before, now)
     if differences:
         raise InputError(
-            f"{run_dir} was started with another configuration ({'; '.join(differences)})",
+            f"{run_dir} was started with another configuration ({joined(differences)})",
             f"rerun with {_earlier_settings(before, now, path)} to resume, or use another output directory",
         )
 
@@ -183,8 +184,9 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
         write_json(path, environment)
     if differences:
         raise InputError(
-            f"{run_dir} was started in another environment ({'; '.join(differences)}), "
-            "in which the same computation gives other bits: use another output directory to start again"
+            f"{run_dir} was started in another environment ({joined(differences)}), "
+            "in which the same computation gives other bits",
+            "use another output directory to start again",
         )
 
 
@@ -206,8 +208,8 @@ def check_schema(run_dir: Path, schema: Schema) -> None:
     """Raises InputError where a run was begun on a log of other features; changes nothing."""
     if (run_dir / "schema.json").exists() and (before := read_run_schema(run_dir)).version != schema.version:
         raise InputError(
-            f"{run_dir} was started on a log with other features ({'; '.join(differing_features(before, schema))}): "
-            "use another output directory to start again, or --init-from to take its weights there"
+            f"{run_dir} was started on a log with other features ({joined(differing_features(before, schema))})",
+            "use another output directory to start again, or --init-from to take its weights there",
         )
 
 

@@ -170,8 +170,9 @@ def _rollbacks_to(mark: Mark, past: Sequence[Rollback]) -> int:
 def _no_way_back(run_dir: Path, mark: Mark, position: Position, what: str) -> InputError:
     return InputError(
         f"{run_dir}: {what} up to row {position.learned} of the log, after two rollbacks to the checkpoint of row "
-        f"{mark.examples} that quarantined the rows from {mark.learned} on ({QUARANTINE_FILE}); look at these rows, or "
-        "start anew with lower learning rates or rollback.after_skipped_steps: null, which skips such steps only"
+        f"{mark.examples} that quarantined the rows from {mark.learned} on ({QUARANTINE_FILE})",
+        "look at these rows, or start anew with lower learning rates or rollback.after_skipped_steps: null, which "
+        "skips such steps only",
     )
 
 

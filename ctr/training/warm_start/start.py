@@ -15,6 +15,7 @@ import numpy as np
 from ctr.config import dump_yaml, load_record
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.io.words import joined
 from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -212,8 +213,9 @@ def _take(
     if not any(entry.status in ("taken", "partly") for entry in features):
         raise InputError(
             f"--init-from {source}: no feature of the log is the same as in this run ("
-            + "; ".join(f"{entry.name}: {entry.why}" for entry in features)
-            + "), so nothing could be taken over: start without --init-from"
+            + joined([f"{entry.name}: {entry.why}" for entry in features])
+            + "), so nothing could be taken over",
+            "start without --init-from",
         )
     take_priors(
         arrays, old.arrays, *sides, {entry.name for entry in features if entry.status in ("taken", "partly")}
