@@ -84,13 +84,13 @@ class Estimate:
         if np.isfinite(self.interval()).all():
             return ""
         if not np.isfinite(self.point):
-            return "the metric is undefined for these rows: too few of them, or all of one class"
+            return "the metric is undefined for these rows: too few of them, or without both a click and a non-click"
         buckets = int(self.occupied.sum())
         if buckets < 2:
             return f"its queries are in {buckets} of the {BUCKETS} groups that are resampled; at least 2 are required"
         return (
             f"without one of the {BUCKETS} groups of queries that are resampled the metric is undefined: "
-            "all rows of a class are in that group"
+            "all clicks, or all non-clicks, are in that group"
         )
 
 

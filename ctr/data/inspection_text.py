@@ -122,8 +122,8 @@ def collision_text(found: Sequence[tuple[float, str, int]]) -> str:
     ]
     more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return (
-        f"in {_count(len(found), 'feature')} more than 10% of the values share a bucket with another one: "
-        f"{', '.join(worst)}{more}; leave buckets out of the mapping, and each value has an id of its own"
+        f"hash collisions: in {_count(len(found), 'feature')} more than 10% of the values share a bucket with "
+        f"another one: {', '.join(worst)}{more}; leave buckets out of the mapping, and each value has an id of its own"
     )
 
 

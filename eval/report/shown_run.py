@@ -121,7 +121,7 @@ class ShownRun:
         accuracy = (
             f"AUC is {auc}"
             if self.summary["auc"] is not None
-            else "AUC is undefined, because all rows are of one class"
+            else "AUC is undefined, because all rows are clicks, or none is"
         )
         _, calibrated = self.calibration
         ratio = f"predicted / actual clicks are {self.headline('calibration_ratio')} ({calibrated})"

@@ -290,7 +290,9 @@ def test_a_feature_with_one_value():
 def test_buckets_that_are_shared_are_named_with_how_many_it_would_take():
     lines = log_warnings(inspect_log_of(np.random.default_rng(4), 40))
     line = next(line for line in lines if "share a bucket" in line)
-    assert line.startswith("in 4 features more than 10% of the values share a bucket with another one: tags ")
+    assert line.startswith(
+        "hash collisions: in 4 features more than 10% of the values share a bucket with another one: tags "
+    )
     assert "buckets)" in line
 
 

@@ -347,7 +347,7 @@ def test_runs_of_one_class(rows, tmp_path):
     content = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     undefined = {"a": None, "b": None, "difference": None, "relative_percent": None, "significant": None}
     auc = content["metrics"]["auc"]
-    assert "one class" in auc.pop("no_interval")
+    assert "without both a click and a non-click" in auc.pop("no_interval")
     assert auc == {**undefined, "ci95": [None, None], "verdict": "no interval"}
     assert content["metrics"]["logloss"]["difference"] is not None
     assert content["metrics"]["logloss"]["no_interval"] is None

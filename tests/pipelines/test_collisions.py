@@ -59,7 +59,9 @@ def test_the_share_is_about_that_of_the_values(rows, given, tmp_path):
     assert result.shared_ids["many"] < 0.001
     assert set(result.shared_ids) == {"person", "many", "labels"}
     [warning] = result.warnings
-    assert warning.startswith("in 2 features more than 10% of the values share a bucket with another one: ")
+    assert warning.startswith(
+        "hash collisions: in 2 features more than 10% of the values share a bucket with another one: "
+    )
     # Both buckets of the labels are in use: there are two of them or more.
     assert "labels 50.0% (" in warning and f"person {100 * result.shared_ids['person']:.1f}% (" in warning
     assert warning.endswith("leave buckets out of the mapping, and each value has an id of its own")
@@ -83,7 +85,7 @@ def test_the_command_warns_in_one_line(given, tmp_path, capsys):
     arguments = ["ingest", "table", str(given), "--mapping", str(tmp_path / "mapping.yaml")]
     assert main([*arguments, "--out", str(tmp_path / "log")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("warning: in 2 features more than 10%") for line in lines) == 1
+    assert sum(line.startswith("warning: hash collisions: in 2 features more than 10%") for line in lines) == 1
     assert main([*arguments, "--out", str(tmp_path / "again"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["shared_ids"]["labels"] == pytest.approx(0.5)
 
@@ -149,7 +151,7 @@ def test_a_batch_of_events_warns_as_the_ingest_of_a_table_does(shown, tmp_path):
     assert result.shared_ids["person"] == pytest.approx(one.shared) and one.shared > 0.2
     [warning] = result.warnings
     assert warning.startswith(
-        "in 1 feature more than 10% of the values share a bucket with another one: person "
+        "hash collisions: in 1 feature more than 10% of the values share a bucket with another one: person "
     )
 
 
@@ -163,4 +165,6 @@ def test_the_command_for_events_warns_or_names_the_command_that_does(shown, tmp_
     if more:
         assert last == f"ctr inspect {tmp_path / 'log'} estimates how many values share an id"
     else:
-        assert last.startswith("warning: in 1 feature more than 10% of the values share a bucket")
+        assert last.startswith(
+            "warning: hash collisions: in 1 feature more than 10% of the values share a bucket"
+        )

@@ -365,7 +365,7 @@ def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     assert "undefined in every window" not in "".join(page.images())
     missing = page.words[page.words.index("Not drawn") :].partition(".")[0]
     assert all(title in missing for title in ("PerQueryAUC", "AUC", "normalized entropy"))
-    assert "AUC is undefined, because all rows are of one class" in page.words
+    assert "AUC is undefined, because all rows are clicks, or none is" in page.words
 
 
 def test_no_plot_is_a_single_dot(tmp_path):
