@@ -85,7 +85,9 @@ def test_the_command_warns_in_one_line(given, tmp_path, capsys):
     arguments = ["ingest", "table", str(given), "--mapping", str(tmp_path / "mapping.yaml")]
     assert main([*arguments, "--out", str(tmp_path / "log")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("warning: hash collisions: in 2 features more than 10%") for line in lines) == 1
+    assert (
+        sum(line.startswith("warning: hash collisions: in 2 features more than 10%") for line in lines) == 1
+    )
     assert main([*arguments, "--out", str(tmp_path / "again"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["shared_ids"]["labels"] == pytest.approx(0.5)
 
