@@ -25,9 +25,8 @@ from ctr.cli_output import (
 )
 from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
 from ctr.cli_train import end_worker, train
-from ctr.io.errors import InputError, error_lines, printable
+from ctr.io.errors import InputError, error_lines, joined, printable
 from ctr.io.signals import Interrupted
-from ctr.io.words import joined
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
 

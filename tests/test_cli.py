@@ -23,6 +23,7 @@ from ctr.config import load_model
 from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Category, Schema
 from ctr.data.shards import pack_ids, publish_partition
+from ctr.io.errors import LONGEST_LINE
 from ctr.training.config import TrainConfig
 from ctr.training.preflight import check_run
 
@@ -93,13 +94,15 @@ def place_with_run(place, trained) -> Path:
 
 
 def error_line(capfd, arguments: tuple[str, ...] = TRAIN) -> str:
-    """Runs a command that is to fail on bad input; returns the one line that it prints."""
+    """Runs a command that is to fail on bad input; returns what it prints: one line, or a longer one and its hint."""
     status = main(arguments)
     out, err = capfd.readouterr()
     assert status == 1
     assert out == ""
     assert err.endswith("\n")
     lines = err.splitlines()
+    if len(lines) == 2 and len(err) > LONGEST_LINE:
+        lines = [f"{lines[0]}; {lines[1].removeprefix('hint: ')}"]
     assert len(lines) == 1, err
     assert lines[0].startswith("error: ")
     return lines[0].removeprefix("error: ")

@@ -24,14 +24,13 @@ from ctr.config import StrictModel, parse_model
 from ctr.data.lost_partitions import partitions_in, published_partitions
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import (
     check_output_folder,
     create_exclusively,
     is_temporary,
     names_in,
 )
-from ctr.io.words import joined
 
 MAX_TIME_US = 2**62
 _FORMAT = 1

@@ -36,9 +36,8 @@ from ctr.data.sidecar import (
 )
 from ctr.data.strata import Strata
 from ctr.data.times import format_time
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import create_exclusively
-from ctr.io.words import joined
 
 Progress = Callable[[int], None]
 

@@ -1,6 +1,7 @@
 """The one exception that a user is meant to read, and how errors are described."""
 
 import unicodedata
+from collections.abc import Sequence
 
 # Control characters, those that change direction or show nothing, halves of pairs, and line ends of other kinds.
 _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
@@ -8,6 +9,9 @@ _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 LONGEST_LINE = 300
 """Characters of an error on one line; a longer one becomes a line and a hint."""
+
+_JOINED = 160
+"""Characters of texts in an error that are shown with semicolons between, but for the first."""
 
 
 class InputError(Exception):
@@ -47,6 +51,17 @@ def error_lines(error: BaseException) -> list[str]:
         return [text]
     cut = len(text) - len(hint) - 2 if hint else text.rfind("; ", 0, LONGEST_LINE)
     return [text[:cut], f"hint: {text[cut + 2 :]}"] if cut > 0 else [text]
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Texts with semicolons between: the first, and as many more as a line has room for, with the number of others."""
+    shown = list(texts[:1])
+    for text in texts[1:]:
+        if len("; ".join([*shown, text])) > _JOINED:
+            break
+        shown.append(text)
+    left = len(texts) - len(shown)
+    return "; ".join([*shown, *([f"and {left:,} more"] if left else [])])
 
 
 def printable(text: str) -> str:

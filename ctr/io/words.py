@@ -40,14 +40,3 @@ def listed(known: Sequence[str], meant: str = "") -> str:
     while len(first) > 1 and len(", ".join(first)) > _LISTED:
         first.pop()
     return f"{', '.join(first)}, ... ({len(known):,} in all)"
-
-
-def joined(texts: Sequence[str]) -> str:
-    """Texts with semicolons between: the first, and as many more as a line has room for, with the number of others."""
-    shown = list(texts[:1])
-    for text in texts[1:]:
-        if len("; ".join([*shown, text])) > _LISTED:
-            break
-        shown.append(text)
-    left = len(texts) - len(shown)
-    return "; ".join([*shown, *([f"and {left:,} more"] if left else [])])

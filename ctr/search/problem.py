@@ -9,9 +9,8 @@ from ctr.config import differing_keys, dump_yaml, load_record, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.experiments.run import Progress
 from ctr.experiments.tasks import read_object
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import write_atomic_bytes
-from ctr.io.words import joined
 from ctr.search.config import SEARCH_FILE, SearchConfig
 from ctr.search.cost import Cost, make_cost
 from ctr.search.decisions import make_space, with_widths

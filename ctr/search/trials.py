@@ -19,9 +19,8 @@ from ctr.experiments.config import ArmConfig, Changes, ExperimentConfig, changed
 from ctr.experiments.plan import read_plan
 from ctr.experiments.run import Progress, run_experiment
 from ctr.io.documents import json_number
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.io.words import joined
 from ctr.search.prefix import Prefix
 from ctr.search.record import BASELINE, Rung, Tried
 from ctr.search.space import Content

@@ -25,9 +25,8 @@ from ctr.data.log import check_log, list_partitions, log_sha256, read_manifests
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import read_sidecar_partition, sidecar_folder
 from ctr.io.documents import json_bytes, read_json_object
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, sync_folder
-from ctr.io.words import joined
 from ctr.serving.export import export_from_run
 from ctr.simulator.auction import Policy
 from ctr.simulator.clicks import Placed, logistic

@@ -24,9 +24,8 @@ import pyarrow.csv as pa_csv
 
 from ctr.config import differing_keys, dump_yaml, load_record
 from ctr.data.parquet_files import parquet_bytes
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import create_exclusively, remove_temporaries, write_atomic_bytes
-from ctr.io.words import joined
 from ctr.simulator.config import EventsConfig, EventsFormat, SimulatorConfig
 from ctr.simulator.day import Served
 from ctr.simulator.features import FeatureIds

@@ -14,8 +14,7 @@ from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import DelimitedInput, Mapping
 from ctr.data.times import duration_us, format_time
-from ctr.io.errors import InputError
-from ctr.io.words import joined
+from ctr.io.errors import InputError, joined
 from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles

@@ -1,7 +1,7 @@
 """Lists of words in errors: whole where they are short, else what is likely meant, and how many there are."""
 
-from ctr.io.errors import LONGEST_LINE, InputError, error_lines
-from ctr.io.words import joined, listed
+from ctr.io.errors import LONGEST_LINE, InputError, error_lines, joined
+from ctr.io.words import listed
 
 
 def test_few_words_are_listed_and_of_many_the_likeliest():

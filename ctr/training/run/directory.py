@@ -39,7 +39,7 @@ from ctr.config import changed_values, differing_keys, dump_yaml, load_record
 from ctr.data.log import read_schema_file, schema_bytes
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import read_json_object
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import (
     check_output_folder,
     create_exclusively,
@@ -51,7 +51,6 @@ from ctr.io.files import (
 )
 from ctr.io.locks import hold
 from ctr.io.paths import check_local
-from ctr.io.words import joined
 from ctr.training.config import TrainConfig
 
 INIT_FROM = "init_from.json"

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctr.config import dump_yaml, load_record
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
-from ctr.io.words import joined
 from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
