@@ -258,7 +258,7 @@ def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
         ({"label": "a>yes"}, "--label 'a>yes': > compares numbers; strings allow only == and !="),
         ({"query": "click"}, "--query click: this column is the label"),
         ({"weight": "CLICK"}, "--weight click: this column is the label"),
-        ({"drop": ("a", "price")}, "that was excluded (price: --drop says so; "),
+        ({"drop": ("a", "price")}, "no column is left as a feature (price: --drop says so; "),
     ],
 )
 def test_options_that_cannot_be(tmp_path, options, words):
