@@ -127,14 +127,14 @@ def _written(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
     if place not in _swept:
         remove_temporaries(path.parent)
         _swept.add(place)
-    with contextlib.ExitStack() as stack:
-        with naming(path):
-            temporary, file = _create_locked(path)
-            stack.callback(lambda: temporary.unlink(missing_ok=True))
-            stack.enter_context(file)
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+    # Closing the file after a failed write fails again, and does not know the name either.
+    with naming(path), contextlib.ExitStack() as stack:
+        temporary, file = _create_locked(path)
+        stack.callback(lambda: temporary.unlink(missing_ok=True))
+        stack.enter_context(file)
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
         yield temporary
 
 

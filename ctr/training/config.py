@@ -265,7 +265,7 @@ class MetricsConfig(StrictModel):
         slices: single-valued features of the log; calibration is reported for each of their ids.
     """
 
-    window_examples: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    window_examples: Annotated[int, Field(ge=1, lt=2**63)] | Literal["auto"] = "auto"
     slices: tuple[str, ...] = ()
 
 

@@ -31,6 +31,8 @@ ALLOWED = {
     ("pipelines/events/steps.py", "pickle"),
     # A training step calls the solver of its own process; no export has it (ctr/serving/model_check.py).
     ("optim/exchange.py", "tf.numpy_function"),
+    # A worker's step exchanges arrays with the other workers of the machine; no export has it either.
+    ("ctr/workers/local.py", "tf.numpy_function"),
 }
 
 

@@ -253,7 +253,7 @@ def test_metadata(case, exported):
     assert metadata["schema"] == json.loads(snapshot.schema.canonical_json())
     assert metadata["config"] == snapshot.config.model_dump(mode="json")
     assert metadata["position"] == {
-        "examples": 123, "batches": 3, "trained_examples": 60, "last_query_time": 5000,
+        "examples": 123, "batches": 3, "trained_examples": 60, "last_query_time": 5000, "learned_until": None,
     }  # fmt: skip
     assert metadata["logs"] == [{"log": "", "intervals": 1, "sha256": "0" * 64}]
     assert metadata["model"]["alpha2"] == 0.5

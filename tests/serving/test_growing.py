@@ -75,7 +75,7 @@ def test_values_that_nothing_was_learned_of_share_a_few_rows(plain):
     raw["user:id"] = [f"never seen {row}" for row in range(50)]
     found = Scorer(model).score(raw)["logit"]
     # Three rows for users, three for the crosses with them: few of the 50 predictions differ.
-    assert 2 <= len(np.unique(found)) <= 9
+    assert 2 <= len(np.unique(found.round(5))) <= 9
     np.testing.assert_allclose(found, run.score(raw), rtol=0, atol=1e-5)
 
 

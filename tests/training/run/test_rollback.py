@@ -68,7 +68,8 @@ def make_pass(
             note_step(position, begin, end, applied, predicts=not broken)
             aside = rows_of_streak(limit, position, past, FOLDER)
         broken = any(one in poison for one in learned)
-        due = is_checkpoint_due(limit, every, position.mark[0], position, past)
+        position.due_from = position.mark[0]
+        due = is_checkpoint_due(limit, every, position, past)
         if aside is None and broken and (due or end == batches * ROWS):
             aside = rows_of_broken_weights(position, past, FOLDER, predicts=False)
         if aside is not None:
@@ -211,21 +212,23 @@ def test_a_checkpoint_waits_for_the_end_of_a_streak_and_comes_early_behind_what_
     position = Position(
         examples=1000, learned=1000, applied_in_a_row=1, applied_begin=990, mark=[500, 500, 490]
     )
-    assert is_checkpoint_due(3, 500, 500, position, [])
-    assert not is_checkpoint_due(3, 501, 500, position, [])
+    position.due_from = 500
+    assert is_checkpoint_due(3, 500, position, [])
+    assert not is_checkpoint_due(3, 501, position, [])
     position.skipped_in_a_row = 1
-    assert not is_checkpoint_due(3, 500, 500, position, [])
-    assert is_checkpoint_due(None, 500, 500, position, [])
+    assert not is_checkpoint_due(3, 500, position, [])
+    assert is_checkpoint_due(None, 500, position, [])
     position = Position(
         examples=700, learned=700, applied_in_a_row=3, applied_begin=690, mark=[500, 500, 490]
     )
+    position.due_from = 500
     past = [Rollback(checkpoint=500, rows=(600, 660), query_times=None, reason="x")]
-    assert is_checkpoint_due(3, 500, 500, position, past)
-    assert not is_checkpoint_due(4, 500, 500, position, past)
+    assert is_checkpoint_due(3, 500, position, past)
+    assert not is_checkpoint_due(4, 500, position, past)
     position.applied_begin = 590
-    assert not is_checkpoint_due(3, 500, 500, position, past)
-    position.applied_begin, position.mark = 690, [650, 650, 640]
-    assert not is_checkpoint_due(3, 500, 650, position, past)
+    assert not is_checkpoint_due(3, 500, position, past)
+    position.applied_begin, position.mark, position.due_from = 690, [650, 650, 640], 650
+    assert not is_checkpoint_due(3, 500, position, past)
 
 
 @given(
