@@ -209,7 +209,9 @@ def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
     # Of alike buckets there is no excess, but for rounding; of none that vary it is undefined.
     found = ratio(np.full(excess.shape, 2.0), np.maximum(excess, 1e-12))
     found = np.where(np.isfinite(found), found, most)
-    return np.asarray(np.clip(np.floor(found), np.minimum(most, 1), most).astype(np.int64))
+    # Buckets whose shares are simple give whole numbers, which rounding must not move below themselves.
+    whole = np.floor(found * (1 + 1e-9))
+    return np.asarray(np.clip(whole, np.minimum(most, 1), most).astype(np.int64))
 
 
 def _to_scale(values: FloatArray, scale: Scale) -> FloatArray:
