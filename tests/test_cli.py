@@ -266,7 +266,10 @@ def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
     summary = json.loads(out)
     assert summary == json.loads((place / "run/summary.json").read_text())
     # The line is a long one: what to do is its hint.
-    assert "; ".join(err.splitlines()[-2:]).replace("; hint: ", "; ") == f"error: run: {summary['learning_failure']}"
+    assert (
+        "; ".join(err.splitlines()[-2:]).replace("; hint: ", "; ")
+        == f"error: run: {summary['learning_failure']}"
+    )
     assert "90 of 90 rows (100.0%) were not trained on" in summary["learning_failure"]
 
 

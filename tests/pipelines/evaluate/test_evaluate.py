@@ -455,7 +455,9 @@ def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
     measured = run_evaluate([a], beam_options="--runner FnApiRunner")
     lines = evaluate_text(measured).splitlines()
     assert lines[0] == f"{table.num_rows:,} examples, 200 queries"
-    assert lines.pop().startswith("warning: nothing was learned: the predictions are worse than the base rate")
+    assert lines.pop().startswith(
+        "warning: nothing was learned: the predictions are worse than the base rate"
+    )
     assert [line.split("  ")[0] for line in lines[2:]] == [
         "PerQueryAUC",
         "AUC",
