@@ -31,7 +31,9 @@ def run(command: str, page: str, capfd: pytest.CaptureFixture[str]) -> str:
     words = shlex.split(re.sub(r"--examples \d+", "--examples 4000", command))
     assert main(words[1:]) == 0
     out, err = capfd.readouterr()
-    assert "warning" not in out + err
+    # Of so few examples hardly anything can be learned.
+    lines = [line for line in (out + err).splitlines() if "nothing was learned that can be told" not in line]
+    assert "warning" not in "\n".join(lines)
     return out
 
 

@@ -269,7 +269,7 @@ def test_scores_of_a_log_are_measured(case, place, publish_rows, capfd):
     assert main(["evaluate", "other.parquet", "--against", "scores.parquet", "--json"]) == 0
     row = result(capfd)["metrics"]["calibration_ratio"]
     shifted = (weight / (1 + np.exp(-logit - 1.0))).sum() / clicks
-    assert (row["a"], row["b"]) == pytest.approx((found["calibration_ratio"], shifted), rel=1e-9)
+    assert (row["a"], row["b"]) == pytest.approx((shifted, found["calibration_ratio"]), rel=1e-9)
     assert row["ci95"][0] < row["difference"] < row["ci95"][1]
     assert main(["evaluate", "other.parquet", "--against", "scores.parquet"]) == 0
     assert "predicted / actual clicks" in capfd.readouterr().out

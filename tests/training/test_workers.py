@@ -321,7 +321,7 @@ def test_the_same_number_of_workers_repeats_every_bit_killed_or_not(runs):
     assert codes == [1, -9]
     lost = [line for line in group.output(0).splitlines() if line.startswith("error: ")]
     assert len(lost) == 1
-    assert lost[0].startswith("error: WorkerLostError: worker 0 (127.0.0.1:")
+    assert lost[0].startswith("error: WorkerLostError: worker 0 has lost worker 1")
     run_group(train_group(2, [job], world.outputs()))
     expected, found = (contents(world.folder / f"growing-{which}") for which in ("2", "again"))
     assert expected.keys() == found.keys()
