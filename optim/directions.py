@@ -157,7 +157,7 @@ def _identity(
     """What diagonals still have from their start, scalar, or of each block [N, 1]."""
     missed = None if state.missed is None or not options.initial_statistics else state.missed[0]
     left = options.initial_statistics * powers(options.beta2, collections, missed, state.dtype)
-    return left if missed is None else tf.gather(left, stack.owners)[:, tf.newaxis]
+    return left if missed is None else tf.gather(left, tf.constant(stack.owners, tf.int64))[:, tf.newaxis]
 
 
 def replace_roots(

@@ -185,7 +185,7 @@ def _identity(
 ) -> tf.Tensor:
     """``statistics.initial`` of each matrix, float64 [M], or of all of them, scalar."""
     found = statistics.initial(options, collections, missed)
-    return found if missed is None else tf.gather(found, layout.owners)
+    return found if missed is None else tf.gather(found, tf.constant(layout.owners, tf.int64))
 
 
 def _publish(
@@ -227,7 +227,7 @@ def _fold(
             total,
             window,
             factor.size,
-            decays if missed is None else tf.gather(decays, factor.owners)[:, tf.newaxis],
+            decays if missed is None else tf.gather(decays, tf.constant(factor.owners, tf.int64))[:, tf.newaxis],
             of_owners(present, factor.owners),
         )
         for factor, total, window in zip(layout.factors, state.totals, state.windows, strict=True)

@@ -278,7 +278,7 @@ class ShampooCore:
             return None
         certified = tf.cast(self.state.status[STATUS.index("certified")], self.state.dtype)
         ready = tf.math.unsorted_segment_min(
-            certified, tf.constant(self.layout.owners), len(self.layout.tensors)
+            certified, tf.constant(self.layout.owners, tf.int64), len(self.layout.tensors)
         )
         # Of a tensor without a matrix it is the largest number that there is.
         ready = tf.minimum(ready, 1.0)

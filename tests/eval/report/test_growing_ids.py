@@ -66,7 +66,7 @@ def test_a_full_feature_is_noted_and_drawn_with_its_values(tmp_path):
     assert fingerprint(LOW) not in page.words
     plots = " ".join(str(svg["aria-label"]) for svg in page.plots())
     assert "position: 80 of 100." in plots and "position: 100 admitted, 20 evicted." in plots
-    for title in ("Share of the capacity", "Ids admitted in each window", "whose id shares a row"):
+    for title in ("Share of the capacity", "Ids admitted, and evicted (below 0)", "whose id shares a row"):
         assert title in page.words
 
 

@@ -466,7 +466,7 @@ def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
         "calibration bias",
         "predicted / actual clicks",
     ]
-    compared = run_evaluate([b], [a])
+    compared = run_evaluate([a], [b])
     assert_close(compared["a"], measured)
     text = evaluate_text(compared)
     assert f"{table.num_rows:,} examples in both, 0 only in a, 0 only in b" in text
