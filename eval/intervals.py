@@ -40,9 +40,10 @@ from ctr.eval.logistic import sigmoid
 CONFIDENCE = 0.95
 
 Scale = Literal["plain", "log", "logit"]
-"""On what an interval is symmetric; plain also where a replicate lies outside of what the scale allows."""
+"""On what an interval is symmetric; plain also where a replicate is at an end of the scale, or outside of it."""
 
 _GROUPS = 16
+_EDGE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,11 @@ def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
 
 
 def _to_scale(values: FloatArray, scale: Scale) -> FloatArray:
+    # Rounding decides what is so near to an end of the scale, and would decide the interval.
+    outside = (values < _EDGE) | ((values > 1.0 - _EDGE) & (scale == "logit"))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log(values) if scale == "log" else np.log(values) - np.log1p(-values))
+        scaled = np.log(values) if scale == "log" else np.log(values) - np.log1p(-values)
+    return np.where(outside, math.nan, scaled)
 
 
 def _from_scale(values: FloatArray, scale: Scale) -> FloatArray:
