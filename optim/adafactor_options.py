@@ -9,8 +9,8 @@ from ctr.optim.options import Decay, NotNegative, Real, check_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdafactorOptions:
-    """Everything but the learning rate, which is the step size rho or its upper bound. Defaults are those of ADAFACTOR.
+class RowAdafactorOptions:
+    """Options of Adafactor on the rows of tables in a trainer. Defaults are those of ADAFACTOR.
 
     Attributes:
         epsilon1: added to the squares of gradients (algorithm 4).
@@ -20,9 +20,7 @@ class AdafactorOptions:
             means over all steps.
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
         inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
-        beta1: decay of the moving average of updates; 0: none (section 4).
         factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
-        weight_decay: ``lambda``, decoupled: the update is U + lambda X. Not for tables.
     """
 
     epsilon1: NotNegative = 1e-30
@@ -31,9 +29,7 @@ class AdafactorOptions:
     decay_power: Annotated[float, Real(0.0, 1.0)] = 0.8
     relative_steps: bool = True
     inverse_sqrt: bool = True
-    beta1: Decay = 0.0
     factored: bool = True
-    weight_decay: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -41,12 +37,25 @@ class AdafactorOptions:
                 object.__setattr__(self, name, value.item())
         check_options(self)
 
-    @property
-    def decay(self) -> float:
-        """``weight_decay``, which is decoupled."""
-        return self.weight_decay
-
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of all options."""
         return tuple(field.name for field in fields(cls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdafactorOptions(RowAdafactorOptions):
+    """Everything but the learning rate, which is the step size rho or its upper bound. Defaults are those of ADAFACTOR.
+
+    Attributes:
+        beta1: decay of the moving average of updates; 0: none (section 4).
+        weight_decay: ``lambda``, decoupled: the update is U + lambda X. Not for tables.
+    """
+
+    beta1: Decay = 0.0
+    weight_decay: NotNegative = 0.0
+
+    @property
+    def decay(self) -> float:
+        """``weight_decay``, which is decoupled."""
+        return self.weight_decay

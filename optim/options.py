@@ -21,24 +21,6 @@ WeightDecayKind = Literal["decoupled", "coupled"]
 Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
 
 
-ONE_SIDED_OPTIONS = (
-    "beta2",
-    "epsilon",
-    "damping",
-    "exponent_override",
-    "exponent_multiplier",
-    "start_preconditioning_step",
-    "blend_steps",
-    "statistics_frequency",
-    "precondition_frequency",
-    "early_growth",
-    "asynchronous",
-    "drift_bound",
-    "solver",
-)
-"""Those that one-sided Shampoo has on the rows of tables in a trainer (row_one_sided.py)."""
-
-
 @dataclass(frozen=True)
 class Whole:
     """Whole numbers from ``low`` to ``high``."""
@@ -88,7 +70,65 @@ _Size = Annotated[int, Whole(1, 65536)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShampooOptions:
+class OneSidedOptions:
+    """Options of statistics and roots: those of one-sided Shampoo on the rows of tables in a trainer.
+
+    Attributes:
+        beta2: decay of the statistics per collection, bias-corrected; 1: they are summed.
+        damping: whether ``epsilon`` is ``relative`` or ``absolute``.
+        epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
+        exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned
+            dimensions, and with ``factor_update`` kl 2, as in its paper. With ``eigenvalue_correction`` that of the
+            second moments; None: 2.
+        exponent_multiplier: ``eta`` of A^(-eta/p) (PT 3.1.4).
+        start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None:
+            never, only the grafted optimizer is used.
+        blend_steps: number of steps from there on over which the direction changes linearly from the grafted
+            one to Shampoo's.
+        statistics_frequency: ``tau2``: statistics are collected every this many steps.
+        precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics
+            are sent.
+        early_growth: while this share of the steps so far is less than ``precondition_frequency``, it is the
+            number of steps between exchanges, and training waits for the roots, because early statistics
+            change fast. 0: off.
+        asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were
+            sent, and are computed in between; False: training waits for them.
+        drift_bound: a root is kept if its statistics changed by at most this share (Frobenius norm of the
+            change over that of the statistics); 0: only if they did not change.
+        solver: how roots are computed: ``eigh`` by LAPACK's eigendecomposition, ``coupled`` by PSO App. E's iteration;
+            ``auto`` is ``eigh``, the fastest at every size.
+    """
+
+    damping: Damping = "relative"
+    beta2: Annotated[float, Real(0.0, 1.0, low_open=True)] = 1.0
+    # Below, the damping would drown in the rounding of float64.
+    epsilon: Annotated[float, Real(1e-14, 1.0)] = 1e-6
+    exponent_override: Annotated[int, Whole(1, 64)] | None = None
+    exponent_multiplier: Annotated[float, Real(0.0, 4.0, low_open=True)] = 1.0
+    start_preconditioning_step: _Steps | None = 1
+    blend_steps: _Steps = 0
+    statistics_frequency: Frequency = 10
+    precondition_frequency: Frequency = 50
+    early_growth: _Share = 0.25
+    asynchronous: bool = True
+    drift_bound: _Share = 0.02
+    solver: Solver = "auto"
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer | np.floating):
+                # As sweeps over NumPy ranges give them; JSON would not take them.
+                object.__setattr__(self, name, value.item())
+        check_options(self)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options."""
+        return tuple(field.name for field in fields(cls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShampooOptions(OneSidedOptions):
     """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
 
     Attributes:
@@ -108,7 +148,6 @@ class ShampooOptions:
         beta1: decay of the moving average of the gradient that is preconditioned (PT 3.1.1); 0: no average.
         beta3: the weight of that average in what is preconditioned, beta3 M + (1 - beta3) G with the average M from
             before the step; None: as ``beta1``, which makes it the average itself.
-        beta2: decay of the statistics per collection, bias-corrected; 1: they are summed.
         bias_correction: divide averages by the sum of their weights (PT 3.1.1): of gradients, and of statistics that
             decay.
         initial_statistics: each matrix of statistics begins as this multiple of the identity.
@@ -120,33 +159,11 @@ class ShampooOptions:
             there, instead of by roots (PSO App. C; SOAP; eigenbasis.py).
         basis_change: what becomes of these second moments when the bases change: ``project`` moves them into the new
             bases, ``keep`` leaves them as they are.
-        damping: whether ``epsilon`` is ``relative`` or ``absolute``.
-        epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
-        exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned
-            dimensions, and with ``factor_update`` kl 2, as in its paper. With ``eigenvalue_correction`` that of the
-            second moments; None: 2.
-        exponent_multiplier: ``eta`` of A^(-eta/p) (PT 3.1.4).
         left_share: ``1/p`` of PSO lemma 1, by which the exponents of a matrix are divided between its left and its
             right side, 1/p + 1/q = 1; at 1 and 0 one side remains.
-        start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None:
-            never, only the grafted optimizer is used.
         first_exchange: the first step whose statistics are exchanged for roots; None: ``start_preconditioning_step``.
         exchange_phase: later exchanges come at the steps ``t`` with ``t % precondition_frequency`` equal to this, as
             in other implementations; None: every ``precondition_frequency`` steps from the first one on.
-        blend_steps: number of steps from there on over which the direction changes linearly from the grafted
-            one to Shampoo's.
-        statistics_frequency: ``tau2``: statistics are collected every this many steps.
-        precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics
-            are sent.
-        early_growth: while this share of the steps so far is less than ``precondition_frequency``, it is the
-            number of steps between exchanges, and training waits for the roots, because early statistics
-            change fast. 0: off.
-        asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were
-            sent, and are computed in between; False: training waits for them.
-        drift_bound: a root is kept if its statistics changed by at most this share (Frobenius norm of the
-            change over that of the statistics); 0: only if they did not change.
-        solver: how roots are computed: ``eigh`` by LAPACK's eigendecomposition, ``coupled`` by PSO App. E's iteration;
-            ``auto`` is ``eigh``, the fastest at every size.
         grafting: the optimizer whose step size each layer takes (PSO App. G), and which trains tensors
             without a preconditioner.
         grafted_norm: whether a layer takes the norm of the grafted step; else its direction keeps its own, as in SOAP.
@@ -186,23 +203,9 @@ class ShampooOptions:
     factor_update: FactorUpdate = "shampoo"
     eigenvalue_correction: bool = False
     basis_change: BasisChange = "project"
-    damping: Damping = "relative"
-    beta2: Annotated[float, Real(0.0, 1.0, low_open=True)] = 1.0
-    # Below, the damping would drown in the rounding of float64.
-    epsilon: Annotated[float, Real(1e-14, 1.0)] = 1e-6
-    exponent_override: Annotated[int, Whole(1, 64)] | None = None
-    exponent_multiplier: Annotated[float, Real(0.0, 4.0, low_open=True)] = 1.0
     left_share: _Share = 0.5
-    start_preconditioning_step: _Steps | None = 1
     first_exchange: _Steps | None = None
     exchange_phase: Annotated[int, Whole(0, 99_999)] | None = None
-    blend_steps: _Steps = 0
-    statistics_frequency: Frequency = 10
-    precondition_frequency: Frequency = 50
-    early_growth: _Share = 0.25
-    asynchronous: bool = True
-    drift_bound: _Share = 0.02
-    solver: Solver = "auto"
     grafting: Grafting = "adagrad"
     grafted_norm: bool = True
     grafting_scope: GraftingScope = "tensor"
@@ -221,11 +224,7 @@ class ShampooOptions:
     sparse: Sparse = "adagrad"
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, np.integer | np.floating):
-                # As sweeps over NumPy ranges give them; JSON would not take them.
-                object.__setattr__(self, name, value.item())
-        check_options(self)
+        super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov requires a momentum above 0")
         if self.update_limit_relative and not self.update_limit_absolute:
@@ -349,11 +348,6 @@ class ShampooOptions:
     def damps_zero(self) -> bool:
         """Whether a matrix of zeros has a root: that of its damping."""
         return self.damping == "absolute" and self.epsilon > 0
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """The names of all options."""
-        return tuple(field.name for field in fields(cls))
 
 
 def refuse_unknown(title: str, given: Iterable[str], allowed: Iterable[str]) -> None:

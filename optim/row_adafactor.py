@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ctr.optim import adafactor, adagrad
 from ctr.optim.adafactor import RowMoments
-from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.adafactor_options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
 from ctr.optim.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 from ctr.optim.update_limit import limit_update
@@ -39,7 +39,7 @@ class RowAdafactor(WithoutHost):
         rates: for each table float32 [C], the learning rates of its columns; of embeddings the step size rho.
         initial_accumulators: for each table float32 [C]; those of linear weights are used.
         copies: K, of an embedding and its linear weight in each row.
-        options: of Adafactor; there are no averages and no decay of tables.
+        options: of Adafactor.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
         owners: for each table the workers that hold a part of its rows each. By default all tables are here whole.
     """
@@ -54,13 +54,14 @@ class RowAdafactor(WithoutHost):
         rates: Sequence[np.ndarray],
         initial_accumulators: Sequence[np.ndarray],
         copies: int,
-        options: AdafactorOptions,
+        options: RowAdafactorOptions,
         limit: tuple[float, float] | None = None,
         owners: Sequence[Workers] | None = None,
     ) -> None:
         self.owners = [ALONE] * len(rates) if owners is None else list(owners)
         self.rates, self.initial_accumulators = rates, initial_accumulators
-        self.copies, self.options, self.limit = copies, options, limit
+        given = {name: getattr(options, name) for name in RowAdafactorOptions.names()}
+        self.copies, self.options, self.limit = copies, AdafactorOptions(**given), limit
         self.tables: dict[str, Rows] = {}
         self._rows: dict[str, _RowState] = {}
         self._columns: dict[str, tf.Variable] = {}

@@ -18,7 +18,7 @@ from ctr.optim.adagrad import RowAdaGrad, row_direction
 from ctr.optim.division import Division
 from ctr.optim.exchange import when
 from ctr.optim.host import HostPipeline
-from ctr.optim.options import ShampooOptions
+from ctr.optim.options import OneSidedOptions, ShampooOptions
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.report import report
 from ctr.optim.row_variables import Rows, replace_rows
@@ -35,7 +35,7 @@ class RowOneSided(RowAdaGrad):
         rates: for each table float32 [C], the learning rates of its columns.
         initial_accumulators: for each table float32 [C], at which AdaGrad's sums start.
         copies: K, of an embedding and its linear weight in each row.
-        options: of Shampoo; ``ctr.optim.options.ONE_SIDED_OPTIONS`` count.
+        options: of statistics and roots.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
         owners: for each table the workers that hold a part of its rows each. By default all tables are here whole.
     """
@@ -45,13 +45,14 @@ class RowOneSided(RowAdaGrad):
         rates: Sequence[np.ndarray],
         initial_accumulators: Sequence[np.ndarray],
         copies: int,
-        options: ShampooOptions,
+        options: OneSidedOptions,
         limit: tuple[float, float] | None = None,
         owners: Sequence[Workers] | None = None,
     ) -> None:
         super().__init__(rates, initial_accumulators, limit, owners)
         self.copies = copies
-        self.options = dataclasses.replace(options, sparse="one_sided")
+        given = {name: getattr(options, name) for name in OneSidedOptions.names()}
+        self.options = ShampooOptions(**given, sparse="one_sided")
 
     def build(self, weights: Mapping[str, Rows]) -> None:
         """Takes the tables, float32 [R, C] each."""

@@ -15,10 +15,10 @@ from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
-from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.adafactor_options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.muon_options import MuonOptions
-from ctr.optim.options import ONE_SIDED_OPTIONS, ShampooOptions
+from ctr.optim.options import OneSidedOptions, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.rate_schedule import RateSchedule
@@ -106,14 +106,15 @@ def _read_muon(content: Any) -> Any:
 
 
 def _read_row_adafactor(content: Any) -> Any:
-    why = "it would move all rows at every step"
-    return _read_options(content, AdafactorOptions(), {"beta1": why, "weight_decay": why})
+    return _read_options(content, RowAdafactorOptions(), {})
 
 
 def _read_one_sided(content: Any) -> Any:
-    others = set(ShampooOptions.names()) - set(ONE_SIDED_OPTIONS)
-    why = f"allowed: {', '.join(sorted(ONE_SIDED_OPTIONS))}"
-    return _read_options(content, ShampooOptions(), dict.fromkeys(others, why))
+    options = _read_options(content, OneSidedOptions(), {})
+    if isinstance(options, OneSidedOptions):
+        # Which options go together is checked there.
+        ShampooOptions(**vars(options))
+    return options
 
 
 class EmbeddingOptimizerConfig(StrictModel):
@@ -123,8 +124,8 @@ class EmbeddingOptimizerConfig(StrictModel):
         rule: how embeddings learn: ``adagrad``, element by element; ``adafactor``, by rows and columns, for which
             ``learning_rate`` is the largest relative step size; or ``one_sided``, Shampoo with the right side alone and
             AdaGrad's step sizes. The last two need ``linear_rule`` adagrad.
-        adafactor: options of Adafactor, for ``rule`` adafactor; ``beta1`` and ``weight_decay`` cannot be changed.
-        one_sided: options of Shampoo, for ``rule`` one_sided; those of statistics and roots.
+        adafactor: options of Adafactor, for ``rule`` adafactor.
+        one_sided: options of Shampoo's statistics and roots, for ``rule`` one_sided.
         learning_rate: the learning rate of embeddings. Where it is not given, it is 0.01 for ``rule`` adafactor.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
@@ -145,8 +146,8 @@ class EmbeddingOptimizerConfig(StrictModel):
     rule: Literal["adagrad", "adafactor", "one_sided"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
-    adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_row_adafactor)] = AdafactorOptions()
-    one_sided: Annotated[ShampooOptions, BeforeValidator(_read_one_sided)] = ShampooOptions()
+    adafactor: Annotated[RowAdafactorOptions, BeforeValidator(_read_row_adafactor)] = RowAdafactorOptions()
+    one_sided: Annotated[OneSidedOptions, BeforeValidator(_read_one_sided)] = OneSidedOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
