@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,8 +45,17 @@ LONG_FILES = (
 FreshPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of ``LONG_FILES`` first, file by file."""
+    """Puts the tests of ``LONG_FILES`` first, file by file; cases beyond those of ``slow(first=)`` are soak."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("slow")
+        if marker is not None and "first" in marker.kwargs:
+            name = item.nodeid.partition("[")[0]
+            cases[name] += 1
+            if cases[name] > marker.kwargs["first"]:
+                item.add_marker("soak")
     ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 

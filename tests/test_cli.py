@@ -411,7 +411,7 @@ def test_a_flipped_byte(place, capfd):
     assert not (place / "run" / "summary.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_flipped_byte_in_a_process_of_its_own(place, root, fresh_python):
     shard = sorted((place / "log" / "shards").iterdir())[1]
     flip(shard)
@@ -559,7 +559,7 @@ print("status", main({SAMPLE!r}), "tensorflow" in sys.modules)
     assert fresh_python("-c", script, cwd=place, path=root).stdout.splitlines()[-1] == "status 0 False"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_teacher_is_recorded_and_a_student_reads_it(place, capfd):
     assert main((*TRAIN, "--record", "teacher")) == 0
     assert "recorded            90 rows as the sidecar teacher\n" in capfd.readouterr().out

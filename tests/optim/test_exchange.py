@@ -102,7 +102,7 @@ class Faults:
         return inverse_root(matrix, *arguments, **keywords)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, caplog):
     history = reference.drifting(SHAPES, 23)
@@ -200,7 +200,7 @@ def test_drift_is_skipped_while_small_and_refreshed_once_it_has_added_up():
 # On the device.
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("jit", "dtype"), [(False, tf.float64), (True, tf.float32)])
 def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
     history = reference.drifting(SHAPES, 8, condition=30)

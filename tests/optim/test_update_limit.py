@@ -134,7 +134,7 @@ def test_a_wide_limit_and_none_give_the_same_bits():
         assert [w.tobytes() for w in one] == [w.tobytes() for w in other]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("relative", [0.0, 0.125])
 def test_it_compiles_and_is_the_same(relative):
     start = [w.astype(np.float32) for w in reference.initial(SHAPES)]

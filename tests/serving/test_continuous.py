@@ -58,6 +58,7 @@ def test_they_come_after_every_so_many_examples_and_at_the_end(finished):
     assert exports(finished) == [240, 432, 600]
 
 
+@pytest.mark.soak
 def test_they_change_nothing_else(log, finished, tmp_path):
     train(log, configured(), tmp_path / "run")
     for run in (finished, tmp_path / "run"):
@@ -87,6 +88,7 @@ def test_they_are_the_models_of_their_positions(log, finished, tmp_path):
     )
 
 
+@pytest.mark.soak
 def test_the_newest_are_kept(log, tmp_path):
     train(log, configured(export={**EVERY, "keep": 1}), tmp_path / "run", exporter=export_from_run)
     assert exports(tmp_path / "run") == [600]
@@ -96,6 +98,7 @@ class StoppedError(Exception):
     pass
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("stop_at", [288, 432])
 def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, stop_at):
     run = tmp_path / "run"
@@ -114,6 +117,7 @@ def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, sto
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+@pytest.mark.soak
 def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
     """Also where a checkpoint is due at the same position: it comes after the export."""
     assert 432 in checkpoints(finished)
@@ -131,6 +135,7 @@ def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
     assert exports(run) == exports(finished)
 
 
+@pytest.mark.soak
 def test_one_that_was_lost_is_made_equal(log, finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -32,7 +32,7 @@ FACTORIZED = ("factorized", "factorized ensemble")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=3)
 @pytest.mark.parametrize(
     ("model", "compute_dtype"),
     [
@@ -50,7 +50,7 @@ def test_predictions_are_the_trainers(case, exported, model, compute_dtype):
     np.testing.assert_allclose(scored["p"], 1 / (1 + np.exp(-scored["logit"])), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("model", "compute_dtype"),
     [*((model, "float32") for model in FACTORIZED), ("factorized ensemble", "bfloat16")],
@@ -113,7 +113,7 @@ print(json.dumps(outputs))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("model", ["plain", "factorized ensemble"])
 def test_a_process_without_the_project(case, exported, fresh_python, tmp_path, model):
     expected = case(model)
@@ -444,7 +444,7 @@ class TestPublishing:
         ]  # fmt: skip
         assert (tmp_path / "mine.partial" / "notes").exists()
 
-    @pytest.mark.slow
+    @pytest.mark.slow(first=2)
     @pytest.mark.parametrize("version", [5, 1000])
     @pytest.mark.parametrize("key", ["schema", "config", "logs", "other logs"])
     def test_versions_of_two_runs_do_not_mix(self, case, exported, tmp_path, version, key):

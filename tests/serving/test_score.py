@@ -87,7 +87,7 @@ def test_no_column_is_needed_of_what_the_model_leaves_out(make_model_case, tmp_p
     assert "tags" in error_line(capfd, "rows.parquet")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
 def test_rows_are_scored_from_files_of_every_format(case, place, suffix):
     raw = case("factorized").raw

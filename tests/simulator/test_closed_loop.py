@@ -223,6 +223,7 @@ def kill_after(
     patch.setattr(where, name, last)
 
 
+@pytest.mark.soak
 def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loop: Path) -> None:
     out, killed = place / "killed", set[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -254,6 +255,7 @@ def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loo
     assert_same(outcome(out), outcome(loop))
 
 
+@pytest.mark.soak
 def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
     learn(place / "log", place / "run-2", {**constrained(place / "random"), "seed": 2})
     run_closed_loop(place / "run-2", place / "log", 2, place / "loop-2")
@@ -268,6 +270,7 @@ def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
     assert not first["ads"][~drawn].equals(second["ads"][~drawn])
 
 
+@pytest.mark.soak
 def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     """A model that expects no click finds nothing worth the reserve; of such days there is nothing to learn."""
     simulate(world(days=1, randomized_share=0), tmp_path / "log")
@@ -284,6 +287,7 @@ def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     assert not shown["ads"].any()
 
 
+@pytest.mark.soak
 def test_randomized_queries_that_the_log_does_not_have_are_not_told(tmp_path: Path) -> None:
     """They show ads, of which the log knows nothing: they are not queries without ads."""
     simulate(world(days=1, randomized_share=0.5, randomized_in_log=False), tmp_path / "log")
@@ -383,6 +387,7 @@ def test_no_days_are_refused(place: Path) -> None:
         run_closed_loop(place / "run", place / "log", 0, place / "none")
 
 
+@pytest.mark.soak
 def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Path) -> None:
     simulate(world(days=2), tmp_path / "log")
     learn(tmp_path / "log", tmp_path / "run", MODEL)

@@ -251,7 +251,7 @@ def replace(examples, **columns):
     return type(examples)(**{**vars(examples), **columns})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_rows_of_train_weight_0_are_scored_but_teach_nothing(
     examples, logistic_run, make_log, tmp_path, read_predictions
 ):
@@ -271,7 +271,7 @@ def test_rows_of_train_weight_0_are_scored_but_teach_nothing(
     assert (with_loud != before).any()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_metric_weights_change_the_metrics_and_nothing_else(
     examples, logistic_run, make_log, tmp_path, read_predictions
 ):
@@ -291,7 +291,7 @@ def test_metric_weights_change_the_metrics_and_nothing_else(
     assert summary["logloss"] == pytest.approx((loss * weight).sum() / weight.sum(), rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("network", [False, True])
 def test_a_log_of_only_weight_0(examples, make_log, make_config, tmp_path, read_predictions, network):
     zeros = np.zeros(len(examples))
@@ -306,7 +306,7 @@ def test_a_log_of_only_weight_0(examples, make_log, make_config, tmp_path, read_
         np.testing.assert_allclose(logit, math.log(PRIOR / (1 - PRIOR)), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_nothing_of_a_run_stays_in_the_process(examples, make_log, make_config, tmp_path):
     """What TensorFlow keeps of each traced step for its gradients, some 40 MB for a wide network."""
 
@@ -325,7 +325,7 @@ def test_nothing_of_a_run_stays_in_the_process(examples, make_log, make_config, 
 # Small and odd logs.
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("network", [False, True])
 def test_a_log_of_one_row(examples, make_log, make_config, tmp_path, read_predictions, network):
     summary = train(
@@ -338,7 +338,7 @@ def test_a_log_of_one_row(examples, make_log, make_config, tmp_path, read_predic
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_log_of_one_class(examples, make_log, make_config, tmp_path):
     table = replace(examples, label=np.zeros(len(examples))).table()
     summary = train(make_log(table), make_config(), tmp_path / "run")
@@ -517,7 +517,7 @@ def test_a_run_of_compiled_steps_agrees_with_one_of_plain_steps(log, make_config
     np.testing.assert_allclose(compiled, plain, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_of_compiled_steps_has_its_roots_from_the_host(log, make_config, tmp_path):
     summary = train(log, make_config({"jit": True}), tmp_path / "run")
     roots = summary["shampoo"]

@@ -107,6 +107,7 @@ def random_rows(seed: int, log: Path, count: int, last: float = 1.0) -> list[int
 # Rows of the log.
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("seed", "optimizer"), each_under_one([5]))
 def test_faulty_rows_anywhere(
     rows, long_log, clean_runs, make_config, publish_log, tmp_path, seed, optimizer
@@ -158,9 +159,7 @@ def test_a_teacher_that_says_anything(
 # Steps.
 
 
-@pytest.mark.parametrize(
-    ("weight", "optimizer"), each_under_one([np.nan, np.inf, 1e30, 3e38], slow=[np.inf, 1e30])
-)
+@pytest.mark.parametrize(("weight", "optimizer"), each_under_one([np.nan, np.inf, 1e30, 3e38], slow=[np.inf]))
 def test_steps_that_explode_are_skipped(long_log, clean_runs, make_config, tmp_path, optimizer, weight):
     config = make_config({**CONTENT, **OPTIMIZERS[optimizer]})
     places = random_rows(7, long_log, 5)
@@ -173,7 +172,7 @@ def test_steps_that_explode_are_skipped(long_log, clean_runs, make_config, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "optimizer"), each_under_one([2, 3], fast=[3]))
+@pytest.mark.parametrize(("seed", "optimizer"), each_under_one([2, 3], slow=[3]))
 def test_a_long_run_of_examples_that_cannot_be_learned_from(
     long_log, clean_runs, make_config, tmp_path, seed, optimizer
 ):
@@ -214,7 +213,9 @@ SLOW = ("a table", "one weight of a table", "sums of a table", "a dense weight, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "optimizer"), each_under_one(BREAKS, fast=["sums of a table"], slow=SLOW))
+@pytest.mark.parametrize(
+    ("what", "optimizer"), each_under_one(BREAKS, fast=["sums of a table"], slow=SLOW[:2])
+)
 def test_weights_that_break_once_are_had_again(long_log, clean_runs, make_config, tmp_path, what, optimizer):
     config = make_config({**CONTENT, **OPTIMIZERS[optimizer]})
     row = random_rows(len(what), long_log, 1)[0]
@@ -261,7 +262,7 @@ def test_rows_that_break_the_weights_are_quarantined(
     assert summary["skipped_steps"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_before_the_first_checkpoint_it_begins_anew_with_the_same_bits(long_log, make_config, tmp_path):
     config = make_config({**CONTENT, **SHAMPOO, "checkpoint": {"every_examples": 10**6}})
     weights: dict[int, list[bytes]] = {}
@@ -350,7 +351,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(moment, marks=pytest.mark.slow if moment in (1, 3) else pytest.mark.soak)
+        pytest.param(moment, marks=pytest.mark.slow if moment == 1 else pytest.mark.soak)
         for moment in range(4)
     ],
 )
@@ -385,7 +386,7 @@ def test_stopped_within_a_rollback_it_ends_in_the_same_bits(
     assert_same(tmp_path / "run", expected)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_following_a_live_log_it_ends_in_the_same_bits(long_log, faulty_run, make_config, tmp_path):
     config = make_config({**CONTENT, **SHAMPOO})
     with in_process(BOTH):
@@ -396,6 +397,7 @@ def test_following_a_live_log_it_ends_in_the_same_bits(long_log, faulty_run, mak
         assert found[name] == expected[name], name
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "delay", [pytest.param(0, marks=pytest.mark.soak), pytest.param(0.03, marks=pytest.mark.slow)]
 )
@@ -444,7 +446,7 @@ def test_when_going_back_does_not_help_it_says_so(long_log, make_config, tmp_pat
         train(long_log, config, tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_without_rollbacks_steps_are_skipped_for_ever(long_log, make_config, tmp_path):
     config = make_config({**CONTENT, "rollback": {"after_skipped_steps": None}})
     with (
@@ -532,7 +534,7 @@ def test_rows_that_were_lost_are_named_as_a_share(examples, log, make_config, tm
     assert summary["trained_rows"] == taught.sum()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_no_checkpoint_within_a_streak(long_log, make_config, tmp_path, monkeypatch):
     config = make_config({**CONTENT, "rollback": {"after_skipped_steps": 30}})
     bad = range(800, 1800)
@@ -569,6 +571,7 @@ def test_lost_or_changed_notes_are_refused(long_log, faulty_run, make_config, co
 # bfloat16, and Shampoo's statistics.
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("size", "optimizer"), each_under_one([1e20, 3e38], slow=[3e38]))
 def test_an_overflow_in_bfloat16(long_log, clean_runs, make_config, tmp_path, optimizer, size):
     config = make_config({**CONTENT, **OPTIMIZERS[optimizer], "compute_dtype": "bfloat16"})
@@ -615,7 +618,7 @@ def test_statistics_that_have_no_root(long_log, clean_runs, make_config, tmp_pat
     assert summary["shampoo"]["layers_ready"] == clean["shampoo"]["layers_ready"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_report_tells_of_it(faulty_run, make_config):
     run = faulty_run(make_config({**CONTENT, **SHAMPOO}))
     html = render_report([run])

@@ -474,7 +474,7 @@ SHAMPOO = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("shampoo", [{}, SHAMPOO, {"clip_norm": 0.05}], ids=["adagrad", "shampoo", "clipped"])
 @pytest.mark.parametrize("gradient", ["sum", "mean"])
 def test_components_with_their_own_embeddings_learn_as_if_each_were_alone(gradient, shampoo):
@@ -502,7 +502,7 @@ def test_components_with_their_own_embeddings_learn_as_if_each_were_alone(gradie
             np.testing.assert_allclose(of_component, value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("gradient", ["sum", "mean"])
 def test_shared_embeddings_learn_from_the_mean_of_the_components_gradients(gradient):
     config = ensemble("shared", gradient)

@@ -105,7 +105,7 @@ def test_no_recorded_prediction_has_seen_its_own_label_or_a_later_one(
     assert not same[end : end + 20].any()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_student_learns_from_its_teacher_and_only_from_its_sidecar(log, make_config, tmp_path):
     log = copied(log, tmp_path)
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
@@ -183,7 +183,7 @@ def with_exposure(objective: dict[str, Any], path: Path) -> dict[str, Any]:
         pytest.param(RANKING, {}, 0, id="ranking", marks=pytest.mark.soak),
         pytest.param(CONSTRAINTS, {}, 0.03, id="constraints and delay", marks=pytest.mark.soak),
         pytest.param(EVERYTHING, {}, 0, id="everything without delay", marks=pytest.mark.soak),
-        pytest.param(EVERYTHING, {}, 0.03, id="everything", marks=pytest.mark.slow),
+        pytest.param(EVERYTHING, {}, 0.03, id="everything", marks=pytest.mark.soak),
         pytest.param(PUSHED, STRUCTURE, 0, id="and every structure without delay", marks=pytest.mark.soak),
         pytest.param(PUSHED, STRUCTURE, 0.03, id="and every structure", marks=pytest.mark.slow),
     ],
@@ -232,7 +232,7 @@ def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_
     assert "ramp_distillation" not in lines[0]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("objective", "model"),
     [pytest.param(EVERYTHING, {}, marks=pytest.mark.soak), (PUSHED, STRUCTURE)],
@@ -253,7 +253,7 @@ def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_pat
         assert duals == pytest.approx(summaries[False]["duals"][family], abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_a_run_did_not_score_is_recorded_as_missing(log, examples, make_config, tmp_path):
     log = copied(log, tmp_path)
     config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}}, logistic=True)
@@ -263,7 +263,7 @@ def test_what_a_run_did_not_score_is_recorded_as_missing(log, examples, make_con
     assert summary["recorded"]["without_prediction"] == int((examples.query < 100).sum())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp_path):
     log = copied(log, tmp_path)
     with pytest.raises(InputError, match="record_predictions is false"):
@@ -276,7 +276,7 @@ def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resume_with_another_teacher_is_refused(log, make_config, tmp_path):
     log = copied(log, tmp_path)
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")

@@ -168,7 +168,7 @@ def test_headline_cards(runs, html):
     assert "under-predicts by" in words or "over-predicts by" in words
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("shift", "expected", "says"),
     [
@@ -459,7 +459,7 @@ def test_runs_unlike_the_first(rows, runs, tmp_path):
     assert words.count("Prediction difference") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_more_runs_than_colors(tmp_path):
     rows = make_rows(2, queries=30)
     run = write_run(tmp_path / "0", rows, predict(rows, 1, 1.0), windows=3)
@@ -489,7 +489,7 @@ def test_any_stretch_of_time_has_its_ticks(runs, hours):
         assert "<svg" in progressive_metric([windows], "auc")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_windows_keep_the_file_small(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

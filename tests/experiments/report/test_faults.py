@@ -92,7 +92,7 @@ def test_runs_over_another_log_are_refused(rows, copy):
         write_experiment(copy)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_arm_that_scored_other_examples_is_told_but_not_compared(rows, copy):
     fewer = rows[rows["query_id"].isin(rows["query_id"].unique()[:200])]
     for seed in (1, 2, 3):

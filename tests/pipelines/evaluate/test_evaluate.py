@@ -154,7 +154,7 @@ def keyed(table: pa.Table, keys: int, pieces: int, draw: Any) -> dict[int, Any]:
     return {key: gather(found) for key, found in meeting.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @settings(max_examples=25)
 @given(table=tables(), data=st.data())
 def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table: pa.Table, data: Any) -> None:
@@ -207,7 +207,7 @@ def test_files_give_the_local_metrics_on_every_runner(tmp_path: Path, runner: st
     json.dumps(found, allow_nan=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("rows_per_key", "rows_per_pass"), [(10**6, None), (50, 10**9), (10**6, 900)])
 def test_neither_keys_nor_passes_change_the_numbers(
     tmp_path: Path, rows_per_key: int, rows_per_pass: int | None
@@ -246,7 +246,7 @@ def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path: Path)
     assert not any(row["significant"] for row in same["metrics"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_row_and_one(tmp_path: Path, rows: int) -> None:
     table = make_table(5).slice(0, rows)
@@ -300,7 +300,7 @@ def test_the_first_set_named_is_the_baseline(tmp_path: Path) -> None:
     assert first.startswith(f"a, the baseline: {paths[0]}: ") and second.startswith(f"b: {paths[1]}: ")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_example_that_changed_its_query_is_not_joined(tmp_path: Path) -> None:
     table = make_table(8)
     ids = column(table, "query_id").copy()
@@ -320,7 +320,7 @@ def spoiled(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
     return replaced(table, name, pa.array(values, pa.float64() if name != "example_id" else pa.int64()))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -476,7 +476,7 @@ def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
         run_evaluate([a], beam_options="'")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_command_is_quiet_and_its_fault_is_one_line(
     tmp_path: Path, fresh_python: Any, root: Path
 ) -> None:
@@ -500,7 +500,7 @@ def test_the_command_is_quiet_and_its_fault_is_one_line(
     assert done.stderr == ""
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_trained_run_comes_out_as_its_own_summary(tmp_path: Path) -> None:
     from ctr.config import parse_model
     from ctr.eval.paired_predictions import pair_predictions

@@ -146,7 +146,7 @@ def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(
     assert result.clicks == sum(manifest.clicks for manifest in read_manifests(folder / "log")) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("files", [1, 7])
 def test_neither_order_nor_cut_of_the_events_counts(
     files: int, events: Any, log: Path, tmp_path: Path
@@ -273,7 +273,7 @@ class Broken(BaseException):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("syncs", [1, 25, 90])
 def test_a_job_that_broke_off_is_simply_run_again(
     syncs: int, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -435,7 +435,7 @@ def test_examples_are_sampled_as_the_log_would_be(
     assert event_files.read_side(tmp_path / "sampled", "unmatched") == event_files.read_side(log, "unmatched")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ids_that_grow_are_sampled_as_those_with_buckets(folder: Path, tmp_path: Path) -> None:
     """By the values of a feature, which one with a vocabulary and one whose ids grow have in common."""
     content = event_files.content()

@@ -97,7 +97,7 @@ def assert_conserved(log: Path, progress: Progress) -> None:
     assert counts.read == inside + counts.late + counts.rejected + progress.pending
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("seed", range(2))
 def test_files_in_any_interleaving_become_the_log_of_the_batch(
     seed: int, files: list[File], batch: dict[str, bytes], tmp_path: Path
@@ -122,7 +122,7 @@ def test_files_in_any_interleaving_become_the_log_of_the_batch(
     assert event_files.published(log) == batch
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_watch_that_stops_and_starts_again_between_files_publishes_the_same(
     seed: int, files: list[File], batch: dict[str, bytes], tmp_path: Path
@@ -150,7 +150,7 @@ def test_a_drain_reads_all_there_is_and_one_more_finds_nothing(
     assert again.clock_us == first.clock_us
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_files_are_read_in_the_order_of_their_names(
     events: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +162,7 @@ def test_many_files_are_read_in_the_order_of_their_names(
     assert event_files.published(tmp_path / "log") == event_files.published(tmp_path / "at once")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_comes_after_a_drain_is_too_late_for_what_is_published(
     files: list[File], tmp_path: Path
 ) -> None:
@@ -238,7 +238,7 @@ def test_when_all_are_silent_time_goes_on(tmp_path: Path) -> None:
     assert [manifest.rows for manifest in published] == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_without_arrivals_events_arrive_at_their_times(events: Any, tmp_path: Path) -> None:
     content = event_files.content(delay="100s")
     for kind in ("impressions", "clicks"):
@@ -272,7 +272,7 @@ def test_a_file_that_changes_after_it_was_read_is_told(
     assert event_files.published(log) == batch
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_file_that_changes_while_it_is_read_is_told(
     files: list[File], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +368,7 @@ def test_a_clock_from_the_future_closes_nothing(
     assert event_files.published(log) == batch
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_too_many_bad_events_end_the_job_and_a_few_do_not(files: list[File], tmp_path: Path) -> None:
     folder, log = tmp_path / "events", tmp_path / "log"
     allowed = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0.5)
@@ -412,7 +412,7 @@ def test_too_many_bad_events_end_the_job_again_when_it_is_started_again(tmp_path
             follow(event_files.mapping(), folder, log, [[many]])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_when_most_files_are_damaged_the_job_ends(tmp_path: Path) -> None:
     rounds = [[(f"impressions/{number}.parquet", b"no Parquet")] for number in range(12)]
     with pytest.raises(
@@ -454,7 +454,7 @@ def test_what_a_killed_reading_set_down_of_a_file_that_is_another_now_does_not_c
 # ---------------------------------------------------------------- arrivals across files
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("allowed", [False, True])
 def test_arrivals_may_lie_before_those_of_files_before_them_as_far_as_they_overlap(
     allowed: bool, events: Any, tmp_path: Path
@@ -486,7 +486,7 @@ def test_arrivals_may_lie_before_those_of_files_before_them_as_far_as_they_overl
 # ---------------------------------------------------------------- logs of others
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_batch_leaves_a_log_alone_that_is_followed_and_what_is_published(
     files: list[File], tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def checkpointed(positions: list[int]) -> list[int]:
     return numbers
 
 
+@pytest.mark.soak
 def test_killed_before_the_first_checkpoint(faulty_log, uninterrupted, run_killed, tmp_path):
     assert run_killed(faulty_log, CONFIG, tmp_path / "run", kill_after=3) == KILLED
     assert list(tmp_path.glob("run/checkpoints/*")) == []
@@ -118,6 +119,7 @@ def test_killed_before_the_first_checkpoint(faulty_log, uninterrupted, run_kille
     assert_same(tmp_path / "run", uninterrupted[0])
 
 
+@pytest.mark.soak
 def test_killed_again_and_again(faulty_log, uninterrupted, positions, run_killed, tmp_path):
     run = tmp_path / "run"
     first, second, *_ = checkpointed(positions)
@@ -134,6 +136,7 @@ def test_killed_again_and_again(faulty_log, uninterrupted, positions, run_killed
     assert_same(run, uninterrupted[0])
 
 
+@pytest.mark.soak
 def test_killed_while_it_writes(faulty_log, uninterrupted, run_killed, tmp_path):
     run = tmp_path / "run"
     # Each process is killed at a later one of the moments at which something is made durable: within the start,
@@ -145,6 +148,7 @@ def test_killed_while_it_writes(faulty_log, uninterrupted, run_killed, tmp_path)
     assert not [path for path in run.rglob("*") if ".partial" in path.name]
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     "number",
     [
@@ -175,6 +179,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(
     assert not any(np.array_equal(own[name], other[name]) for name in own if own[name].ndim)
 
 
+@pytest.mark.soak
 def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, run_killed, tmp_path):
     # Large enough that TensorFlow and oneDNN share matrix products among threads.
     table = make_examples(4000, seed=3).table()
@@ -310,6 +315,7 @@ def test_another_environment_is_refused(faulty_log, unfinished):
         train(faulty_log, CONFIG, run)
 
 
+@pytest.mark.soak
 def test_events_of_the_lost_windows_disappear(faulty_log, unfinished):
     run = unfinished
     flip(sorted((run / "checkpoints").iterdir())[-1] / "arrays.npz")
@@ -342,6 +348,7 @@ def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path
     assert sum(line["window_examples"] for line in lines) == len(examples)
 
 
+@pytest.mark.soak
 def test_a_log_that_grew_before_where_the_run_stands_is_refused(examples, schema, publish_log, tmp_path):
     table = examples.table()
     times = table.column("query_time").to_numpy()

@@ -168,7 +168,7 @@ PLAIN = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
 AVERAGED = {"dense": {"schedule_free": 0.75, "shampoo": PLAIN}}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_averages_of_weights_go_on_or_become_the_weights(half, whole, change, tmp_path):
     averaged = change({"optimizer": AVERAGED})
     train(half, averaged, tmp_path / "old")
@@ -225,7 +225,7 @@ def test_a_run_whose_configuration_has_former_names_of_keys_is_begun_from(
     assert {line[0] for line in table_of(tmp_path / "run").values()} == {"taken"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_it_begins_in_the_middle_of_an_interval(whole, config, change, tmp_path):
     stopped, run = tmp_path / "stopped", tmp_path / "run"
     batches: list[int] = []
@@ -242,7 +242,7 @@ def test_it_begins_in_the_middle_of_an_interval(whole, config, change, tmp_path)
     assert_equal(weights(run), weights(tmp_path / "copy"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_begun_so_is_begun_from_again(old, whole, change, tmp_path):
     # Each has another loss, whose ramp begins with it.
     ranked = change({"objective": {"ranking": {"weight": 0.3, "ramp": {"length": 1000}}}})
@@ -269,7 +269,7 @@ def first_logits(run: Path, read_predictions, rows: int = 40) -> np.ndarray:
     return read_predictions(run)["logit"].to_numpy()[:rows]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     "model",
     [{}, {"factorized": {"ui_units": [4]}}, {"ensemble": {"components": 2, "embeddings": "separate"}}],
@@ -441,7 +441,7 @@ def test_rows_begin_adafactors_moments_anew_where_the_rule_was_another_one(old, 
     assert not found["rows_moment/quality-4"].any()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_adafactors_moments_of_rows_go_with_those_of_their_columns(
     half, whole, logs, schema, change, tmp_path
 ):
@@ -464,7 +464,7 @@ def test_adafactors_moments_of_rows_go_with_those_of_their_columns(
         assert not found[f"{kind}/ui-3"].any()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_ensemble_goes_on_with_the_network_that_there_was(old, whole, change, tmp_path):
     ensemble = change({"model": {"ensemble": {"components": 3, "embeddings": "separate"}}})
     found, before = begun(old, whole, ensemble, tmp_path / "run"), weights(old)
@@ -487,7 +487,7 @@ def families(*given: dict[str, Any], **others: Any) -> dict[str, Any]:
     return {"objective": {"bias_constraints": {"learning_rate": 0.3, "families": list(given), **others}}}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_dual_variables_go_with_the_definition_of_their_slices(half, whole, logs, schema, change, tmp_path):
     ctr = {"name": "ctr", "estimated_ctr": [0.2, 0.5]}
     places = {"name": "places", "features": {"position": "all"}}
@@ -518,7 +518,7 @@ def test_dual_variables_go_with_the_definition_of_their_slices(half, whole, logs
 # The place in the logs.
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_in_another_log_it_begins_behind_what_was_learned(
     old, logs, schema, config, tmp_path, read_predictions
 ):
@@ -598,7 +598,7 @@ def test_a_log_that_ends_too_early_is_refused(old, half, whole, logs, schema, co
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_waits_for_its_label_is_learned_by_the_new_run(
     whole, half, change, logs, tmp_path, read_predictions
 ):
@@ -619,7 +619,7 @@ def merge_into(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     return TrainConfig.model_validate(merged(config.model_dump(mode="json"), changes))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_constraint_logs_go_on_where_they_stood(half, whole, exposure, change, tmp_path):
     path = exposure.grow(3)
     shown = families({"name": "random", "log": "exposure"}, logs=[{"name": "exposure", "path": str(path)}])
@@ -682,7 +682,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("moment", "is_begun"),
     [
@@ -771,7 +771,7 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_it_follows_a_log(old, logs, schema, change, unkilled, tmp_path):
     log = logs.publish("followed", schema, (0, 80_000, HALF))
     polling, run = Polling(0.01, 0.1), tmp_path / "run"
