@@ -50,11 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests of ``LONG_FILES`` first, file by file; cases beyond those of ``slow(first=)`` are soak."""
     cases: Counter[str] = Counter()
     for item in items:
-        marker = item.get_closest_marker("slow")
-        if marker is not None and "first" in marker.kwargs:
+        first = [marker.kwargs["first"] for marker in item.iter_markers("slow") if "first" in marker.kwargs]
+        if first and item.get_closest_marker("soak") is None:
             name = item.nodeid.partition("[")[0]
             cases[name] += 1
-            if cases[name] > marker.kwargs["first"]:
+            if cases[name] > first[0]:
                 item.add_marker("soak")
     ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))

@@ -218,7 +218,7 @@ def test_two_workers_have_the_results_of_one(place, pair):
     assert "XLA service" in (pair / "run/workers/001.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_workers_write_checkpoints_by_one_clock(place, pair):
     process = start(
         place, "--workers", "2", "--set", "checkpoint.every_minutes=0.001", "--worker-timeout", "600"
@@ -227,7 +227,7 @@ def test_workers_write_checkpoints_by_one_clock(place, pair):
     assert results(place)["logloss"] == results(pair)["logloss"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_is_killed_costs_one_line_and_no_bit(place, pair, rank):
     process = start(place, "--workers", "2", "--json")
@@ -271,7 +271,7 @@ def proc_net(kind: str) -> list[str]:
     return path.read_text().splitlines()[1:] if path.exists() else []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_worker_that_is_stopped_is_named(place):
     process = start(place, "--workers", "2", "--max-restarts", "0", "--worker-timeout", "300")
     wait_for_checkpoint(place, process)
@@ -311,7 +311,7 @@ def test_the_workers_of_a_cluster_print_once_and_the_others_nothing(place, pair)
     assert results(place) == results(pair)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_worker_of_a_cluster_with_another_configuration_is_refused(place):
     cluster = {"worker": list(free_addresses(2))}
     both = [start(place, "--set", f"seed={rank}", TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
@@ -322,7 +322,7 @@ def test_a_worker_of_a_cluster_with_another_configuration_is_refused(place):
         assert "another configuration than the first worker" in text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_resume(place, pair):
     cluster = {"worker": list(free_addresses(2))}
     both = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
@@ -338,7 +338,7 @@ def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_res
     assert results(place) == results(pair)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_workers_with_a_checkpoint_where_they_resume(place, pair, number):
     process = start(place, "--workers", "2")

@@ -54,7 +54,7 @@ def numbers(node: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, node
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_part_measures_and_every_target_is_judged(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "bench.json"
     shown = run("--quick", "--json", path)

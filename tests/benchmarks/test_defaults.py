@@ -276,7 +276,7 @@ def benchmark(parts: SimpleNamespace) -> Iterator[ModuleType]:
         sys.path.remove(str(BENCHMARKS))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_tiny_run_goes_on_where_it_stood(
     benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def test_each_of_an_array_has_its_own_interval() -> None:
         np.testing.assert_allclose([low[place], high[place]], metric.ratio_interval(), equal_nan=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_interval_of_few_clicks_covers() -> None:
     # Either end misses at most 2.5% of the time, where the jackknife's upper end misses 5%.
     rng = np.random.default_rng(0)

@@ -271,7 +271,7 @@ def found_in(label: np.ndarray, logit: np.ndarray, query: np.ndarray) -> dict[st
     return {name: (float(one.point), float(low), float(high)) for name, (one, low, high) in found.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("draw", [rare_clicks, sixty_queries, ordinary])
 def test_intervals_of_few_clicks_and_of_few_queries_cover(draw: Callable[..., Any]) -> None:
     logs, rng = 600, np.random.default_rng(5)

@@ -74,7 +74,7 @@ def most_at_once(found: list[tuple[float, float]]) -> int:
     return max(sum(begin <= moment < end for begin, end in found) for moment, _ in found)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("workers", "count"), [(1, 3), (2, 5), (4, 3)])
 def test_so_many_at_once_and_no_more(run, tmp_path, workers, count):
     jobs = [job(f"job-{n}", "span", "1", str(tmp_path / f"span-{n}")) for n in range(count)]

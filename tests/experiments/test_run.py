@@ -91,7 +91,7 @@ def test_a_changed_arm_alone_is_run_again(stand_in):
     assert calls[2:] == ["measure baseline smelu student", "measure teacher wide"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_another_log_is_passed_again(stand_in, place):
     run(timing=False)
     stand_in.write_text("")
@@ -218,7 +218,7 @@ def test_other_commands_load_no_beam(fresh_python, root):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_costs_of_real_models(made_log):
     content = EXPERIMENT["config"]
     wide = {**content, "model": {**content["model"], "deep": {"units": [256]}}}

@@ -56,7 +56,7 @@ def test_no_parser_fails_in_another_way_than_it_should(root, tmp_path):
     assert run(root, tmp_path, EXECUTIONS, *WITHOUT_TENSORFLOW) == len(WITHOUT_TENSORFLOW)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_more_inputs_and_what_takes_longer(root, tmp_path):
     assert run(root, tmp_path / "quick", MORE_EXECUTIONS) > 40
     assert run(root, tmp_path / "slow", EXECUTIONS, "--slow") >= 6

@@ -18,7 +18,7 @@ def make(**changed):
     return reference.make_core(options, reference.initial(SHAPES), tf.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize(
     "changed",
     [
@@ -52,7 +52,7 @@ def test_steps_and_state_are_those_of_the_exchange_of_everything(changed):
     assert one.report()["refreshed"] == other.report()["refreshed"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("changed", [{"beta2": 0.9}, {"basis_change": "keep", "beta2": 0.9}, {}])
 def test_eigenbases_are_those_of_a_step_on_the_host(changed):
     options = reference.options(block_size=4, eigenvalue_correction=True, precondition_frequency=3, **changed)

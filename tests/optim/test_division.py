@@ -201,7 +201,7 @@ def broken_off(one, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("size", "cases"),
     [

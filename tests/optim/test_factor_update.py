@@ -20,7 +20,7 @@ def trained(shape, steps, draw, **changed):
     return [np.linalg.inv(root.numpy()[0] @ root.numpy()[0]) for root in core.state.roots]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_averages_of_a_block_that_is_no_square_stay_where_they_are_for_a_thousand_steps():
     rng = np.random.default_rng(0)
     left, right = (np.diag(np.geomspace(1.0, 10.0, size)) for size in (48, 8))
@@ -32,7 +32,7 @@ def test_averages_of_a_block_that_is_no_square_stay_where_they_are_for_a_thousan
     assert 0.5 < sizes[0] / sizes[1] < 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("shape", [(6, 2), (2, 3, 4)])
 def test_the_factors_are_those_that_the_gradients_are_drawn_from(shape):
     rng = np.random.default_rng(1)

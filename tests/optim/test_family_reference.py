@@ -158,7 +158,7 @@ def test_both_replays_are_the_same_where_both_can(history, base):
 COMPILED = ["SOAP", "KL-Shampoo", "decayed diagonals", "vectors", "separate momenta, decay, nesterov", "LAMB"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=4)
 @pytest.mark.parametrize("case", COMPILED)
 @pytest.mark.parametrize("xla", [False, True])
 def test_in_a_graph_and_compiled_by_xla_they_take_the_same_steps(case, xla, history):
@@ -181,7 +181,7 @@ def test_in_a_graph_and_compiled_by_xla_they_take_the_same_steps(case, xla, hist
             np.testing.assert_allclose(weight.numpy(), expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize("case", COMPILED)
 def test_a_restart_in_between_changes_no_bit(case, history):
     # Without waiting, so that roots are in flight when the state is saved.
@@ -199,7 +199,7 @@ def test_a_restart_in_between_changes_no_bit(case, history):
         reference.assert_same_bits(reference.state_of(second), reference.state_of(whole))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize("case", COMPILED)
 def test_weights_of_bfloat16_follow_those_of_float32(case, history):
     start = reference.initial(SHAPES)

@@ -32,7 +32,7 @@ def batch(size):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=4)
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
 def test_roots_and_residuals_are_those_of_numpy(p, jit):

@@ -304,7 +304,7 @@ def test_options_are_checked():
         KfacTrainer(make(), "hinge")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("size", "form"), [(2, "eigen"), (3, "inverse"), (4, "inverse")])
 def test_workers_divide_the_layers_and_take_the_steps_of_one_process(size, form, tmp_path):
     one = divided_kfac.run(form=form)

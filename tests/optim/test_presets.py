@@ -398,7 +398,7 @@ def compare(preset, expected, start, history):
     assert not core.report()["failed"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=4)
 @pytest.mark.parametrize("case", TORCH)
 def test_the_steps_are_those_of_pytorchs(case):
     given, c = TORCH[case]
@@ -416,7 +416,7 @@ def test_the_steps_are_those_of_pytorchs(case):
     compare(preset, torch_replay(c, start, history), start, history)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize("case", JAX)
 def test_the_steps_are_those_of_jax(case):
     given, c = JAX[case]
@@ -432,7 +432,7 @@ def without_some(history, steps):
     return history
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("given", [{}, {"grafting_config": {"type": "SGDGraftingConfig"}}])
 def test_blocks_without_gradients_have_the_roots_of_their_damping(given):
     start = reference.initial(SHAPES)
@@ -459,7 +459,7 @@ def with_gaps(history):
     return history
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("case", "frequency"),
     [

@@ -31,7 +31,7 @@ def check_equal(found, one, runs, components):
         assert found[f"{key}|report|layers_ready"] == one[f"{key}|report|layers"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("version", KERAS)
 def test_two_devices_take_the_steps_of_one(version, tmp_path):
     # Keras 3 replaces weights by their averages inside a condition, in which replicas cannot wait for each other.
@@ -42,7 +42,7 @@ def test_two_devices_take_the_steps_of_one(version, tmp_path):
     check_equal(found, one, runs, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("version", "ways"), [("2", ["fit", "loop"]), ("3", ["loop"])])
 def test_two_processes_take_the_steps_of_one(version, ways, tmp_path):
     runs = [("averages", way) for way in ways]

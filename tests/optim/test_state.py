@@ -47,7 +47,7 @@ def history():
     return reference.drifting(SHAPES, STEPS, condition=30)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_copy_taken_after_any_step_goes_on_to_the_last_bit(case, history):
     core, saved = make(case), []

@@ -140,7 +140,7 @@ def test_a_search_that_was_interrupted_ends_with_the_same_bits(place):
         shutil.rmtree("out")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_another_search_needs_another_directory(place):
     # Nothing was trained yet.
     write({**SEARCH, "target": 1e-9})
@@ -194,7 +194,7 @@ def test_random_search_and_its_report(place, capsys):
     assert Path("out/report.html").read_text() == before
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
     def failing(jobs, workers, report, beam_options, outcomes):
         for job in jobs:

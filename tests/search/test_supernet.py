@@ -40,7 +40,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 FACTORIZED: dict[str, Any] = {"model": {"factorized": {"width": 4, "ui_units": [5]}}}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("changes", [{}, FACTORIZED], ids=["plain", "factorized"])
 def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path, changes):
     space = {"model.deep.units.0": [8], "features.tags": [True]}
@@ -84,7 +84,7 @@ def test_a_search_learns_from_all_and_accounts_for_what_it_costs(log, tmp_path):
     assert again == result and lines(tmp_path / "out") == written
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_search_decides_on_both_towers(log, tmp_path):
     space = {
         "model.deep.units.1": [0, 6],
@@ -104,7 +104,7 @@ def test_a_search_decides_on_both_towers(log, tmp_path):
     train(log, made.apply(base, result.choice), tmp_path / "alone")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_rejection_ends_below_the_target(log, tmp_path):
     base = parse_model(TrainConfig, BASE, "test")
     for samples in (1024, 16):
@@ -123,7 +123,7 @@ def test_rejection_ends_below_the_target(log, tmp_path):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_fraction_of_passes_goes_on_with_the_same_weights(log, tmp_path):
     result = search(log, tmp_path / "out", controller={"passes": 1.4})
     rows = len(draw_examples())
@@ -136,7 +136,7 @@ def test_a_fraction_of_passes_goes_on_with_the_same_weights(log, tmp_path):
     assert search(log, tmp_path / "out", controller={"passes": 1.4}) == result
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_and_repeated_it_ends_in_the_same_bits(log, tmp_path):
     whole = search(log, tmp_path / "whole", controller={"passes": 1.3})
     context = multiprocessing.get_context("spawn")

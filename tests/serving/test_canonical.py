@@ -62,7 +62,7 @@ def test_two_processes_write_the_same_bytes(root, tmp_path):
     assert first == second
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("model", ["plain", "factorized", "own gradients"])
 def test_what_a_process_did_before_changes_no_byte(case, exported, tmp_path, model):
     first = exported(model)

@@ -48,7 +48,7 @@ def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(c
         np.testing.assert_allclose(made["p"], 1 / (1 + np.exp(-case(model).logit[:count])), rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("model", ["plain", "factorized ensemble"])
 def test_no_model_searches_among_ids(exported, model):
     """Converters to other formats have no search."""

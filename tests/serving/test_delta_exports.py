@@ -82,6 +82,7 @@ def test_every_third_is_whole(published):
     assert set(contents(published / "200.delta")) == {"assets.extra/ctr.json", "delta.npz"}
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("position", [200, 300])
 def test_predictions_are_those_of_the_whole_model_bit_by_bit(published, whole, position):
     raw = draw_rows(60, seed=9, unknown=True)
@@ -107,6 +108,7 @@ def test_a_delta_counts_what_it_holds(snapshots, published):
     assert 0 < len(new) < changed["ids"] < len(second)
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("position", [200, 300])
 def test_made_whole_it_has_the_bytes_of_the_whole_model(published, whole, tmp_path, position):
     made = export_model(published / f"{position}.delta", tmp_path)
@@ -138,6 +140,7 @@ def test_the_command_line_makes_it_whole_and_scores_with_it(models, whole, tmp_p
     assert "is an exported model, not a run" in capsys.readouterr().err
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("out", [None, "models"])
 def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path, monkeypatch, out):
     """Also where the directory is given by a relative path."""
@@ -150,6 +153,7 @@ def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path, monkeypatch, out):
     assert found == [["100"], ["100", "200.delta"], ["100", "200.delta", "300.delta"], ["400"]]
 
 
+@pytest.mark.soak
 def test_a_version_that_was_lost_is_written_again_with_the_same_bytes(snapshots, published, models):
     for name, snapshot in (("200.delta", snapshots[1]), ("300.delta", snapshots[2])):
         shutil.rmtree(models / name)
@@ -168,6 +172,7 @@ def test_a_version_that_is_there_twice_is_taken_whole(snapshots, published, mode
     np.testing.assert_array_equal(Scorer(models).predict(raw), Scorer(published / "400").predict(raw))
 
 
+@pytest.mark.soak
 def test_a_run_that_goes_back_deletes_deltas_too(models):
     export_folder.drop_after(models, 250)
     assert names(models) == ["100", "200.delta"]
@@ -231,6 +236,7 @@ class TestWhatIsRefused:
         self.refused(models / "300.delta", "does not name the version|builds on version 300, which is not in")
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("damage", ["missing", "flipped", "other version"])
 def test_where_no_delta_can_be_the_model_is_whole(snapshots, models, caplog, damage):
     shutil.rmtree(models / "300.delta")
@@ -259,6 +265,7 @@ def kill() -> None:
 POINTS = ("write.half", "fsync.before", "rename.before", "rename.after", "mkdir.after", "unlink.before")
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_anywhere_while_a_delta_is_written_the_next_attempt_writes_the_same(
     snapshots, published, models, tmp_path, point
@@ -285,6 +292,7 @@ def test_killed_anywhere_while_a_delta_is_written_the_next_attempt_writes_the_sa
     assert count > 1 or point == "unlink.before"
 
 
+@pytest.mark.soak
 def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
     snapshots, published, tmp_path, monkeypatch
 ):
@@ -310,6 +318,7 @@ def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
     assert count > 3
 
 
+@pytest.mark.soak
 def test_models_without_ids_that_grow_have_deltas_too(make_model_case, tmp_path):
     """In bfloat16: of tables the rows that differ, by number."""
     case = make_model_case(MODELS["plain"], "bfloat16", tmp_path / "run")

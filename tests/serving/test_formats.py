@@ -147,12 +147,12 @@ def test_mind(tmp_path):
     check_mind(tmp_path, write_mind(tmp_path / "raw", 600), "float32")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_criteo(tmp_path):
     check_criteo(tmp_path, write_criteo(tmp_path / "raw", 2500), "bfloat16")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("dtype", "factorized"), [("float32", True), ("bfloat16", False)])
 def test_simulator(tmp_path, dtype, factorized):
     log, rows = write_simulated(tmp_path, 2500)

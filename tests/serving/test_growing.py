@@ -38,7 +38,7 @@ def plain(tmp_path_factory) -> tuple[GrowingRun, Path]:
     return run, publish(run.snapshot(100), folder / "models").path
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("model", "compute_dtype"),
     [

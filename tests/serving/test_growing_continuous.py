@@ -78,14 +78,14 @@ def test_deltas_lead_to_the_full_models(finished, tmp_path):
         assert contents(made) == contents(full / made.name)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_checkpoint_gives_the_same_model_as_the_run(finished, tmp_path):
     run, full = finished
     made = export_run(run, tmp_path).path
     assert contents(made) == contents(full / "450")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_log_has_the_progressive_predictions_of_the_batch_after_the_export(log, finished, tmp_path):
     """In rows without new ids: in training these have a row of their own at once, in the model they share one."""
     run, _ = finished

@@ -219,7 +219,7 @@ def test_no_operation_on_the_list_reads_or_runs_anything_else():
     assert not OPERATIONS & SAVING
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "kind", ["plain", "bottlenecks", "logistic", "ensemble", "factorized", "factorized ensemble"]

@@ -73,7 +73,7 @@ def test_those_from_beyond_are_made_anew(gone_back, tmp_path):
     assert seen.count([]) == 4 * 3
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_none_is_made_while_steps_are_skipped(log, tmp_path):
     run = tmp_path / "run"
     with injected(dict.fromkeys(range(144, 288), math.inf)):
@@ -87,7 +87,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("module", "name"), [(export_folder, "delete_model"), (rollback, "write_rollbacks")])
 def test_killed_within_a_rollback_it_ends_with_the_same(log, gone_back, tmp_path, monkeypatch, module, name):
     real = getattr(module, name)

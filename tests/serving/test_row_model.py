@@ -73,11 +73,12 @@ def check_equal(few, graph, raw, dtype):
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [
-        pytest.param(
-            kind, dtype, marks=[] if (kind, dtype) == ("factorized", "float32") else pytest.mark.slow
-        )
-        for kind in MODELS
-        for dtype in TOLERANCE
+        *(
+            pytest.param(kind, "float32", marks=[] if kind == "factorized" else pytest.mark.slow)
+            for kind in MODELS
+        ),
+        *(pytest.param(kind, "bfloat16", marks=pytest.mark.soak) for kind in list(MODELS)[1:]),
+        pytest.param(next(iter(MODELS)), "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_predictions_are_the_graphs(exported, kind, dtype):
@@ -98,7 +99,7 @@ def test_activations_are_the_models(name):
     assert np.isnan(_make_activation(name, 0.5)(np.array([np.nan], np.float32))).all()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("model", ["plain", "factorized ensemble"])
 def test_ids_that_grow_are_found_and_others_share_rows(tmp_path, model):
     run = make_run(tmp_path / "run", model, "float32")

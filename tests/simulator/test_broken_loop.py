@@ -114,7 +114,7 @@ def assert_same(loop: Path, other: Path) -> None:
     assert aside(loop) == aside(other)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_loop_that_is_killed_after_it_went_back_goes_on(
     place: Path, broken: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_loop_that_is_killed_after_it_went_back_goes_on(
     assert_same(place / "killed", loop)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_also_where_it_went_back_by_days_that_it_has_served(
     place: Path, broken: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

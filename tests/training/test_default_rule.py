@@ -238,7 +238,7 @@ def test_a_warm_start_goes_on_with_the_priors_and_the_gate(log, tmp_path):
     assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_compiled_steps_are_those_of_the_plain_graph(log, tmp_path, read_predictions):
     found = []
     for jit in (False, True):

@@ -47,7 +47,7 @@ def weights(run: Path) -> dict[str, np.ndarray]:
         return {name: arrays[name] for name in arrays if name.startswith("weights|")}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_config, tmp_path):
     config, whole, run = make_config({"optimizer": RULES[rule]}), tmp_path / "whole", tmp_path / "run"
@@ -71,7 +71,7 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_con
     assert [name for name in found if found[name].tobytes() != resumed[name].tobytes()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_is_served_is_the_average(log, make_config, tmp_path):
     rule = {"dense": {"schedule_free": 0.75, "shampoo": {"start_preconditioning_step": None, "momentum": 0}}}
     train(log, make_config({"optimizer": rule}), tmp_path / "run")

@@ -49,6 +49,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize(
     ("kind", "point", "after"),
     [
@@ -151,7 +152,7 @@ def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
         limited(0.5, "none")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_shard_that_vanishes_during_the_pass(examples, publish_log, make_config, tmp_path):
     log, run, config = tmp_path / "log", tmp_path / "run", make_config(CHANGES)
     publish_log(log, examples.table())
@@ -195,7 +196,7 @@ def test_the_line_of_an_error(capsys, tmp_path: Path, monkeypatch: pytest.Monkey
     assert capsys.readouterr().err == "error: some/file: No space left on device\n"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_follow_says_so_too(log, make_config, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))

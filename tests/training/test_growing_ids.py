@@ -139,7 +139,7 @@ def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tm
     assert metrics_of(tmp_path / "numbered") == metrics_of(tmp_path / "growing")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("changes", [{}, LEAST_RECENT])
 def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeypatch):
     config = config_of(changes)
@@ -166,6 +166,7 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
         np.testing.assert_array_equal(logit, slow)
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -190,7 +191,7 @@ def test_a_run_that_was_interrupted_ends_in_the_same_bits(changes, growing_log, 
     assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "part")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("changes", [CROWDED, merged(merged(CROWDED, TWO_MODELS), {"label_delay": 0.02})])
 def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_path):
     config = config_of(changes)
@@ -220,7 +221,7 @@ def test_scoring_admits_nobody(growing_log, tmp_path):
         np.testing.assert_array_equal(first, session.score(strangers.set_column(7, "ids", pack_ids(ids))))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_order_of_slots_changes_nothing(growing_log, tmp_path):
     """With as many slots as ids and with far more of them."""
     few, many = config_of({"ids": {"capacity": 60}}), config_of({"ids": {"capacity": 100_000}})
@@ -229,7 +230,7 @@ def test_the_order_of_slots_changes_nothing(growing_log, tmp_path):
     assert_same(final_arrays(tmp_path / "few"), final_arrays(tmp_path / "many"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_under_xla_the_tables_grow_too(growing_log, tmp_path):
     config = config_of({"jit": True})
     train(growing_log, config, tmp_path / "xla")

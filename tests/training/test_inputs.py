@@ -50,7 +50,7 @@ def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
     assert not summary["per_query_auc_of_sample"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
     own_log, examples, make_config, tmp_path, read_predictions
 ):
@@ -99,7 +99,7 @@ def test_a_time_range_is_that_part_of_the_log(log, examples, make_config, tmp_pa
     assert summary["examples"] == summary["trained_examples"] == int(inside.sum())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_range_alone_decides_not_what_lies_before_it(examples, make_log, make_config, tmp_path):
     table = examples.table()
     begin = int(np.searchsorted(examples.query, 60))
@@ -220,7 +220,7 @@ def test_another_schema_or_an_empty_constraint_log_is_refused(log, make_config, 
         train(log, make_config(constrained(tmp_path / "nothing")), tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
     make_examples, make_log, make_config, tmp_path, read_predictions
 ):
@@ -243,7 +243,7 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
     assert not same[first + 60 :].any()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_constraint_rows_teach_where_the_log_itself_has_no_weight(
     examples, make_log, exposure, make_config, tmp_path
 ):
@@ -284,7 +284,7 @@ def test_faulty_rows_are_counted_by_log_and_against_what_was_read(
         train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
     """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")

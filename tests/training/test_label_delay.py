@@ -76,7 +76,7 @@ def expected_logits(examples, predictions: pd.DataFrame, delay: int) -> tuple[np
     return logits, sum(len(rows) for rows in batches[:waiting])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("delay", [0.001, 0.02, 0.05, 1.0])
 def test_a_label_is_learned_from_when_it_is_known_and_not_before(
     examples, log, tmp_path, read_predictions, delay

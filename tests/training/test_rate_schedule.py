@@ -157,7 +157,7 @@ def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_step_uses_the_rates_of_the_examples_before_it(log, make_config, tmp_path):
     schedule = {"schedule": {"warmup_examples": 10**6}}
     changes = {"optimizer": {"dense": schedule, "embeddings": schedule}}
@@ -179,13 +179,13 @@ def test_a_step_uses_the_rates_of_the_examples_before_it(log, make_config, tmp_p
     assert {"rows", "dense"} < moved[1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_constant_schedule_that_is_written_out_is_the_default(make_config):
     written = {"schedule": {"warmup_examples": 0, "decay": "none"}}
     assert make_config({"optimizer": {"dense": written, "embeddings": written}}) == make_config()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_factor_of_1_changes_no_bit(plain, unchanged):
     assert weights(plain) == weights(unchanged)
 
@@ -198,7 +198,7 @@ def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log, make_config, tmp_path):
     table, half, end = examples.table(), (0, 160_000), (160_000, 240_000)
@@ -216,7 +216,7 @@ def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log,
     assert schedules_of(tmp_path / "new") == {"rate_dense": continued, "rate_embeddings": continued}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_schedule_that_the_old_run_has_not_begins_at_the_warm_start(plain, log, make_config, tmp_path):
     warm_start(log, make_config(SCHEDULES), tmp_path / "run", InitFrom(plain), waits=True)
     begun = ("fresh", "begins here")

@@ -41,7 +41,7 @@ def good_rows(log: Path, schema, partitions: slice = slice(None)):
     return rows.keep(rows.fault == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("delay", [0, 0.02])
 def test_growing_logs_give_the_bits_of_one_pass(
     growing, exposure, schema, make_config, make_examples, make_log, tmp_path, delay
@@ -189,7 +189,7 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
         session.advance()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     config = make_config({**ROOTS, **TEACHER})
     rng = np.random.default_rng(3)
@@ -228,7 +228,7 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     assert last_weights(tmp_path / "run") == last_weights(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
     """Rows that it drops, and those outside a time range, lie around the ends of partitions."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")

@@ -189,7 +189,7 @@ def test_a_batch_beyond_all_shapes_is_refused():
         make_feed(batch, layouts, ROWS, shapes=few_shapes(config, SCHEMA, layouts))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("changes", [{}, {"objective": {"ranking": {}}}], ids=["plain", "ranking"])
 def test_a_run_predicts_the_same(log, make_config, tmp_path, read_predictions, monkeypatch, changes):
     seen: dict[str, set[Any]] = {"few": set(), "many": set()}

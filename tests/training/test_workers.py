@@ -199,6 +199,7 @@ METRICS = [
 ]
 
 
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize(("name", "size"), [(name, 2) for name in BY_TWO] + [(name, 3) for name in BY_THREE])
 def test_several_workers_compute_what_one_process_does(runs, name, size):
     alone, together = (runs.folder / f"{name}-{number}" for number in (1, size))
@@ -214,6 +215,7 @@ def test_several_workers_compute_what_one_process_does(runs, name, size):
     assert abs(other["auc"] - one["auc"]) <= 1e-6 + alike < 1e-4
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("name", BY_TWO)
 def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
     size = 3 if name in BY_THREE else 2
@@ -235,6 +237,7 @@ def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
         assert same > 10
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("name", "size"), [("growing", 2), ("growing", 3), ("mirrored", 2)])
 def test_a_worker_holds_a_part_of_the_map(runs, name, size):
     """Whether tables are divided or not; the whole is that of one process, after admissions and evictions."""
@@ -264,6 +267,7 @@ def test_a_worker_holds_a_part_of_the_rows(runs):
                 assert len(state[key]) == len(range(rank, len(array), 3))
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_checkpoint_of_several_workers_is_read_as_that_of_one(runs, size):
     for name in BY_TWO if size == 2 else BY_THREE:
@@ -278,6 +282,7 @@ def test_a_checkpoint_of_several_workers_is_read_as_that_of_one(runs, size):
                 np.testing.assert_array_equal(found[key], array, err_msg=f"{name} {key}")
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("size", [1, 2])
 def test_exports_hold_all_rows(runs, size):
     alone, run = (runs.folder / f"factorized-{number}" for number in (1, size))
@@ -328,6 +333,7 @@ def test_the_same_number_of_workers_repeats_every_bit_killed_or_not(runs):
     assert all(found[key] == expected[key] for key in expected)
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_with_any_number_of_workers(runs):
     world = runs
     job = world.job("growing", "growing-moved")
@@ -407,6 +413,7 @@ def test_what_workers_do_not_have_in_common_is_refused_in_one_line(world):
     assert not (world.folder / "differing").exists()
 
 
+@pytest.mark.soak
 def test_weights_that_break_are_rolled_back_by_all_workers_alike(world):
     log, config = world.configs["mirrored"]
     broken = merged(config, {"optimizer": {"dense": {"learning_rate": 1e30}}, **DIVIDED})
@@ -423,6 +430,7 @@ def test_weights_that_break_are_rolled_back_by_all_workers_alike(world):
     assert len(json.loads((run / "quarantine.json").read_text())["rollbacks"]) >= 2
 
 
+@pytest.mark.soak
 def test_a_warm_start_and_a_recorded_sidecar(world):
     found = []
     for size in (1, 2):

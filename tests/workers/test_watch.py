@@ -47,7 +47,7 @@ def test_the_worker_that_an_error_is_about(message, rank, lost):
     assert find_lost(message, rank, 3) == lost
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("is_cluster", [False, True])
 @pytest.mark.parametrize("kind", ["tensors", "numbers"])
 def test_a_worker_that_hangs_within_a_step_is_named(kind, is_cluster, tmp_path):

@@ -39,7 +39,7 @@ def recorded(folder: Path, name: str, seed: int) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(part) for part in parts])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("name", "reference"), [("dcn", "base"), ("optimizer", "dcn")])
 def test_changes_are_those_of_the_predictions(experiment, name, reference):
     values = {

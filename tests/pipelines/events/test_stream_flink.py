@@ -34,6 +34,7 @@ def test_a_drained_job_is_the_batch_job_and_ends_by_itself(traffic, tmp_path):
     assert len(traffic.whole) > 50
 
 
+@pytest.mark.soak
 def test_a_job_that_is_killed_again_and_again_is_simply_run_again(traffic, tmp_path):
     log, source = tmp_path / "log", random.Random(7)
     # Seeded places at which it is killed: before the first partition, and where some more are published.
@@ -57,6 +58,7 @@ def test_a_job_that_is_killed_again_and_again_is_simply_run_again(traffic, tmp_p
     assert stream_helpers.published(log) == traffic.whole
 
 
+@pytest.mark.soak
 def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traffic, tmp_path):
     log, events = tmp_path / "log", tmp_path / "events"
     checkpoints = tmp_path / "checkpoints"
@@ -90,6 +92,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traff
     assert stream_helpers.published(log) == traffic.whole
 
 
+@pytest.mark.soak
 def test_a_worker_that_fails_is_tried_again_by_flink(traffic, tmp_path):
     log = stream_jobs.begin(tmp_path / "log")
     # A file where a folder should be: no partition with an unmatched click can be written.
@@ -108,6 +111,7 @@ def test_a_worker_that_fails_is_tried_again_by_flink(traffic, tmp_path):
     assert stream_helpers.published(log) == traffic.whole
 
 
+@pytest.mark.soak
 def test_too_many_bad_events_end_the_job_with_one_line(traffic, tmp_path):
     events, mapping = tmp_path / "events", tmp_path / "mapping.yaml"
     for kind in ("impressions", "clicks"):
@@ -132,6 +136,7 @@ def test_too_many_bad_events_end_the_job_with_one_line(traffic, tmp_path):
     assert json.loads(path.read_text().splitlines()[0])["reason"]
 
 
+@pytest.mark.soak
 def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_command_with_one_line(
     traffic, tmp_path
 ):

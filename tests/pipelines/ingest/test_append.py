@@ -57,7 +57,7 @@ def assert_same_log(log, whole):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=3)
 @pytest.mark.parametrize(
     "features", [raw_logs.FEATURES, raw_logs.GROWING_FEATURES], ids=["bucketed", "growing"]
 )
@@ -198,7 +198,7 @@ def test_the_last_day_of_all_is_ingested(tmp_path):
     assert result.examples == 20 and "10000-01-01T00:00:00Z" in result.as_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_same_command_again_adds_nothing(tmp_path, query):
     mapping = raw_logs.make_mapping(query=QUERIES[query], partition="1d")
@@ -243,7 +243,7 @@ def die():
     raise Killed
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize(
     "point", ["write.half", "fsync.before", "rename.before", "rename.after", "link.after"]
 )

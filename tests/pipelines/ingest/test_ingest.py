@@ -32,7 +32,7 @@ def sort_by_time(rows):
     return sorted(rows, key=lambda row: (int(row["time"]), int(row["id"])))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=8)
 @pytest.mark.parametrize("features", ["bucketed", "growing"])
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
@@ -114,7 +114,7 @@ def test_the_order_of_the_input_does_not_matter(tmp_path, query):
     assert logs[0] == logs[1] == logs[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=3)
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_the_size_of_blocks_does_not_matter(tmp_path, suffix, query):
@@ -207,7 +207,7 @@ def test_ingesting_again_changes_nothing(tmp_path):
     assert raw_logs.read_rejects(tmp_path / "log") == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize("stage", ["transform", "spill", "load", "stage", "publish"])
 def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch, stage):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(200, seed=9))

@@ -100,7 +100,7 @@ def profiled(network: ClickModel, widths: dict[str, int], copies: int, ranked: b
     return counted
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=4)
 @pytest.mark.parametrize("case", CASES)
 def test_as_many_as_tensorflow_counts(case):
     config = config_of(CASES[case])

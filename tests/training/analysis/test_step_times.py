@@ -31,7 +31,7 @@ def test_ratios_are_of_the_same_round():
     assert times["other"] == {"step_ms": 7000, "ratio": 2, "ratio_q25": 2, "ratio_q75": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     "objective",
     [

@@ -102,7 +102,7 @@ def assert_one_pass(
     assert read_predictions(run).equals(read_predictions(whole))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("within", [False, True])
 def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     short, exposure, make_config, read_predictions, tmp_path, within
@@ -383,7 +383,7 @@ def test_the_median_of_many_times_is_right_within_half_a_percent():
         assert durations.median() == pytest.approx(np.median(times), rel=0.0051, abs=1.1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_again_and_again_it_ends_in_the_same_bits(
     short, make_config, run_killed, read_predictions, tmp_path
 ):

@@ -102,7 +102,7 @@ def test_the_configuration_is_there_as_text(made):
     assert tags_of(events_of(made / "plain"), "text") == {"config"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_hyperparameter_tab_compares_runs(made):
     multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 0})
     multiplexer.AddRunsFromDirectory(str(made))
@@ -139,7 +139,7 @@ def test_the_hyperparameter_tab_compares_runs(made):
         assert metrics["", "metrics/auc"] == pytest.approx(summary["auc"], rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_histograms_are_an_option_that_changes_no_result(log, made, make_config, tmp_path):
     assert not tags_of(events_of(made / "plain"), "histograms")
     run = made / "histograms"

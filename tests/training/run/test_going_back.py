@@ -89,7 +89,7 @@ def test_a_signal_leaves_it_where_it_went_back_to_and_it_says_so(live, make_conf
     assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("delay", [0, 0.02])
 def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_path, delay):
     config = make_config(
@@ -136,7 +136,7 @@ def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
         assert session.run.position.examples == interval_end(live, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, make_config, tmp_path):
     """The pass ends while steps are skipped, the log goes on, and so many more are skipped that the run goes back."""
     config = make_config(

@@ -65,6 +65,7 @@ def test_a_checkpoint_by_the_clock_changes_nothing_but_what_a_killed_run_has(log
     assert_same(tmp_path / "1e-09", tmp_path / "None")
 
 
+@pytest.mark.soak
 def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, make_config, tmp_path):
     content = {"checkpoint": CHECKPOINT, "rollback": {"after_skipped_steps": 3}, **ADAGRAD}
     config, quarantined = make_config(content), []
@@ -81,6 +82,7 @@ def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, mak
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(
     number, tmp_path, monkeypatch, capfd

@@ -224,7 +224,7 @@ def test_ids_of_another_width_keep_their_linear_weights_alone(old, tmp_path):
     assert by_id(found, config, schema, "tags") == by_id(before, config, SCHEMA, "tags")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("policy", ["score", "none"])
 def test_as_many_ids_as_fit_are_taken(old, whole, tmp_path, policy):
     config = config_of(
