@@ -94,7 +94,7 @@ def test_the_search_follows_the_edge_and_then_refines(search: ModuleType) -> Non
     assert target.values == {"rate": 0.0566, "embedding": 0.05, "accumulator": 1e-4}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_tiny_benchmark_runs_resumes_and_reports(tmp_path: Path, root: Path, fresh_python) -> None:  # type: ignore[no-untyped-def]
     def run(*arguments: str) -> str:
         program = BENCHMARKS / "convergence.py"

@@ -345,7 +345,7 @@ def test_an_empty_file_is_the_defaults(tmp_path):
     assert load_model(TrainConfig, path, "config") == TrainConfig()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @example(
     seed=1, rate=1e-6, units=[], widths={"1e5": 1, "\x85a": 2, "-.5E-3": 3, "null": 4, "é": 5}, jit="auto"
 )

@@ -272,7 +272,7 @@ def test_bytes_that_are_not_utf8_do_not_stop_the_graph() -> None:
     assert len(tensor_ids(schema, {"s": tf.constant([b"ab\xff\xfecd", b"\xc3"])})["t"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("locale", ["tr_TR.UTF-8", pytest.param("lt_LT.UTF-8", marks=pytest.mark.slow)])
 def test_lower_case_does_not_follow_the_locale(
     locale: str, root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -145,7 +145,7 @@ def test_what_cannot_serve_is_refused_before_the_first_run(stand_in, place, chan
     assert calls(stand_in) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_real_loops(place):
     # With embeddings that begin large, so that two seeds show other ads.
     config = {**EXPERIMENT["config"], "model": {**EXPERIMENT["config"]["model"], "init_scale": 0.5}}

@@ -380,7 +380,7 @@ def test_no_rows_change_nothing():
     assert stepped.numpy().tobytes() == given["duals"].numpy().tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_sample_leaves_the_duals_of_a_calibrated_model_where_they_are():
     """Clicks all kept, of the others every tenth: a batch left with little of a slice has rather clicks of it.
 

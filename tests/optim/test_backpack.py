@@ -155,7 +155,7 @@ def test_the_diagonal_of_the_gauss_newton_matrix(loss):
         np.testing.assert_allclose(one["ggn"].ravel(), expected, rtol=1e-11, atol=1e-15)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("activation", ["tanh", "relu", smelu])
 def test_the_diagonal_of_the_hessian_has_its_residual_terms(activation):
     model, (inputs, labels) = make(activation), batch("categorical_crossentropy")
@@ -240,7 +240,7 @@ def test_probabilities_are_not_read_as_logits(activation, loss):
     statistics_of(model, "mse", (data[0], np.ones((ROWS, 3))))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("loss", LABELS)
 def test_drawn_gradients_agree_with_the_exact_ones_within_their_interval(loss):
     model, data = make(), batch(loss)

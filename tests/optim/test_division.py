@@ -205,9 +205,9 @@ def broken_off(one, tmp_path_factory):
 @pytest.mark.parametrize(
     ("size", "cases"),
     [
-        (2, list(sharded_shampoo.CASES)),
-        (3, list(sharded_shampoo.CASES)[1:3]),
         (4, [CASE, list(sharded_shampoo.CASES)[3]]),
+        pytest.param(2, list(sharded_shampoo.CASES), marks=pytest.mark.soak),
+        pytest.param(3, list(sharded_shampoo.CASES)[1:3], marks=pytest.mark.soak),
     ],
 )
 def test_workers_take_the_steps_of_one_process(size, cases, one, broken_off, tmp_path):

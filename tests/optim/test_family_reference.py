@@ -108,7 +108,7 @@ def base(history):
     return family.replay(plain, reference.initial(SHAPES), history, RATE)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=14)
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_is_that_of_the_formulas(case, history, base):
     start = reference.initial(SHAPES)

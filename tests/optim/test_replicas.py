@@ -31,7 +31,7 @@ def check_equal(found, one, runs, components):
         assert found[f"{key}|report|layers_ready"] == one[f"{key}|report|layers"] > 0
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("version", KERAS)
 def test_two_devices_take_the_steps_of_one(version, tmp_path):
     # Keras 3 replaces weights by their averages inside a condition, in which replicas cannot wait for each other.
@@ -56,7 +56,7 @@ def test_two_processes_take_the_steps_of_one(version, ways, tmp_path):
                 assert value.tobytes() == found[0][name].tobytes(), name
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_several_replicas_do_not_do_is_refused(tmp_path):
     arguments = {"join": False, "kind": "two_devices"}
     for version, environment in KERAS.items():
@@ -75,7 +75,7 @@ def test_what_several_replicas_do_not_do_is_refused(tmp_path):
         assert found[name].item().startswith(line)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_fit_of_keras_3_does_not_come_to_the_optimizer_with_several_processes(tmp_path):
     # In Keras 3.15 and TensorFlow 2.21, whatever the optimizer: Keras reduces a batch outside any replica, before it
     # builds the model. Where this fails, `fit` works, and the guide is to say so.

@@ -80,7 +80,7 @@ def base(history):
     return reference.replay(reference.options(), reference.initial(SHAPES), history, RATE)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=12)
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_is_that_of_the_formulas(case, history, base):
     options = reference.options(**CASES[case])

@@ -344,7 +344,7 @@ def test_columns_of_other_names_name_the_mapping(case, place, capfd):
     assert "--mapping FILE says which columns" in error_line(capfd, "rows.csv")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("keys", [{}, {"query": None}, {"example_id": "when"}])
 def test_labels_are_those_of_an_ingest_of_the_same_files(case, place, keys, capfd):
     labeled_rows(case, place, **keys)

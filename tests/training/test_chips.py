@@ -62,7 +62,7 @@ def write_config(folder: Path, content: Mapping[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.slow(first=2)
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("content", "sizes"),
     [(ADAGRAD, (2, 4)), (DEFAULTS, (2,)), (SHAMPOO, (4,)), (FEW, (4,)), (MANY, (4,))],

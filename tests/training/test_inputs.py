@@ -68,7 +68,7 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
     assert kept["log_rows"] == len(examples)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_importance_weights_leave_the_metrics_of_examples_unbiased(own_log, make_config, tmp_path):
     """The estimate from the kept rows of a fixed model is that of all rows, within what a sample may differ."""
     still = {

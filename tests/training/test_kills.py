@@ -109,7 +109,7 @@ def run_until_done(
             return died
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("live", [False, True], ids=["one pass", "follow"])
 @pytest.mark.parametrize(
     "kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(KILLS, marks=pytest.mark.soak)]

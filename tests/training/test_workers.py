@@ -199,7 +199,7 @@ METRICS = [
 ]
 
 
-@pytest.mark.slow(first=2)
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("name", "size"), [(name, 2) for name in BY_TWO] + [(name, 3) for name in BY_THREE])
 def test_several_workers_compute_what_one_process_does(runs, name, size):
     alone, together = (runs.folder / f"{name}-{number}" for number in (1, size))

@@ -20,7 +20,7 @@ def exchanged(size, folder, is_cluster):
     return [json.loads(group.output(rank).partition("RESULT ")[2].splitlines()[0]) for rank in range(size)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_exchange(size, tmp_path):
     results = exchanged(size, tmp_path / "here", is_cluster=False)

@@ -38,7 +38,7 @@ def undisturbed(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return found
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("driver", "kills", "seed"),
     [

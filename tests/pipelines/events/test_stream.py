@@ -219,7 +219,7 @@ def deliveries(draw):
     return events, order, cuts
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @given(deliveries())
 @settings(
     max_examples=12,

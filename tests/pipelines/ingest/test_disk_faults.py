@@ -67,7 +67,7 @@ def content(log: Path) -> dict[str, bytes]:
     return {str(path.relative_to(log)): path.read_bytes() for path in visible}
 
 
-@pytest.mark.slow(first=6)
+@pytest.mark.slow(first=3)
 @pytest.mark.parametrize("name", ["table", "events", "follow", "simulate"])
 @pytest.mark.parametrize(
     ("kind", "point"),

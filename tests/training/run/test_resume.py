@@ -166,6 +166,7 @@ def test_killed_while_it_writes_anything(faulty_log, uninterrupted, run_killed, 
     assert_same(tmp_path / "run", uninterrupted[0])
 
 
+@pytest.mark.soak
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(
     faulty_log, uninterrupted, run_killed, tmp_path
 ):
@@ -325,6 +326,7 @@ def test_events_of_the_lost_windows_disappear(faulty_log, unfinished):
     assert (run / "tensorboard" / "notes.txt").exists()
 
 
+@pytest.mark.soak
 def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path, read_predictions):
     table = examples.table()
     times = table.column("query_time").to_numpy()
