@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ctr.config import differing_keys, dump_yaml, load_record, parse_model
+from ctr.config import differing_keys, dump_yaml, load_model, parse_model
 from ctr.data.log import check_log, list_partitions, log_sha256, read_manifests
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import read_sidecar_partition, sidecar_folder
@@ -75,7 +75,7 @@ def run_closed_loop(
     # The configuration of the run names the constraint logs, wherever the loop is continued from.
     out = out.resolve()
     first = _begin(policy, log, out)
-    config = load_record(TrainConfig, out / "run" / "config.yaml", "config")
+    config = load_model(TrainConfig, out / "run" / "config.yaml", "config")
     logs = (out / "log", *sorted((out / "constraints").glob("*")))
     world_config = read_world(out / "log")
     world = make_world(world_config)
@@ -128,7 +128,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
     check_loop_folders(policy, log, out)
     summary = read_json_object(policy / "summary.json", f"{policy}: no summary.json")
     results = {key: value for key, value in summary.items() if key not in TIMING}
-    config = load_record(TrainConfig, policy / "config.yaml", "config")
+    config = load_model(TrainConfig, policy / "config.yaml", "config")
     constraint_logs = _constraint_logs(config)
     read_world(log)
     if summary.get("log_sha256") != log_sha256(read_manifests(log)):
@@ -185,10 +185,6 @@ def check_loop(config: TrainConfig, log: Path) -> None:
             raise InputError(f"{where}: its days are not those of {log}")
         for manifest in read_manifests(path):
             auction = read_sidecar_partition(path, AUCTION, manifest)
-            if "randomized" not in auction.column_names:
-                raise InputError(
-                    f"{where}: its sidecar {AUCTION} has no column randomized: simulate the log again with this version"
-                )
             if not auction.column("randomized").to_numpy().all():
                 raise InputError(
                     f"{where}: not of randomized traffic only; ctr simulate --randomized makes such a log"
@@ -213,7 +209,7 @@ def _copy(
     _copy_log(log, partial / "log")
     shutil.copytree(policy, partial / "run")
     if constraint_logs:
-        content = load_record(TrainConfig, policy / "config.yaml", "config").model_dump(
+        content = load_model(TrainConfig, policy / "config.yaml", "config").model_dump(
             mode="json", by_alias=True
         )
         for other in content["objective"]["bias_constraints"]["logs"]:
