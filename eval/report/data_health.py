@@ -49,11 +49,6 @@ class Slots:
     occurrences: int
 
     @property
-    def occupied_share(self) -> float:
-        """Share of the capacity that is in use."""
-        return self.occupancy / self.capacity
-
-    @property
     def shared_share(self) -> float:
         """Share of the occurrences that were learned on a shared row; NaN without any."""
         return self.shared / self.occurrences if self.occurrences else math.nan
