@@ -31,7 +31,7 @@ WARMUP = "tf_serving_warmup_requests"
 MAPPING = "mapping"
 """The key of the mapping by which ``ctr quickstart`` read raw rows; models of other runs have none."""
 NETWORK = "network"
-"""The key of the description of network and tables (``ctr.serving.description``)."""
+"""The key of the description of network and tables (``ctr.serving.saved_model.describe_network``)."""
 
 
 def is_delta(model: Path) -> bool:

@@ -33,7 +33,7 @@ class Fault:
 
 
 def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
-    """The kinds of faults that occurred in a run; runs from before they were noted have none of the later kinds.
+    """The kinds of faults that occurred in a run.
 
     Args:
         run: what was read.
