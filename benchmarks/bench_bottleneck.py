@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from own import by_turns
 from reference import REFERENCE, reference_batches, reference_config, reference_schema
 
 from ctr.config import parse_model
-from ctr.training.analysis.step_times import TimedModel, by_turns
+from ctr.training.analysis.step_times import TimedModel
 from ctr.training.config import TrainConfig
 
 BATCHES = 10

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from own import by_turns
 from reference import reference_config
 
 from ctr.config import parse_model
@@ -32,7 +33,6 @@ from ctr.data.stream import read_selection
 from ctr.experiments.config import merged
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate
-from ctr.training.analysis.step_times import by_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed

@@ -10,7 +10,7 @@ from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_con
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch
-from ctr.training.analysis.step_times import ratio_quartiles
+from ctr.training.analysis.step_times import ratio_quartiles, take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
@@ -77,3 +77,24 @@ def ratio(own: Sequence[float], base: Sequence[float]) -> dict[str, float]:
 
 def show_ratio(found: Mapping[str, float]) -> str:
     return f"{found['ratio']:.2f} ({found['q25']:.2f}, {found['q75']:.2f})"
+
+
+def by_turns(turns: Mapping[str, Callable[[], float]], base: str, rounds: int) -> dict[str, dict[str, float]]:
+    """The median time of each in milliseconds, and the quartiles of its ratio to the base's of the same round.
+
+    Args:
+        turns: each takes a turn and returns its seconds.
+        base: one of them.
+        rounds: after a first one.
+    """
+    seconds = take_turns(turns, rounds)
+    times = {}
+    for name, own in seconds.items():
+        low, middle, high = ratio_quartiles(own, seconds[base])
+        times[name] = {
+            "step_ms": 1000 * float(np.median(own)),
+            "ratio": middle,
+            "ratio_q25": low,
+            "ratio_q75": high,
+        }
+    return times

@@ -42,7 +42,7 @@ from matplotlib.figure import Figure
 from reference import MODEL, REFERENCE, ZIPF, Size, table
 from scipy.special import zeta
 
-from ctr.optim.assignment import balanced, blocks_of, gather_elements, loads, step_cost
+from ctr.optim.assignment import balanced, blocks_of, loads, step_cost
 from ctr.optim.options import ShampooOptions
 from ctr.optim.state import lay_out
 
@@ -178,7 +178,9 @@ def shampoo_shares(workers: int) -> tuple[float, int]:
     blocks = blocks_of(lay_out(options, dense_shapes()))
     costs = [step_cost(block, options) for block in blocks]
     owners = balanced(blocks, costs, workers)
-    return max(loads(costs, owners, workers)), FLOAT * gather_elements(blocks, owners, workers)
+    # All directions are gathered in one buffer: W times the elements of the largest sender.
+    sent = workers * int(max(loads([block.elements for block in blocks], owners, workers)))
+    return max(loads(costs, owners, workers)), FLOAT * sent
 
 
 def step(network: Network, compute: Compute, workers: int, batch: float) -> Step:

@@ -123,13 +123,6 @@ def _name_first(given: Sequence[str], below: _Commands) -> Sequence[str]:
     return [word for word in given if word in ("-h", "--help")]
 
 
-class _Renamed(argparse.Action):
-    """Refuses the former name of an option with its present one, the action's ``const``."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.error(f"{self.option_strings[0]} was renamed: use {self.const}")
-
-
 def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     """Adds ``-v`` and ``-q``, which may stand before a command and behind it."""
     choice = parser.add_mutually_exclusive_group()
@@ -286,9 +279,6 @@ def _simulate(commands: _Commands) -> None:
         type=local_path,
         metavar="LOG",
         help="also write the randomized traffic to a log of its own",
-    )
-    simulate.add_argument(
-        "--randomised", action=_Renamed, nargs="?", const="--randomized", help=argparse.SUPPRESS
     )
     simulate.add_argument(
         "--events",

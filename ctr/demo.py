@@ -21,8 +21,6 @@ from ctr.training.config import (
 )
 from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
 
-Bar = Callable[..., None]
-
 
 def _configs() -> dict[str, TrainConfig]:
     common: dict[str, Any] = {

@@ -26,12 +26,7 @@ _SLICES_AT_ONCE = 1024
 _CELL_SUMS = 4
 _BIN_LIMIT = 8.0
 _BINS_PER_LOGIT = 16.0
-_STATES = (
-    {"id", "key", "sums", "bin_key", "bin_sums"},
-    # Of earlier versions.
-    {"key", "sums", "bin_key", "bin_sums"},
-    {"key", "sums"},
-)
+_STATE = {"id", "key", "sums", "bin_key", "bin_sums"}
 
 
 class Calibration(SumState):
@@ -158,8 +153,7 @@ class SliceCalibration:
 
         Columns: id, weight, mean_label, mean_prediction, bias, ci95_low, ci95_high (of the bias; NaN for a
         slice that fewer than two query buckets have), calibration_ratio (predicted clicks over clicks) and logloss,
-        each also with ``_low`` and ``_high``, and auc. Logloss and auc are NaN in states of earlier versions,
-        which kept neither.
+        each also with ``_low`` and ``_high``, and auc.
         """
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
@@ -213,26 +207,22 @@ class SliceCalibration:
         Raises:
             ValueError: the arrays are not those of `to_arrays`.
         """
-        if set(arrays) not in _STATES:
-            raise ValueError(f"SliceCalibration has arrays {sorted(_STATES[0])}, got {sorted(arrays)}")
-        # Earlier versions kept no logloss and no bins; their keys, and those of later ones, have the id itself.
-        width = 3 if "bin_key" not in arrays else _CELL_SUMS
-        tables = [_checked_table(arrays["key"], arrays["sums"], width)]
-        if width == _CELL_SUMS:
-            tables.append(_checked_table(arrays["bin_key"], arrays["bin_sums"], 2))
-        ids = arrays["id"] if "id" in arrays else np.unique(tables[0][0] // BUCKETS)
+        if set(arrays) != _STATE:
+            raise ValueError(f"SliceCalibration has arrays {sorted(_STATE)}, got {sorted(arrays)}")
+        tables = (
+            _checked_table(arrays["key"], arrays["sums"], _CELL_SUMS),
+            _checked_table(arrays["bin_key"], arrays["bin_sums"], 2),
+        )
+        ids = arrays["id"]
         if ids.dtype != np.int64 or ids.ndim != 1 or not (ids[1:] > ids[:-1]).all():
             raise ValueError("SliceCalibration.id must be int64 [S], ascending")
         state = cls()
         state._number(ids)
-        for own, (key, sums) in zip((state._cells, state._bins), tables, strict=False):
-            slices = key // BUCKETS
-            places = slices if "id" in arrays else np.searchsorted(ids, slices)
-            inside = (places >= 0) & (places < len(ids))
-            if not inside.all() or ("id" not in arrays and (ids[places] != slices).any()):
+        for own, (key, sums) in zip((state._cells, state._bins), tables, strict=True):
+            places = key // BUCKETS
+            if ((places < 0) | (places >= len(ids))).any():
                 raise ValueError("SliceCalibration: a key is of no slice")
-            unknown = np.full((_CELL_SUMS - width if own is state._cells else 0, len(key)), np.nan)
-            own.add(places * BUCKETS + key % BUCKETS, np.concatenate([sums, unknown]))
+            own.add(key, sums)
         return state
 
 

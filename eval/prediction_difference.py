@@ -23,29 +23,6 @@ from ctr.eval.logistic import sigmoid
 from ctr.eval.states import SumState
 
 
-def prediction_difference(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """PD = 1/M * sum over M examples of abs(p1 - p2) / ((p1 + p2) / 2).
-
-    It lies between 0 (equal predictions) and 2; a pair of zeros counts 0.
-
-    Args:
-        first: probabilities p1 [M].
-        second: probabilities p2 [M] of the same examples.
-
-    Returns:
-        PD; NaN without examples.
-
-    Raises:
-        ValueError: a value is no probability, or lengths differ.
-
-    Example:
-        >>> prediction_difference([0.5, 0.25], [0.5, 0.75])
-        0.5
-    """
-    difference = _row_difference(first, second)
-    return float(ratio(difference.sum(), len(difference)))
-
-
 class PredictionDifference(SumState):
     """PD over a stream of aligned predictions.
 

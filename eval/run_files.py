@@ -161,17 +161,17 @@ def read_windows(folder: Path) -> pd.DataFrame:
     )
 
 
-def read_timeline(folder: Path) -> Timeline | None:
-    """The sums of the pass over time; None without a timeline.npz, as earlier versions left none.
+def read_timeline(folder: Path) -> Timeline:
+    """The sums of the pass over time.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: timeline.npz is missing or damaged.
     """
     path = folder / "timeline.npz"
-    if not path.exists():
-        return None
     try:
         return Timeline.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, KeyError, ValueError) as error:
         raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
 

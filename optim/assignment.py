@@ -2,14 +2,9 @@
 
 The direction L^(-1/4) G R^(-1/4) of a block takes the roots of all of its sides, so all factors of a block have the
 same owner: with two owners, one would have to send its root, or half of the product, to the other. What is divided is
-therefore the list of blocks, and an assignment is a function of (blocks, costs, workers):
-
-    by_variables   PT 4.1.1, algorithm 3     balances what workers send: the elements of directions
-    by_layers      THESIS 5.1, listing A.1   balances estimated costs, layers in order and whole
-    balanced       ours                      balances the seconds that the model of costs below predicts
-
-Each is a pure function of its arguments, without ties left to chance, so that all workers compute the same owners
-without asking each other.
+therefore the list of blocks, so that the seconds that the model of costs below predicts are balanced; PT (4.1.1)
+balances the elements that workers send, THESIS (5.1) estimated costs of whole layers. Owners are a pure function of
+(blocks, costs, workers), without ties left to chance, so that all workers compute the same without asking each other.
 
 The costs of a block of D elements with sides d_1, ..., d_k, in seconds of one core and step:
 
@@ -24,9 +19,8 @@ that is, as many multiplications as D d, and passes over D elements. The constan
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from ctr.optim.blocking import Shape
 from ctr.optim.options import ShampooOptions
@@ -44,9 +38,6 @@ for sizes 16 to 512; at each of them within 20%.
 
 PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)
 """Seconds of a float32 product of two [d, d], one of eight in a batched product, on one core; likewise, within 5%."""
-
-THESIS_EXPONENT = 0.4
-"""p of the thesis' costs, the sum of n_i^p over the sides (THESIS eq. 5.2)."""
 
 # Of ``balanced``: into how many parts the largest cost is rounded; how close to its bound a load is close enough; what
 # less memory may cost; and of how many blocks it searches the best assignment for how many steps.
@@ -86,19 +77,6 @@ class Block:
         return sum(side * (side + 1) // 2 for side in self.sides)
 
 
-Assignment = Callable[[Sequence[Block], Sequence[float], int], tuple[int, ...]]
-"""(blocks, costs, workers) -> the owner of each block, 0..workers-1.
-
-Args:
-    blocks: N blocks, in any order; there may be none.
-    costs: of each block, not negative; on any scale.
-    workers: W, at least 1; workers without a block are allowed.
-
-Raises:
-    ValueError: ``costs`` are not N numbers from 0 up, or W is less than 1.
-"""
-
-
 def blocks_of(layout: ShampooLayout) -> tuple[Block, ...]:
     """All blocks of an optimizer: those of each stack in their order, then one for each table with a factor.
 
@@ -132,71 +110,6 @@ def step_cost(block: Block, options: ShampooOptions) -> float:
     return product_cost(block) * (1.0 + collected) + root_cost(block) / options.precondition_frequency
 
 
-def thesis_cost(block: Block) -> float:
-    """The sum of n_i^0.4 over a block's sides (THESIS eq. 5.2), in millionths.
-
-    Whole numbers: sums of them are exact, and the last bit of a power, in which mathematical libraries differ, does not
-    matter.
-    """
-    return float(sum(round(1e6 * side**THESIS_EXPONENT) for side in block.sides))
-
-
-def by_variables(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> tuple[int, ...]:
-    """Assigns by descending number of elements, each to the worker with the fewest (PT 4.1.1, algorithm 3).
-
-    It keeps what workers send small, which ``gather_elements`` is: at most W times (the mean + (1 - 1/W) times the
-    largest block), and 4/3 - 1/(3 W) times what is possible (Graham, 1969). Costs do not matter. PT's process groups
-    of W workers each are the same owners in every group.
-
-    Args and errors: see ``Assignment``.
-    """
-    _check(blocks, costs, workers)
-    return _largest_first([block.elements for block in blocks], [0.0] * len(blocks), workers)
-
-
-def by_layers(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> tuple[int, ...]:
-    """Assigns whole tensors in their order, consecutive ones to the same worker (THESIS 5.1, listing A.1).
-
-    The cost of a tensor is the thesis' own, the sum of its blocks' ``thesis_cost``, whatever ``costs`` are. See
-    ``split_layers``.
-
-    Args and errors: see ``Assignment``.
-    """
-    _check(blocks, costs, workers)
-    tensors = sorted({block.tensor for block in blocks})
-    totals = [math.fsum(thesis_cost(b) for b in blocks if b.tensor == tensor) for tensor in tensors]
-    owners = dict(zip(tensors, split_layers(totals, workers), strict=True))
-    return tuple(owners[block.tensor] for block in blocks)
-
-
-def split_layers(costs: Sequence[float], workers: int) -> tuple[int, ...]:
-    """The owners of layers, in ascending order (THESIS listing A.1).
-
-    With as many workers as layers or more, each layer has its own, and the others none. With fewer, the most expensive
-    run of consecutive layers is split, behind the first layer with which its sum reaches the half, until there are as
-    many runs as workers.
-
-    Where that is the last layer of the run, the listing splits nothing off, then or ever after, and workers stay idle
-    (two workers, costs 1, 1, 10). Here the last layer is then split off.
-
-    Args:
-        costs: of each layer in the order of the model; none negative.
-        workers: at least 1.
-    """
-    if workers >= len(costs):
-        return tuple(range(len(costs)))
-    runs = [(0, len(costs))]
-    while len(runs) < workers:
-        sums = [sum(costs[begin:end]) if end - begin > 1 else -1.0 for begin, end in runs]
-        place = sums.index(max(sums))
-        begin, end = runs[place]
-        half = sum(costs[begin:end]) / 2
-        before = sum(total < half for total in accumulate(costs[begin:end]))
-        split = begin + min(before + 1, end - begin - 1)
-        runs[place : place + 1] = [(begin, split), (split, end)]
-    return tuple(owner for owner, (begin, end) in enumerate(runs) for _ in range(begin, end))
-
-
 def balanced(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> tuple[int, ...]:
     """Assigns so that the largest sum of costs of a worker is small, and where it can, its memory too.
 
@@ -208,7 +121,16 @@ def balanced(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> t
     The same is done with costs to which as much is added for the matrices of a block. If that lowers the largest sum of
     a worker's matrices, and raises its costs by at most 5%, it is the result.
 
-    Args and errors: see ``Assignment``.
+    Args:
+        blocks: N blocks, in any order; there may be none.
+        costs: of each block, not negative; on any scale.
+        workers: W, at least 1; workers without a block are allowed.
+
+    Returns:
+        The owner of each block, 0..W-1.
+
+    Raises:
+        ValueError: ``costs`` are not N numbers from 0 up, or W is less than 1.
     """
     _check(blocks, costs, workers)
     elements, memory = [block.elements for block in blocks], [float(block.triangle) for block in blocks]
@@ -223,25 +145,12 @@ def balanced(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> t
     return owners
 
 
-ASSIGNMENTS: dict[str, Assignment] = {
-    "by_variables": by_variables,
-    "by_layers": by_layers,
-    "balanced": balanced,
-}
-"""All assignments by name."""
-
-
 def loads(amounts: Sequence[float], owners: Sequence[int], workers: int) -> list[float]:
     """For each worker the sum of its blocks' amounts: costs, elements, bytes."""
     sums: list[list[float]] = [[] for _ in range(workers)]
     for amount, owner in zip(amounts, owners, strict=True):
         sums[owner].append(amount)
     return [math.fsum(part) for part in sums]
-
-
-def gather_elements(blocks: Sequence[Block], owners: Sequence[int], workers: int) -> int:
-    """The length of the buffer that gathers all directions: W times the elements of the largest sender (PT 4.1.1)."""
-    return workers * int(max(loads([block.elements for block in blocks], owners, workers)))
 
 
 def _check(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> None:

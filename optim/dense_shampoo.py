@@ -17,7 +17,7 @@ from ctr.optim.eigenbasis import from_bases, to_bases
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore
-from ctr.optim.state import AVERAGE, DIAGONAL, MOMENT, STATUS, ShampooLayout, in_present_form, lay_out
+from ctr.optim.state import AVERAGE, DIAGONAL, MOMENT, STATUS, ShampooLayout, lay_out
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -278,7 +278,7 @@ def _take_statistics(
         for kind in ("window", "total", "root"):
             target = arrays[f"shampoo/{new_side.name}/{kind}"]
             name = f"shampoo/{old_side.name}/{kind}"
-            target[members] = in_present_form(name, old_arrays[name][old_members])
+            target[members] = old_arrays[name][old_members]
         status = old_arrays["shampoo/status"][:, old_side.offset + old_members]
         arrays["shampoo/status"][:, new_side.offset + members] = status
 

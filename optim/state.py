@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctr.optim import grafting
 from ctr.optim.blocking import Shape, Stack, TensorLayout, lay_out_tensor, make_stacks
 from ctr.optim.options import ShampooOptions
-from ctr.optim.triangles import pack_arrays, packed_size
+from ctr.optim.triangles import packed_size
 
 # For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
 # were sent at the last exchange and the root is still out; by how much they changed since those of the root
@@ -157,12 +157,6 @@ def lay_out(
     return ShampooLayout(
         tuple(tensors), tuple(tables), stacks, tuple(stack_factors), table_factors, tuple(factors)
     )
-
-
-def in_present_form(name: str, array: np.ndarray) -> np.ndarray:
-    """An array of a checkpoint; statistics of former versions are whole matrices there."""
-    is_whole = name.endswith(("/window", "/total")) and array.ndim == 3
-    return pack_arrays(array) if is_whole else array
 
 
 def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:

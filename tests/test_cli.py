@@ -582,15 +582,6 @@ def test_kept_rows_alone_say_whose_per_query_auc_it_is(place, capfd):
     assert "per_query_auc is that of the sampled queries" in capfd.readouterr().out
 
 
-def test_a_renamed_option_is_refused_with_its_new_name(capsys):
-    for value in (["logs/random"], []):
-        with pytest.raises(SystemExit) as caught:
-            main(["simulate", "--days", "1", "--out", "x", "--randomised", *value])
-        assert caught.value.code == 2
-        last = capsys.readouterr().err.splitlines()[-1]
-        assert last == "ctr simulate: error: --randomised was renamed: use --randomized"
-
-
 IMPORTS_ARE_FROZEN = """
 import gc, sys
 from ctr.cli_output import importing, load_tensorflow

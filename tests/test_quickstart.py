@@ -12,7 +12,7 @@ import pytest
 
 from ctr import cli
 from ctr.cli import main
-from ctr.config import load_record
+from ctr.config import load_model
 from ctr.data.mapping import load_mapping
 from ctr.pipelines.inference.infer import Options
 from ctr.pipelines.inference.roles import Choice, Doubt
@@ -132,7 +132,7 @@ def test_the_default_model_is_trained(place, capfd):
     status, out, error = run(capfd, "hotel.csv", "--label", "booking_bool", "--out", "o")
     assert status == 0, error
     assert out.splitlines()[-1] == "The report: o/run/report.html"
-    used = load_record(TrainConfig, place / "o" / "run" / "config.yaml", "config")
+    used = load_model(TrainConfig, place / "o" / "run" / "config.yaml", "config")
     # But for the widths, which the log decides.
     assert used.model_copy(update={"model": used.model.model_copy(update={"widths": {}})}) == TrainConfig()
 

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import annotated_types
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr.io.documents import parse_yaml, read_short_floats
@@ -37,36 +37,16 @@ LocalName = Annotated[str, BeforeValidator(_refuse_address)]
 
 
 class StrictModel(BaseModel):
-    """Refuses unknown keys, texts and truth values for numbers, and does not change after it is made.
-
-    Attributes:
-        renamed_keys: the former names of keys, each with the present name. A former name is refused with the present
-            one; only ``load_record`` reads it.
-    """
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {}
+    """Refuses unknown keys, texts and truth values for numbers, and does not change after it is made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _check_content(cls, content: Any, info: ValidationInfo) -> Any:
+    def _check_content(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
         faults: list[InitErrorDetails] = []
-        former = [name for name in cls.renamed_keys if name in content]
-        clash = any(cls.renamed_keys[name] in content for name in former)
-        if former and info.context == _READ_FORMER_NAMES and not clash:
-            content = {cls.renamed_keys.get(name, name): value for name, value in content.items()}
-        elif former:
-            faults = [
-                {
-                    "type": PydanticCustomError("renamed", "{new}", {"new": cls.renamed_keys[name]}),
-                    "loc": (name,),
-                    "input": content[name],
-                }
-                for name in former
-            ]
         # Pydantic would read "5" and true as the numbers 5 and 1, and "off" and 0 as false.
         for name, field in cls.model_fields.items():
             value = content.get(field.alias or name)
@@ -86,7 +66,6 @@ class StrictModel(BaseModel):
         return content
 
 
-_READ_FORMER_NAMES = "read former names"
 _NUMBERS = frozenset({int, float, type(None)})
 _TRUTHS = frozenset({bool, type(None)})
 
@@ -204,9 +183,6 @@ def describe_validation_error(
             message = "unknown key" + (f"; allowed: {allowed}" if allowed else "") + meant
         elif fault["type"] == "missing":
             message = "missing"
-        elif fault["type"] == "renamed":
-            faults.append(f"{path} was renamed: use {path.removesuffix(str(fault['loc'][-1]))}{fault['msg']}")
-            continue
         else:
             received = repr(fault["input"])
             message = f"{received[:80]} is not allowed: {fault['msg'].removeprefix('Value error, ')}"
@@ -214,19 +190,17 @@ def describe_validation_error(
     return f"{where}: " + "; ".join(faults)
 
 
-def parse_model(
-    model: type[ModelT], content: object, where: str, prefix: str = "", *, former_names: bool = False
-) -> ModelT:
+def parse_model(model: type[ModelT], content: object, where: str, prefix: str = "") -> ModelT:
     """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault.
 
-    For ``prefix`` see ``describe_validation_error``; ``former_names`` reads renamed keys instead of refusing them.
+    For ``prefix`` see ``describe_validation_error``.
     """
     if not isinstance(content, dict):
         raise InputError(
             f"{where}: a mapping of keys to values is expected, received {type(content).__name__}"
         )
     try:
-        return model.model_validate(content, context=_READ_FORMER_NAMES if former_names else None)
+        return model.model_validate(content)
     except ValidationError as error:
         raise InputError(describe_validation_error(error, model, where, prefix)) from None
 
@@ -290,14 +264,6 @@ def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequ
     content = read_yaml(path, what) if path is not None else {}
     where = f"{what} {path}" if path is not None else "settings"
     return parse_model(model, apply_settings(content, settings), where)
-
-
-def load_record(model: type[ModelT], path: Path, what: str) -> ModelT:
-    """Reads a YAML file that the program itself wrote, an earlier version perhaps.
-
-    A key that was renamed since has the same meaning under its new name, so it is read rather than refused.
-    """
-    return parse_model(model, read_yaml(path, what), f"{what} {path}", former_names=True)
 
 
 def dump_yaml(model: BaseModel) -> str:

@@ -5,7 +5,7 @@ time, how the log is cut into partitions, what is sampled, whose predictions are
 """
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -137,8 +137,6 @@ class EventMapping(StrictModel):
         keep_values: features whose raw values are kept beside the log, or ``all``, as in the mapping of a table.
             Not with ``impressions.hashed``, which have no raw values.
     """
-
-    renamed_keys: ClassVar[dict[str, str]] = {"interval": "partition"}
 
     impressions: ImpressionSource
     clicks: EventSource

@@ -24,7 +24,7 @@ from ctr.config import StrictModel, parse_model
 from ctr.data.lost_partitions import partitions_in, published_partitions
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
-from ctr.io.errors import InputError, joined
+from ctr.io.errors import InputError, joined, of_another_version
 from ctr.io.files import (
     check_output_folder,
     create_exclusively,
@@ -34,9 +34,7 @@ from ctr.io.files import (
 
 MAX_TIME_US = 2**62
 _FORMAT = 1
-# Of schema.json. The first one had the features alone: no rules of derived columns, and numbers as they were written.
-# The second one has buckets for all features; still written for these, so that their logs can be appended to.
-_FIRST_SCHEMA_FORMAT, _BUCKETS_SCHEMA_FORMAT, _SCHEMA_FORMAT = 1, 2, 3
+_SCHEMA_FORMAT = 3
 
 
 class ShardEntry(StrictModel):
@@ -156,13 +154,7 @@ def create_log(folder: Path, schema: Schema) -> None:
 def schema_bytes(schema: Schema) -> bytes:
     """The content of a file that ``read_schema_file`` reads."""
     content = schema.model_dump(mode="json")
-    return json_bytes({"format": _schema_format(schema), "version": schema.version, **content})
-
-
-def _schema_format(schema: Schema) -> int:
-    if schema.spelling == "text":
-        return _FIRST_SCHEMA_FORMAT
-    return _SCHEMA_FORMAT if schema.growing else _BUCKETS_SCHEMA_FORMAT
+    return json_bytes({"format": _SCHEMA_FORMAT, "version": schema.version, **content})
 
 
 def read_schema(folder: Path) -> Schema:
@@ -186,19 +178,14 @@ def _is_table(path: Path) -> bool:
 def read_schema_file(path: Path, absent: str) -> Schema:
     """The features in a file. Raises InputError: ``absent``, or that it is malformed or was changed by hand."""
     content = read_json_object(path, absent)
-    form = content.pop("format", None)
-    if form not in range(_FIRST_SCHEMA_FORMAT, _SCHEMA_FORMAT + 1):
-        raise InputError(f"{path}: this is not a log of format {_FIRST_SCHEMA_FORMAT} to {_SCHEMA_FORMAT}")
+    if content.pop("format", None) != _SCHEMA_FORMAT:
+        raise of_another_version(path)
     version = content.pop("version", None)
-    if form == _FIRST_SCHEMA_FORMAT:
-        content["spelling"] = "text"
     schema = parse_model(Schema, content, str(path))
     if schema.version != version:
         raise InputError(
             f"{path}: the features do not match the recorded version {version}: the file was changed"
         )
-    if form != _schema_format(schema):
-        raise InputError(f"{path}: features like these have no log of format {form}: the file was changed")
     return schema
 
 

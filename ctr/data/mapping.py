@@ -8,7 +8,7 @@ import functools
 import re
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -334,8 +334,6 @@ class Mapping(StrictModel):
         keep_values: features whose raw values are kept beside the log, or ``all``: reports and ``ctr vocabulary`` then
             show the values behind ids. Only hashed features have any: no numbers, and no vocabularies.
     """
-
-    renamed_keys: ClassVar[dict[str, str]] = {"interval": "partition"}
 
     input: Input
     joins: tuple[Join, ...] = ()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.config import StrictModel, differing_keys, dump_yaml, load_record
+from ctr.config import StrictModel, differing_keys, dump_yaml, load_model
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import Manifest, check_log, create_log, list_partitions, read_manifests, read_schema
 from ctr.data.reader import rows_of_table
@@ -135,7 +135,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
     path = log / RECORD
     if not path.exists():
         return ()
-    record = load_record(SampledLog, path, "record of sampling")
+    record = load_model(SampledLog, path, "record of sampling")
     return (*record.earlier, AppliedSampling(name=record.name, config=record.config))
 
 
@@ -147,7 +147,7 @@ def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> N
     """
     if create_exclusively(path, dump_yaml(record).encode()):
         return
-    before = load_record(type(record), path, "record of sampling")
+    before = load_model(type(record), path, "record of sampling")
     old, new = (one.model_dump(mode="json", exclude=set(free)) for one in (before, record))
     differences = differing_keys(old, new)
     if differences:

@@ -14,7 +14,7 @@ from the rows of the log up to it instead.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -56,8 +56,6 @@ class LowLoss(ByTeacher):
     Attributes:
         max_loss: the loss below which an example counts as low-loss, in nats.
     """
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {"below": "max_loss"}
 
     max_loss: float = Field(gt=0)
 
@@ -161,8 +159,6 @@ class SamplingConfig(StrictModel):
             training unstable.
         time_range: examples outside it are dropped; the weights of the others do not change.
     """
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {"smallest_rate": "min_rate"}
 
     salt: str = Field(default="1", min_length=1)
     non_click_rate: Rate = 1.0

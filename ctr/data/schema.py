@@ -264,23 +264,15 @@ class Schema(StrictModel):
     Attributes:
         features: the features.
         derive: by name, the rules of the sources that are made of other columns or of the row's time.
-        spelling: ``number``: categories spell 12.0 as 12 (``ctr.data.spelling``); ``text``: as it was written, which is
-            what logs of the first format did. These have no rules of derived columns either.
+        spelling: how categories spell numbers (``ctr.data.spelling``): 12.0 as 12.
     """
 
     features: tuple[Feature, ...] = Field(min_length=1)
     derive: dict[Column, Derived] = {}
-    spelling: Literal["number", "text"] = "number"
-
-    @model_serializer(mode="wrap")
-    def _as_first_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = handler(self)
-        return {"features": content["features"]} if self.spelling == "text" else content
+    spelling: Literal["number"] = "number"
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
-        if self.spelling == "text" and self.derive:
-            raise ValueError("derive: a log of the first format has no rules of derived columns")
         for name, rule in self.derive.items():
             if name not in self.sources:
                 raise ValueError(f"derive.{name}: no feature reads it")
@@ -411,9 +403,7 @@ class Schema(StrictModel):
 
     def spells_numbers(self, source: str) -> bool:
         """Whether categories of a source spell 12.0 as 12."""
-        return self.spelling == "number" and not (
-            source in self.derive and self.derive[source].cast == "text"
-        )
+        return not (source in self.derive and self.derive[source].cast == "text")
 
     def only(self, names: Iterable[str]) -> "Schema":
         """The named features, and the parts of those that are crosses."""
@@ -423,7 +413,7 @@ class Schema(StrictModel):
             if isinstance(feature, Cross):
                 wanted.update(feature.of)
         kept = [feature for feature in self.features if feature.name in wanted]
-        return make_schema(kept, self.derive, self.spelling)
+        return make_schema(kept, self.derive)
 
     def made_of(self, columns: Container[str]) -> "Schema":
         """The features that can be made of these raw columns alone."""
@@ -434,7 +424,7 @@ class Schema(StrictModel):
                 return all(is_made(known[part]) for part in feature.of)
             return self.column_of(feature.source) in columns
 
-        return make_schema(list(filter(is_made, self.features)), self.derive, self.spelling)
+        return make_schema(list(filter(is_made, self.features)), self.derive)
 
     def canonical_json(self) -> str:
         """The schema as text that depends on nothing but its meaning."""
@@ -449,12 +439,11 @@ class Schema(StrictModel):
 def make_schema(
     features: Sequence[Feature],
     derive: Mapping[str, Derived],
-    spelling: Literal["number", "text"] = "number",
 ) -> Schema:
     """A schema of some features and of those rules of derived columns that they read."""
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
-    return Schema(features=tuple(features), derive=read, spelling=spelling)
+    return Schema(features=tuple(features), derive=read)
 
 
 def differing_features(before: Schema, now: Schema) -> list[str]:
@@ -472,8 +461,6 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
         {name: rule.model_dump(mode="json") for name, rule in one.derive.items()} for one in (before, now)
     ]
     differences += [f"derived column {key}" for key in differing_keys(rules[0], rules[1])]
-    if before.spelling != now.spelling:
-        differences.append(f"categories were spelled as {before.spelling}, now as {now.spelling}")
     return differences
 
 

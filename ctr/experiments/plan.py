@@ -1,7 +1,7 @@
 """The plan of an experiment: which arms, over which log, by which command, and where each run lies.
 
-OUT/plan.json is written before the first run, and read again for the report. Keys that a later version adds are
-ignored. Needs no TensorFlow, as a report is made without it.
+OUT/plan.json is written before the first run, and read again for the report. Needs no TensorFlow, as a report is made
+without it.
 """
 
 import re
@@ -21,7 +21,7 @@ _RecordT = TypeVar("_RecordT", bound="Record")
 class Record(BaseModel):
     """What a file of an experiment holds; numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _check_inside(path: str) -> str:

@@ -10,7 +10,7 @@ from ctr.config import parse_model
 from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
-from ctr.experiments.config import BASELINE, ArmConfig, Changes, ExperimentConfig, changed
+from ctr.experiments.config import BASELINE, ArmConfig, Changes, ExperimentConfig, ShownSliceConfig, changed
 from ctr.experiments.plan import (
     Plan,
     PlannedArm,
@@ -20,13 +20,15 @@ from ctr.experiments.plan import (
     PlannedTeacher,
     ShownSlice,
 )
-from ctr.experiments.slices import check_shown, slice_families
 from ctr.experiments.tasks import Sampling, Task, Tasks, Training, settings_key
 from ctr.io.errors import InputError
+from ctr.objective.bias_constraints import Family
+from ctr.objective.slice_names import slice_names
 from ctr.simulator.closed_loop import check_loop
 from ctr.training.config import TrainConfig
 from ctr.training.inputs import Inputs, open_inputs
 from ctr.training.model_config import ModelConfig
+from ctr.training.run.metrics import SLICES_MEASURED
 
 
 class _Checker:
@@ -297,3 +299,36 @@ def _needs(
 def _loop_days(experiment: ExperimentConfig, arm: str) -> int | None:
     loop = experiment.loop
     return loop.days if loop is not None and (loop.arms is None or arm in loop.arms) else None
+
+
+def slice_families(config: TrainConfig, families: Sequence[Family]) -> list[PlannedFamily]:
+    """The families of a configuration that are measured; ``families`` are the same, resolved for its log."""
+    constraints = config.objective.bias_constraints
+    if constraints is None:
+        return []
+    return [
+        PlannedFamily(name=given.name, log=given.log, slices=slice_names(given, family))
+        for given, family in zip(constraints.families, families, strict=True)
+        if family.slices <= SLICES_MEASURED
+    ]
+
+
+def check_shown(
+    shown: Mapping[str, ShownSliceConfig], arms: Sequence[Sequence[PlannedFamily]], where: str
+) -> None:
+    """Raises InputError when no arm measures a slice that the tables are to show."""
+    sizes: dict[str, int] = {}
+    for family in (family for families in arms for family in families):
+        sizes[family.name] = max(sizes.get(family.name, 0), len(family.slices))
+    for name, one in shown.items():
+        if one.family not in sizes:
+            known = ", ".join(sizes) or "none is measured by any arm"
+            raise InputError(
+                f"{where}: slices.{name}.family: there is no {one.family} of at most {SLICES_MEASURED} slices; "
+                f"allowed: {known}"
+            )
+        if one.index >= sizes[one.family]:
+            raise InputError(
+                f"{where}: slices.{name}.index: {one.index} is not allowed; the family {one.family} has "
+                f"the slices 0 to {sizes[one.family] - 1}"
+            )

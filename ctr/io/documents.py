@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ctr.io.errors import InputError, one_line
+from ctr.io.errors import InputError, of_another_version, one_line
 from ctr.io.paths import check_local
 
 _SEAL = "manifest_sha256"
@@ -184,7 +184,7 @@ def parse_sealed(text: bytes, where: str) -> dict[str, object]:
     content = parse_json_object(text, where)
     recorded = content.pop(_SEAL, None)
     if recorded is None:
-        raise InputError(f"{where}: not a manifest of this version: it has no {_SEAL}; write it again")
+        raise of_another_version(where)
     if recorded != _sha256(content):
         raise InputError(
             f"{where}: damaged: its content does not have the SHA-256 that it records under {_SEAL} ({recorded})"

@@ -29,6 +29,11 @@ class InputError(Exception):
         self.hint = hint
 
 
+def of_another_version(file: object) -> InputError:
+    """The error for a file that does not have the present format."""
+    return InputError(f"{file}: made by an unreleased version of ctr; make it again")
+
+
 def one_line(error: BaseException) -> str:
     """What an error says on one line, without anything that a terminal would obey: values of files may stand in it.
 

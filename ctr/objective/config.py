@@ -1,8 +1,7 @@
 """The configuration of everything in the objective besides the logistic loss. All of it is off by default."""
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -47,8 +46,6 @@ class RankingConfig(StrictModel):
             PerQueryAUC. On news, 0 lowered PerQueryAUC at every weight, 1 kept it, and 0.5 raised it.
         ramp: multiplies alpha1, so that training begins with the logistic loss alone (FF 4.1.3).
     """
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {"most_pairs": "max_pairs"}
 
     weight: float = Field(default=0.1, gt=0, lt=1)
     setup: Literal["multi_objective", "multi_task"] = "multi_objective"

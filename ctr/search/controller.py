@@ -27,10 +27,9 @@ from ctr.io.hashing import uniform_hash
 Logits = list[np.ndarray]
 """For each decision the logits of its choices, float64 [choices]."""
 
-ADAM_BETA1 = 0.0
 ADAM_BETA2 = 0.999
 ADAM_EPSILON = 1e-8
-"""TuNAS's, google-research/tunas/mobile_architecture_search.py, and so is beta1."""
+"""TuNAS's, google-research/tunas/mobile_architecture_search.py, as is a beta1 of 0."""
 
 MAX_DRAWS = 1000
 """How often a candidate above the limit is drawn again."""

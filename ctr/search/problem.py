@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr import __version__
-from ctr.config import differing_keys, dump_yaml, load_record, parse_model
+from ctr.config import differing_keys, dump_yaml, load_model, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.experiments.run import Progress
 from ctr.experiments.tasks import read_object
@@ -130,7 +130,7 @@ def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"
     if any((out / name).exists() for name in ("rungs", "supernet")):
-        before = _comparable(load_record(SearchConfig, path, "search"), str(path))
+        before = _comparable(load_model(SearchConfig, path, "search"), str(path))
         ours = _comparable(whole, str(path))
         # These change nothing of what was searched.
         for words in ("title", "note", "seeds"):
@@ -147,8 +147,8 @@ def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -
 
 
 def _comparable(search: SearchConfig, where: str) -> dict[str, Any]:
-    """A search as plain data; keys of its training configuration that were renamed since have their new names."""
-    config = parse_model(TrainConfig, dict(search.config), where, "config.", former_names=True)
+    """A search as plain data, its training configuration with all keys."""
+    config = parse_model(TrainConfig, dict(search.config), where, "config.")
     return {**search.model_dump(mode="json"), "config": config.model_dump(mode="json")}
 
 

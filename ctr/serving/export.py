@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from ctr import __version__
-from ctr.config import parse_model
 from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic
@@ -41,7 +40,6 @@ from ctr.serving.saved_model import (
     write_model,
 )
 from ctr.serving.weights import VARIABLES, read_weights
-from ctr.training.config import TrainConfig
 from ctr.training.run.export_folder import check_models_folder, delete_model, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 
@@ -210,7 +208,7 @@ def _delta_writer(
         return None
     metadata = {
         **described,
-        **{key: base[key] for key in ("requests", "signatures", NETWORK, VARIABLES) if key in base},
+        **{key: base[key] for key in ("requests", "signatures", NETWORK, VARIABLES)},
         _BASE: {"examples": base["position"]["examples"], "weights": base["weights"]},
         _CHANGES: change_counts(changes),
     }
@@ -225,8 +223,7 @@ def _delta_writer(
 
 def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     metadata = read_metadata(path)
-    recorded = _in_present_words(metadata, path)
-    different = [key for key in _IDENTITY if recorded.get(key) != described.get(key)]
+    different = [key for key in _IDENTITY if metadata.get(key) != described.get(key)]
     if different:
         raise InputError(
             f"{path}: this version already exists and belongs to another model ({', '.join(different)} differ): "
@@ -238,29 +235,15 @@ def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
 def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
     """Versions are ordered by position alone: one of another run would be served in place of this one, or hide it."""
     for newest in versions(out)[-1:]:
-        recorded = _in_present_words(read_metadata(newest), newest)
+        recorded = read_metadata(newest)
         different = [key for key in ("schema", "config") if recorded.get(key) != described[key]]
-        if _other_logs(recorded.get("logs", []), described["logs"]):
+        if _other_logs(recorded["logs"], described["logs"]):
             different.append("logs")
         if different:
             raise InputError(
                 f"{newest}: this version belongs to another run ({', '.join(different)} differ): "
                 "a directory holds the versions of one run; use another output directory"
             )
-
-
-def _in_present_words(metadata: Mapping[str, Any], model: Path) -> dict[str, Any]:
-    """Returns metadata with the configuration and features in the keys of this version, whichever version wrote them.
-
-    What cannot be read stays as it is, and so differs from every model.
-    """
-    recorded = dict(metadata)
-    with contextlib.suppress(InputError):
-        recorded["schema"] = model_schema(recorded, model).model_dump(mode="json")
-    with contextlib.suppress(InputError):
-        config = parse_model(TrainConfig, metadata.get("config"), str(model), former_names=True)
-        recorded["config"] = config.model_dump(mode="json")
-    return recorded
 
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
@@ -301,7 +284,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "batches": position["batches"],
             "trained_examples": position["trained_examples"],
             "last_query_time": progress["window_times"][1],
-            "learned_until": position.get("learned_until"),
+            "learned_until": position["learned_until"],
         },
         "logs": progress["consumed"],
         "weights": weights_hash(snapshot),

@@ -18,7 +18,7 @@ TIME = "time"
 
 def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
     """Query time, in microseconds, and query id of the last row that a model learned from; None: from none."""
-    until = metadata["position"].get("learned_until")
+    until = metadata["position"]["learned_until"]
     return None if until is None else (int(until[0]), int(until[1]))
 
 

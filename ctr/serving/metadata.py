@@ -19,7 +19,7 @@ from typing import Any
 from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.io.documents import read_json_object
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, of_another_version
 from ctr.io.files import file_sha256
 from ctr.io.paths import check_local
 from ctr.io.versions import DELTA, DELTA_FILE, FULL_FILE, versions
@@ -31,7 +31,7 @@ WARMUP = "tf_serving_warmup_requests"
 MAPPING = "mapping"
 """The key of the mapping by which ``ctr quickstart`` read raw rows; models of other runs have none."""
 NETWORK = "network"
-"""The key of the description of network and tables (``ctr.serving.description``); earlier exports have none."""
+"""The key of the description of network and tables (``ctr.serving.saved_model.describe_network``)."""
 
 
 def is_delta(model: Path) -> bool:
@@ -121,8 +121,8 @@ def read_metadata(model: Path) -> dict[str, Any]:
     path = model / EXTRA / FILE
     content: dict[str, Any] = read_json_object(path, f"{path}: no such file; ctr export writes it")
     if content.get("format") != FORMAT:
-        raise InputError(f"{path}: this is not the metadata of an export of format {FORMAT}")
-    missing = {"schema", "signatures", "position", "model", "files"} - content.keys()
+        raise of_another_version(path)
+    missing = {"schema", "signatures", "position", "model", "logs", "files", NETWORK} - content.keys()
     if missing:
         raise InputError(f"{path}: {', '.join(sorted(missing))} missing: the file was changed")
     return content
@@ -130,11 +130,7 @@ def read_metadata(model: Path) -> dict[str, Any]:
 
 def model_schema(metadata: dict[str, Any], model: Path) -> Schema:
     """Returns the features of a model. Raises InputError when they were changed by hand."""
-    content = metadata["schema"]
-    if isinstance(content, dict):
-        # Exports without this key are older than the rule, and spell numbers as they are given.
-        content = {"spelling": "text", **content}
-    return parse_model(Schema, content, str(model / EXTRA / FILE))
+    return parse_model(Schema, metadata["schema"], str(model / EXTRA / FILE))
 
 
 def check_files(model: Path, metadata: dict[str, Any]) -> None:

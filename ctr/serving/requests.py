@@ -76,6 +76,4 @@ def _rule_text(rule: Derived) -> str:
 def _spelling_text(schema: Schema) -> str:
     if not any(isinstance(feature, Category) for feature in schema.features):
         return "none"
-    if schema.spelling == "text":
-        return "as written: 12.0 and 12 are different values"
     return "whole numbers lose a fraction of zeros: 12.0 is 12; nothing else changes"

@@ -16,7 +16,7 @@ class RowTable:
     """One table.
 
     Args:
-        described: it, as ``ctr.serving.description`` says.
+        described: it, as ``ctr.serving.saved_model`` says.
         rows: float32 [R, columns]: the fixed rows, and behind them those of ids that grow.
         keys: of the latter and one more, int64 [R - fixed + 1], rising; None where no ids grow.
 

@@ -5,10 +5,11 @@ later model differs only in the values of its variables. Its metadata names the 
 weights is the hash of their values.
 """
 
+import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from ctr.io.files import write_atomic_bytes
+from ctr.models.rows import TableLayout
 from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
 from ctr.serving.canonical import make_canonical
 from ctr.serving.delta import Weights, hash_weights
-from ctr.serving.description import describe_network
 from ctr.serving.metadata import EXTRA, FILE, NETWORK, WARMUP, hash_files
 from ctr.serving.requests import describe_requests
 from ctr.serving.signatures import Signature, served_schema, serving_signatures
@@ -178,3 +179,42 @@ def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
 def _tensor_type(spec: Any) -> dict[str, Any]:
     """Describes dtype and shape, -1 for any size."""
     return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
+
+
+def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, Any]:
+    """Describes network and tables, under ``network`` of ``ctr.json``, for those that compute without the graph.
+
+    Args:
+        variables: the names of the model's variables, in their order, as deltas have them.
+
+    Returns:
+        ``architecture`` of ``ctr.models.click_model``, key by key; ``tables``; and ``variables``, what each variable
+        of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``, ``alpha2``, or the readable name of a dense
+        weight, ``quality/deep_0/w``. The weights themselves are only in the SavedModel's own files.
+    """
+    readable = dict(zip(dense_weights(snapshot.network), snapshot.network.weights(), strict=True))
+    return {
+        "architecture": dataclasses.asdict(snapshot.network.architecture),
+        "tables": [_describe_table(layout) for layout in snapshot.layouts],
+        "variables": [readable.get(name, name) for name in variables],
+    }
+
+
+def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
+    features = [
+        {
+            "name": feature.name,
+            "buckets": feature.buckets,
+            "single": feature.single is not None,
+            "growing": feature.growing,
+            "salt": int(feature.salt),
+        }
+        for feature in layout.features
+    ]
+    return {
+        "name": layout.name,
+        "tower": layout.tower,
+        "width": layout.width,
+        "copies": layout.copies,
+        "features": features,
+    }

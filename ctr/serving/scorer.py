@@ -105,10 +105,7 @@ class Scorer:
         weights = apply_deltas(self._chain, stored_weights(self._chain.full, names))
         return {name: weights[name] for name in names}
 
-    def _row_model(self) -> RowModel | None:
-        if NETWORK not in self.metadata:
-            # Written before exports had a description of their network.
-            return None
+    def _row_model(self) -> RowModel:
         names = self.metadata[NETWORK]["variables"]
         weights = self._weights
         if weights is None:

@@ -1,8 +1,7 @@
 """The settings of the simulated world."""
 
-from collections.abc import Mapping
 from datetime import UTC, date, datetime
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,11 +37,6 @@ class WorldConfig(StrictModel):
         buckets: whether ids of users, ads, words and their combinations are hashed into buckets, of which some
             share one; if not, each has its own, as in logs of other sources without ``buckets``.
     """
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {
-        "randomised_share": "randomized_share",
-        "randomised_in_log": "randomized_in_log",
-    }
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     start: date = date(2026, 1, 5)

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from ctr.config import differing_keys, dump_yaml, load_record
+from ctr.config import differing_keys, dump_yaml, load_model
 from ctr.data.parquet_files import parquet_bytes
 from ctr.io.errors import InputError, joined
 from ctr.io.files import create_exclusively, remove_temporaries, write_atomic_bytes
@@ -118,7 +118,7 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
     path = folder / EVENTS_FILE
     check_events_folder(folder)
     if not create_exclusively(path, dump_yaml(config).encode()):
-        found = load_record(SimulatorConfig, path, "events")
+        found = load_model(SimulatorConfig, path, "events")
         if found != config:
             differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
             raise InputError(

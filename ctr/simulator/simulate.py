@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.config import dump_yaml, load_record
+from ctr.config import dump_yaml, load_model
 from ctr.data.log import Manifest, create_log
 from ctr.data.shards import publish_partition
 from ctr.data.sidecar import write_sidecar_partition
@@ -143,7 +143,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
 
 def read_world(log: Path) -> WorldConfig:
     """The settings of a simulated log's world. Raises InputError for a log that was not simulated."""
-    return load_record(WorldConfig, check_world(log), "world")
+    return load_model(WorldConfig, check_world(log), "world")
 
 
 def publish_day(

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -47,11 +47,6 @@ class BatchConfig(StrictModel):
             have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
             rounding only.
     """
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {
-        "largest_query": "max_query_rows",
-        "within_intervals": "within_partitions",
-    }
 
     rows: int = Field(default=4096, ge=1, le=2**20)
     growth: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] | None = "auto"
@@ -243,8 +238,6 @@ class DenseOptimizerConfig(StrictModel):
 
 class OptimizerConfig(StrictModel):
     """How weights learn: embeddings and linear weights, and everything else."""
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {"rows": "embeddings"}
 
     embeddings: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
@@ -489,11 +482,8 @@ def _resolve_together(content: dict[str, Any]) -> dict[str, Any]:
     ranking = objective.get("ranking") if isinstance(objective, dict) else None
     if isinstance(ranking, dict) and ranking.get("setup") == "multi_task":
         content = _with_auto(content, ("model", "network_loss"), "joint")
-    if isinstance(model, dict) and model.get("factorized", model.get("factorised")) is not None:
-        optimizer = content.get("optimizer")
-        # Its name in records of earlier versions.
-        rows = "rows" if isinstance(optimizer, dict) and "rows" in optimizer else "embeddings"
-        content = _with_auto(content, ("optimizer", rows, "linear_rule"), "adagrad")
+    if isinstance(model, dict) and model.get("factorized") is not None:
+        content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
     return content
 
 

@@ -1,9 +1,9 @@
 """The configuration of the model: its towers, components and embeddings."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Iterable
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.schema import Name, Schema, Tower
@@ -92,8 +92,6 @@ class FactorizedConfig(StrictModel):
         ui_features: the features of the UI tower. Null: those with tower ``ui`` in the log's schema.
     """
 
-    renamed_keys: ClassVar[Mapping[str, str]] = {"reach": "knot_range"}
-
     width: int = Field(default=16, ge=1, le=4096)
     ui_units: tuple[int, ...] = Field(default=(32,), max_length=_MOST_LAYERS)
     transfer: Literal["sigmoid", "piecewise_linear"] = "sigmoid"
@@ -125,8 +123,6 @@ class ModelConfig(StrictModel):
         without: features of the log that the model does not have, neither embeddings nor linear weights.
     """
 
-    renamed_keys: ClassVar[Mapping[str, str]] = {"factorised": "factorized"}
-
     crosses: CrossConfig = CrossConfig()
     deep: DeepConfig = DeepConfig()
     factorized: FactorizedConfig | None = None
@@ -140,13 +136,11 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _resolve(cls, content: Any, info: ValidationInfo) -> Any:
+    def _resolve(cls, content: Any) -> Any:
         if isinstance(content, dict) and content.get("network_loss", "auto") == "auto":
             ensemble = content.get("ensemble") or {}
             components = ensemble.get("components", 1) if isinstance(ensemble, dict) else ensemble.components
-            factorized = content.get("factorized", content.get("factorised"))
-            # Records of earlier versions, which have no such key, are of the only loss that there was.
-            is_joint = factorized is not None or components != 1 or info.context is not None
+            is_joint = content.get("factorized") is not None or components != 1
             return {**content, "network_loss": "joint" if is_joint else "own"}
         return content
 

@@ -202,7 +202,7 @@ def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: s
         LearningError: the run learned nothing.
     """
     result = dict(summary)
-    if failure := summary.get("learning_failure"):
+    if failure := summary["learning_failure"]:
         raise LearningError(f"{run_dir}: {failure}", result)
     if record is not None:
         from ctr.training.run.record import record_predictions
@@ -222,7 +222,7 @@ def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] 
     except InputError:
         # Computed and written again.
         return None
-    # Not the hash of the configuration, which earlier versions took of other keys: ``check_config`` compared them.
+    # Not the hash of the configuration: ``check_config`` compared its keys.
     expected = {
         "log_sha256": log_sha256(logs.log.manifests),
         "constraint_logs_sha256": {

@@ -17,7 +17,6 @@ from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
 from ctr.optim.row_variables import Rows, create_lines, grow_rows, read_rows, row_count, set_rows
-from ctr.optim.state import in_present_form
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, make_deterministic, resolve_compute_dtype
 from ctr.training.division import Place, held_rows, is_divided
@@ -489,7 +488,7 @@ class TrainState:
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in variables.items():
-            variable.assign(in_present_form(name, arrays[name]))
+            variable.assign(arrays[name])
         for number, layout in enumerate(self.layouts):
             part = (parts or {}).get(f"rows/{layout.name}")
             self._table_rows[number] = layout.rows if part is None else part.total

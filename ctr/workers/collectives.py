@@ -124,21 +124,15 @@ class Workers:
         first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
-    def all_to_all(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Gives each worker its part of this one's tensor.
+    def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gives each worker its part of this one's tensors, in one message.
 
         Args:
-            tensor: [W, ...], for each worker what it is to have; of one shape in all workers.
+            tensors: of one dtype, [W, N, C] each, for each worker what it is to have; C must be static.
 
         Returns:
-            [W, ...], from each worker what this one is to have.
+            [W, N, C] each, from each worker what this one is to have.
         """
-        if self.size == 1:
-            return tensor
-        return tf.ensure_shape(self._swapped(tensor, self._key(tensor)), tensor.shape)
-
-    def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """``all_to_all`` of several tensors of one dtype, [W, N, C] each, in one message; C must be static."""
         if self.size == 1 or not tensors:
             return list(tensors)
         flat = tf.concat([tf.reshape(tensor, [self.size, -1]) for tensor in tensors], axis=1)
@@ -334,7 +328,7 @@ class Workers:
             return tf.raw_ops.CollectiveGatherV2(input=tensor, instance_key=key, **self._group())
 
     def _swapped(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See ``all_to_all``."""
+        """See ``exchange``."""
         with tf.device(self._device):
             return tf.raw_ops.CollectiveAllToAllV2(input=tensor, instance_key=key, **self._group())
 

@@ -49,11 +49,6 @@ class Slots:
     occurrences: int
 
     @property
-    def occupied_share(self) -> float:
-        """Share of the capacity that is in use."""
-        return self.occupancy / self.capacity
-
-    @property
     def shared_share(self) -> float:
         """Share of the occurrences that were learned on a shared row; NaN without any."""
         return self.shared / self.occurrences if self.occurrences else math.nan
@@ -144,15 +139,13 @@ class DataHealth:
     slice_values: dict[str, dict[int, str | None]]
 
 
-def read_data_health(folder: Path) -> DataHealth | None:
-    """What a run wrote of its features; None without a data_health.json, as earlier versions left none.
+def read_data_health(folder: Path) -> DataHealth:
+    """What a run wrote of its features.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: data_health.json is missing or damaged.
     """
     path = folder / "data_health.json"
-    if not path.exists():
-        return None
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
         return DataHealth(
@@ -162,6 +155,8 @@ def read_data_health(folder: Path) -> DataHealth | None:
                 for name, values in content["slice_values"].items()
             },
         )
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"no {error.args[0]}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise InputError(f"{path}: damaged, or of another version: {reason:.120}") from None

@@ -33,7 +33,7 @@ class Fault:
 
 
 def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
-    """The kinds of faults that occurred in a run; runs from before they were noted have none of the later kinds.
+    """The kinds of faults that occurred in a run.
 
     Args:
         run: what was read.
@@ -43,15 +43,13 @@ def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
         InputError: summary.json does not record them as described.
     """
     reasons = [f"{reason}: {display.amount(count)}" for reason, count in rejects.items()]
-    # Earlier versions wrote the former names.
-    key = "set_aside" if "set_aside" in run.summary else "quarantined"
-    quarantined = [_rollback(run, key, entry) for entry in _list(run, key)]
+    quarantined = [_rollback(run, "quarantined", entry) for entry in _list(run, "quarantined")]
     skipped = [_rows(run, "skipped_ranges", rows) for rows in _list(run, "skipped_ranges")]
     found = [
         Fault("rejected rows", run.number("rejected_rows") or 0, reasons),
         Fault("skipped steps", run.number("skipped_steps") or 0, _first(skipped)),
         Fault("rollbacks", run.number("rollbacks") or 0, quarantined),
-        Fault("quarantined rows: scored, but not trained on", run.number(f"{key}_rows") or 0, []),
+        Fault("quarantined rows: scored, but not trained on", run.number("quarantined_rows") or 0, []),
         Fault("predictions that were not finite", run.number("nonfinite_predictions") or 0, []),
     ]
     roots = run.summary.get("shampoo", {})

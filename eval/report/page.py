@@ -18,12 +18,7 @@ from ctr.eval.report.plot_style import COLORS, DARK_COLORS
 from ctr.io.errors import InputError
 from ctr.io.files import file_fault, irregular
 
-_MARKS = (
-    b'<meta name="generator" content="ctr">',
-    # Pages of earlier versions.
-    " – training report</title>".encode(),
-    " – experiment</title>".encode(),
-)
+_MARK = b'<meta name="generator" content="ctr">'
 _MARKED_WITHIN = 1 << 16
 
 _SCRIPT = "report_script.j2"
@@ -63,7 +58,7 @@ def is_page(path: Path) -> bool:
     """Whether a file is a page that `render_page` made."""
     with path.open("rb") as file:
         start = file.read(_MARKED_WITHIN)
-    return start[:15].lower() == b"<!doctype html>" and any(mark in start for mark in _MARKS)
+    return start[:15].lower() == b"<!doctype html>" and _MARK in start
 
 
 def check_page(path: Path) -> None:

@@ -67,8 +67,8 @@ class ShownRun:
         summary: the metrics, with intervals and tables, as `ProgressiveMetrics.summary` gives them.
         windows: the windows of the pass, at most `MAX_WINDOWS`.
         windows_read: how many windows the pass has.
-        timeline: sums over time, at most `MAX_WINDOWS` entries; None when the run did not write them.
-        health: what the pass says of the features' ids; None when the run did not write it.
+        timeline: sums over time, at most `MAX_WINDOWS` entries.
+        health: what the pass says of the features' ids.
         deciles: calibration by decile of prediction.
         sizes: PerQueryAUC by query size.
         config: text of config.yaml.
@@ -89,8 +89,8 @@ class ShownRun:
     summary: dict[str, Any]
     windows: pd.DataFrame
     windows_read: int
-    timeline: Timeline | None
-    health: DataHealth | None
+    timeline: Timeline
+    health: DataHealth
     deciles: pd.DataFrame
     sizes: pd.DataFrame
     config: str
@@ -186,7 +186,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 summary=summary,
                 windows=_merged(windows, point_starts(windows["window_examples"].to_numpy())),
                 windows_read=len(windows),
-                timeline=None if timeline is None else timeline.joined(point_starts(timeline.windows[:, 3])),
+                timeline=timeline.joined(point_starts(timeline.windows[:, 3])),
                 health=read_data_health(folder),
                 deciles=calibration_buckets(run.metrics.auc),
                 sizes=run.metrics.per_query_auc.by_size(),

@@ -11,7 +11,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from ctr.config import load_record
+from ctr.config import load_model
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import in_this_process, make_pipeline, read_beam_options, split_beam_options
@@ -154,7 +154,7 @@ def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
     from ctr.serving.metadata import find_model, model_schema, read_metadata
 
     model, record = mapping.teacher.model.resolve(), log / MAPPING_FILE
-    before = load_record(EventMapping, record, "record of events") if record.exists() else None
+    before = load_model(EventMapping, record, "record of events") if record.exists() else None
     pinned = find_model(model)
     if (
         before is not None

@@ -77,7 +77,7 @@ class IngestState(StrictModel):
         published: the SHA-256 of each manifest that was published, by its name.
         publishing: manifests that have to be published before anything else.
         blocks: files with hashes of blocks of rows.
-        rules: how the mapping makes labels, weights, queries and partitions (``rules_of``); empty in earlier versions.
+        rules: how the mapping makes labels, weights, queries and partitions (``rules_of``); empty before the first.
         label: the column of the label, or the rule on it, as the last mapping has it (``label_text``).
     """
 

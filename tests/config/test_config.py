@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from typing import ClassVar, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
-import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,14 +16,11 @@ from ctr.config import (
     apply_settings,
     dump_yaml,
     load_model,
-    load_record,
     parse_model,
     read_yaml,
 )
 from ctr.data.mapping import Mapping
-from ctr.data.sampling import SamplingConfig
 from ctr.io.errors import InputError
-from ctr.simulator.config import SimulatorConfig
 from ctr.training.config import TrainConfig
 
 
@@ -184,110 +180,6 @@ def test_a_setting_of_an_unknown_key_is_refused_with_its_path(tmp_path):
     ):
         load_model(TrainConfig, path, "config", ["model.crosses.rnk=5"])
     assert load_model(TrainConfig, path, "config", ["model.crosses.rank=5"]).model.crosses.rank == 5
-
-
-class Renamed(StrictModel):
-    renamed_keys: ClassVar[dict[str, str]] = {"largest": "max_rows", "spelt": "spelled"}
-    max_rows: int = 7
-    spelled: bool = True
-
-
-class HoldsRenamed(StrictModel):
-    part: Renamed = Renamed()
-    parts: tuple[Renamed, ...] = ()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"part": {"largest": 3}}, "part.largest was renamed: use part.max_rows"),
-        # The name is what matters first, whatever the value.
-        ({"part": {"largest": "3"}}, "part.largest was renamed: use part.max_rows"),
-        ({"part": {"largest": 3, "max_rows": 3}}, "part.largest was renamed: use part.max_rows"),
-        ({"parts": [{}, {"spelt": False}]}, "parts.1.spelt was renamed: use parts.1.spelled"),
-        (
-            {"part": {"largest": 3, "spelt": False}},
-            "part.largest was renamed: use part.max_rows; part.spelt was renamed: use part.spelled",
-        ),
-    ],
-)
-def test_a_renamed_key_is_refused_with_its_new_name(content, message):
-    assert refusal(content, HoldsRenamed) == message
-
-
-def test_a_renamed_key_is_named_by_its_place_in_a_larger_file_and_after_set(tmp_path):
-    with pytest.raises(
-        InputError, match=r"^x: arms\.a\.part\.spelt was renamed: use arms\.a\.part\.spelled$"
-    ):
-        parse_model(HoldsRenamed, {"part": {"spelt": True}}, "x", "arms.a.")
-    path = tmp_path / "file.yaml"
-    path.write_text("part: {max_rows: 2}\n")
-    with pytest.raises(InputError, match=r"file\.yaml: part\.largest was renamed: use part\.max_rows$"):
-        load_model(HoldsRenamed, path, "config", ["part.largest=3"])
-
-
-@pytest.mark.parametrize(
-    ("model", "content", "former", "present"),
-    [
-        (TrainConfig, {"optimizer": {"rows": {}}}, "optimizer.rows", "optimizer.embeddings"),
-        (
-            TrainConfig,
-            {"batch": {"rows": 9, "largest_query": 9}},
-            "batch.largest_query",
-            "batch.max_query_rows",
-        ),
-        (
-            TrainConfig,
-            {"batch": {"within_intervals": True}},
-            "batch.within_intervals",
-            "batch.within_partitions",
-        ),
-        (TrainConfig, {"model": {"factorised": {}}}, "model.factorised", "model.factorized"),
-        (
-            TrainConfig,
-            {"model": {"factorized": {"reach": 3.0}}},
-            "model.factorized.reach",
-            "model.factorized.knot_range",
-        ),
-        (
-            TrainConfig,
-            {"objective": {"ranking": {"most_pairs": 5}}},
-            "objective.ranking.most_pairs",
-            "objective.ranking.max_pairs",
-        ),
-        (SamplingConfig, {"smallest_rate": 0.1}, "smallest_rate", "min_rate"),
-        (
-            SamplingConfig,
-            {"uninformative": {"rate": 0.5, "low_loss": {"teacher": "t", "below": 0.1}}},
-            "uninformative.low_loss.below",
-            "uninformative.low_loss.max_loss",
-        ),
-        (SimulatorConfig, {"days": 1, "randomised_share": 0.1}, "randomised_share", "randomized_share"),
-        (SimulatorConfig, {"days": 1, "randomised_in_log": False}, "randomised_in_log", "randomized_in_log"),
-    ],
-)
-def test_former_keys_name_their_present_ones(tmp_path, model, content, former, present):
-    assert refusal(content, model) == f"{former} was renamed: use {present}"
-    path = tmp_path / "record.yaml"
-    path.write_text(yaml.safe_dump(content))
-    dumped = yaml.safe_load(dump_yaml(load_record(model, path, "record")))
-    *groups, key = former.split(".")
-    for group in groups:
-        dumped = dumped[group]
-    assert key not in dumped
-    assert present.rpartition(".")[2] in dumped
-
-
-def test_a_record_of_an_earlier_version_is_read_under_the_new_names(tmp_path):
-    path = tmp_path / "file.yaml"
-    path.write_text("part: {largest: 3}\nparts: [{spelt: false, max_rows: 4}]\n")
-    expected = HoldsRenamed(part=Renamed(max_rows=3), parts=(Renamed(spelled=False, max_rows=4),))
-    assert load_record(HoldsRenamed, path, "record") == expected
-    with pytest.raises(InputError, match=r"part\.largest was renamed"):
-        load_model(HoldsRenamed, path, "config")
-    path.write_text("part: {largest: 3, max_rows: 4}\n")
-    with pytest.raises(InputError, match=r"part\.largest was renamed: use part\.max_rows$"):
-        load_record(HoldsRenamed, path, "record")
 
 
 @pytest.mark.parametrize(

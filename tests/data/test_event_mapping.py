@@ -71,7 +71,6 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
     [
         ("delays", "1m", "delays"),
         ("partition", "1 hour", "partition"),
-        ("interval", "1h", "interval was renamed: use partition"),
         ("click_window", "0m", "click_window"),
         ("clock_skew", "0s", "clock_skew"),
         ("show_window", "1h", "show_window: requires impressions.timestamp"),

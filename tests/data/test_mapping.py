@@ -128,7 +128,6 @@ def test_what_may_be_left_out():
         ("label", 1, "label: 1"),
         ("partition", "0h", "a duration is a whole number and a unit"),
         ("partition", ..., "partition: missing"),
-        ("interval", "1h", "interval was renamed: use partition"),
         ("shard_rows", 0, "shard_rows: 0"),
         ("derive.hour.from", "at", "part and every are computed from the row's time; required: from: time"),
         ("derive.hour.prefix", 2, "part, every, prefix and cast cannot be combined"),

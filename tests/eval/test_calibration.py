@@ -155,36 +155,6 @@ def test_each_slice_has_the_logloss_and_the_auc_of_its_rows(make_log: Callable[.
         assert row["auc"] == pytest.approx(wanted, abs=0.01, nan_ok=True)
 
 
-def keyed_by_id(arrays: dict[str, Any]) -> dict[str, Any]:
-    """As earlier versions wrote a state: keys are id * 256 + bucket."""
-    ids = arrays["id"]
-    by_id = {name: ids[arrays[name] // 256] * 256 + arrays[name] % 256 for name in ("key", "bin_key")}
-    return {name: by_id.get(name, array) for name, array in arrays.items() if name != "id"}
-
-
-def test_slices_of_an_earlier_version_whose_keys_have_the_id(make_log: Callable[..., Any]) -> None:
-    log = make_log(6, queries=50)
-    state = SliceCalibration()
-    state.update(scored_rows(*log.columns()), make_slices(log, 6))
-    earlier = keyed_by_id(state.to_arrays())
-    again = SliceCalibration.from_arrays(earlier)
-    for name, array in state.to_arrays().items():
-        np.testing.assert_array_equal(again.to_arrays()[name], array)
-    with pytest.raises(ValueError, match="a key is of no slice"):
-        SliceCalibration.from_arrays({**earlier, "bin_key": earlier["bin_key"] + 256 * 7})
-
-
-def test_slices_of_an_earlier_version_have_neither(make_log: Callable[..., Any]) -> None:
-    log = make_log(6, queries=50)
-    state = SliceCalibration()
-    state.update(scored_rows(*log.columns()), make_slices(log, 6))
-    arrays = keyed_by_id(state.to_arrays())
-    earlier = SliceCalibration.from_arrays({"key": arrays["key"], "sums": arrays["sums"][:3]}).result()
-    kept = ["id", "weight", "bias", "ci95_low", "calibration_ratio"]
-    pd.testing.assert_frame_equal(earlier[kept], state.result()[kept])
-    assert earlier[["logloss", "auc"]].isna().all(axis=None)
-
-
 def test_more_slices_than_are_evaluated_at_once(make_log: Callable[..., Any]) -> None:
     log = make_log(7, queries=800)
     ids = np.arange(len(log.label)) // 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.logistic import sigmoid
-from ctr.eval.prediction_difference import PredictionDifference, join_predictions, prediction_difference
+from ctr.eval.prediction_difference import PredictionDifference, join_predictions
 
 PROBABILITIES = st.floats(0, 1)
 PAIRS = st.lists(st.tuples(PROBABILITIES, PROBABILITIES), min_size=1, max_size=30)
@@ -21,6 +21,12 @@ def plain(first: Any, second: Any) -> float:
         abs(p1 - p2) / ((p1 + p2) / 2) if p1 or p2 else 0.0 for p1, p2 in zip(first, second, strict=True)
     ]
     return math.fsum(terms) / len(terms)
+
+
+def prediction_difference(first: Any, second: Any) -> float:
+    metric = PredictionDifference()
+    metric.update(first, second, np.zeros(len(first), np.int64))
+    return metric.result()
 
 
 def test_pd_of_a_few_pairs_is_that_worked_by_hand() -> None:

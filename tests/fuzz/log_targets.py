@@ -64,7 +64,7 @@ def _manifest(glob: str) -> tuple[Prepare, Parse]:
             read(folder, content)
         except InputError as error:
             if not any(
-                words in str(error) for words in ("not a manifest of this version", "damaged: its content")
+                words in str(error) for words in ("made by an unreleased version", "damaged: its content")
             ):
                 raise
         tree = json.loads(content)

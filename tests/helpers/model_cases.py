@@ -18,6 +18,7 @@ from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.raw_columns import Verdict, add_derived
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
+from ctr.training.run.position import Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
 from ctr.training.step import TrainStep
@@ -140,7 +141,7 @@ def make_snapshot(
     state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
 ) -> Snapshot:
     progress = {
-        "position": {"examples": examples, "batches": 3, "trained_examples": TRAINED_EXAMPLES},
+        "position": vars(Position(examples, batches=3, trained_examples=TRAINED_EXAMPLES)),
         "window_times": [0, 5_000],
         "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
     }

@@ -65,14 +65,12 @@ def write_run(
     config: dict[str, Any] | None = None,
     log_sha256: str = "a" * 64,
     rejects: tuple[str, ...] = (),
-    earlier: bool = False,
     terms: tuple[str, ...] = ("logistic",),
     **summary: Any,
 ) -> Path:
     """Write a finished run.
 
-    `parts` counts the files of predictions; `earlier`: as a version did that kept nothing over time; `terms` are those
-    of the loss; `summary` replaces entries of summary.json.
+    `parts` counts the files of predictions; `terms` are those of the loss; `summary` replaces entries of summary.json.
     """
     folder.mkdir(parents=True)
     total = ProgressiveMetrics(slices)
@@ -94,8 +92,7 @@ def write_run(
             **content,
             "examples_per_second": 5000.0 + len(lines),
         }
-        if not earlier:
-            line |= {f"loss_{term}": 0.1 * place for place, term in enumerate(terms, 1)}
+        line |= {f"loss_{term}": 0.1 * place for place, term in enumerate(terms, 1)}
         positions = part.get("position", part["label"])
         new = int((~positions.isin(met)).sum())
         met |= set(positions)
@@ -110,9 +107,8 @@ def write_run(
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (folder / "rejects.jsonl").write_text("".join(json.dumps({"reason": why}) + "\n" for why in rejects))
     np.savez_compressed(folder / "metric_states.npz", **total.to_arrays())
-    if not earlier:
-        np.savez_compressed(folder / "timeline.npz", **timeline.to_arrays())
-        (folder / "data_health.json").write_text(json.dumps(_health(timeline, len(met))))
+    np.savez_compressed(folder / "timeline.npz", **timeline.to_arrays())
+    (folder / "data_health.json").write_text(json.dumps(_health(timeline, len(met))))
     hashes = {"config_sha256": "c" * 64, "log_sha256": log_sha256}
     content = {**total.summary(), "log_rows": len(rows), **COST, **hashes, **summary}
     (folder / "summary.json").write_text(json.dumps(content))

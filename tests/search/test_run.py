@@ -12,16 +12,13 @@ import pytest
 import yaml
 
 from ctr.cli import main
-from ctr.config import dump_yaml, load_model, parse_model
-from ctr.data.log import log_sha256, read_manifests
+from ctr.config import load_model
+from ctr.data.log import read_manifests
 from ctr.experiments.jobs import Job, Outcome
 from ctr.io.errors import InputError
-from ctr.search.config import SEARCH_FILE, SearchConfig
-from ctr.search.problem import adopt
 from ctr.search.run import Options, run_search
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run.directory import write_json
 from report_pages import Page
 from small_runs import LOGISTIC, draw_examples, merged, publish
 from small_searches import BASE
@@ -271,7 +268,7 @@ def test_bad_searches_end_in_one_line(place, capsys, content, message):
 
 
 def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch):
-    from ctr.data.log import read_manifests, read_schema
+    from ctr.data.log import read_schema
     from ctr.search.config import read_search
     from ctr.search.decisions import make_space, with_widths
     from ctr.simulator.config import SimulatorConfig
@@ -305,16 +302,3 @@ def test_settings_change_the_search_and_its_configuration(root):
         read_search(file, ["tarket=1"])
     with pytest.raises(InputError, match=r"seeds: 1 appears twice"):
         read_search(file, ["seeds=[1, 1]"])
-
-
-def test_a_search_begun_under_former_names_of_keys_is_the_same(place):
-    given = {"space": {"model.prior": [0.1, 0.2]}}
-    former, present = (
-        parse_model(SearchConfig, {**given, "config": {"batch": {"rows": 64, key: 70000}}}, "search")
-        for key in ("largest_query", "max_query_rows")
-    )
-    (Path("out") / "rungs").mkdir(parents=True)
-    write_json(Path("out/log.json"), {"log_sha256": log_sha256(read_manifests(Path("log")))})
-    (Path("out") / SEARCH_FILE).write_text(dump_yaml(former))
-    adopt(Path("out"), present, present.config, Path("log"))
-    assert "max_query_rows" in (Path("out") / SEARCH_FILE).read_text()

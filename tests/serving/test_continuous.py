@@ -198,7 +198,7 @@ class TestRunsThatCannotBeExported:
 
     @pytest.mark.parametrize(
         ("content", "words"),
-        [("{", "not JSON"), ("[]", "a JSON object"), ('{"format": 9}', "not a log of format 1")],
+        [("{", "not JSON"), ("[]", "a JSON object"), ('{"format": 9}', "made by an unreleased version")],
     )
     def test_damaged_schema(self, run, content, words):
         (run / "schema.json").write_text(content)

@@ -342,21 +342,6 @@ class TestPublishing:
                 weight.assign(before)
         assert not export.publish(snapshot, tmp_path).made
 
-    @pytest.mark.parametrize("version", [5, 123])
-    def test_versions_that_earlier_versions_of_ctr_exported_are_of_the_same_run(
-        self, case, exported, tmp_path, version
-    ):
-        """Since then keys were renamed, and others added."""
-        shutil.copytree(exported("logistic"), tmp_path / str(version))
-        path = tmp_path / str(version) / "assets.extra" / "ctr.json"
-        metadata = json.loads(path.read_text())
-        model = metadata["config"]["model"]
-        model["factorised"] = model.pop("factorized")
-        del model["embedding_seed"]
-        path.write_text(json.dumps(metadata))
-        made = export.publish(case("logistic").snapshot, tmp_path)
-        assert (made.path.name, made.made) == ("123", version != 123)
-
     def test_nothing_appears_of_an_export_that_fails(self, case, exported, tmp_path, monkeypatch):
         def fail(*_):
             raise OSError("no space left on device")

@@ -1,6 +1,5 @@
 """A few rows without TensorFlow: the predictions are the graph's, for every kind of model and feature."""
 
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -145,17 +144,6 @@ def test_the_weights_are_the_saved_models_own(exported, tmp_path):
     few, graph = both(folder)
     np.testing.assert_allclose(few.predict(raw), graph.predict(raw), rtol=0, atol=1e-6)
     assert (few.predict(raw) > before + 0.01).all()
-
-
-def test_an_export_without_a_description_is_scored_by_tensorflow(exported, tmp_path):
-    folder = shutil.copytree(exported("plain"), tmp_path / "model")
-    path = folder / "assets.extra/ctr.json"
-    metadata = json.loads(path.read_text())
-    del metadata["network"]
-    path.write_text(json.dumps(metadata))
-    few, raw = Scorer(folder, lazy=True), ascii_rows(3)
-    np.testing.assert_allclose(few.predict(raw), Scorer(exported("plain")).predict(raw), rtol=0, atol=1e-6)
-    assert few._loaded is not None
 
 
 def test_what_only_tensorflow_does_alike_is_left_to_it(exported):

@@ -223,8 +223,9 @@ class TestFolders:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"format": 7}, "not the metadata of an export of format 1"),
+            ({"format": 7}, "made by an unreleased version of ctr; make it again"),
             ({"signatures": None}, "signatures missing"),
+            ({"network": None}, "network missing"),
             ({"schema": {"features": []}}, "features: "),
         ],
     )

@@ -76,24 +76,3 @@ def ratio_quartiles(own: Sequence[float], base: Sequence[float]) -> list[float]:
     """The quartiles of the ratios of two turns of the same round, the median in the middle."""
     quartiles: list[float] = np.quantile(np.array(own) / np.array(base), [0.25, 0.5, 0.75]).tolist()
     return quartiles
-
-
-def by_turns(turns: Mapping[str, Callable[[], float]], base: str, rounds: int) -> dict[str, dict[str, float]]:
-    """The median time of each in milliseconds, and the quartiles of its ratio to the base's of the same round.
-
-    Args:
-        turns: each takes a turn and returns its seconds.
-        base: one of them.
-        rounds: after a first one.
-    """
-    seconds = take_turns(turns, rounds)
-    times = {}
-    for name, own in seconds.items():
-        low, middle, high = ratio_quartiles(own, seconds[base])
-        times[name] = {
-            "step_ms": 1000 * float(np.median(own)),
-            "ratio": middle,
-            "ratio_q25": low,
-            "ratio_q75": high,
-        }
-    return times

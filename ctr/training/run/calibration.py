@@ -40,7 +40,7 @@ def calibration_text(summary: Mapping[str, Any]) -> str:
     """Returns predicted over actual clicks of a summary.json with its interval and what it says, in a line."""
     found = _found(summary)
     text = f"predicted / actual clicks {_shown(*found)}: {describe(*found)}"
-    last = summary.get("last_window")
+    last = summary["last_window"]
     return f"{text}; in the last window {_shown(*_found(last))}" if last else text
 
 
@@ -54,7 +54,7 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
     share = (
         f"; {display.percent(min(excess, 1.0))} of the difference is in the decile of the highest predictions"
     )
-    last = summary.get("last_window")
+    last = summary["last_window"]
     is_over = last is not None and judge(*_found(last)) == "good"
     where = f"; the last window alone is calibrated ({_shown(*_found(last))})" if is_over and last else ""
     return (
@@ -100,9 +100,7 @@ def _causes(
 
 
 def _found(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    # An earlier version's summary.json may lack them.
-    low, high = summary.get("calibration_ratio_ci95") or (None, None)
-    return summary.get("calibration_ratio"), low, high
+    return summary["calibration_ratio"], *summary["calibration_ratio_ci95"]
 
 
 def _shown(value: float | None, low: float | None, high: float | None) -> str:

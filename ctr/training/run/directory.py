@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from ctr.config import changed_values, differing_keys, dump_yaml, load_record
+from ctr.config import changed_values, differing_keys, dump_yaml, load_model
 from ctr.data.log import read_schema_file, schema_bytes
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import read_json_object
@@ -121,7 +121,7 @@ def check_config(run_dir: Path, config: TrainConfig) -> None:
     path = run_dir / "config.yaml"
     if not path.exists():
         return
-    before = load_record(TrainConfig, path, "config").model_dump(mode="json")
+    before = load_model(TrainConfig, path, "config").model_dump(mode="json")
     now = config.model_dump(mode="json")
     differences = differing_keys(before, now)
     if differences:
@@ -167,10 +167,6 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
         write_json(path, environment)
         return
     before = read_json_object(path, f"{path}: no such file")
-    # Recorded by earlier versions, in which the model consisted of these packages' layers.
-    for unused in ("tf-keras", "tensorflow-recommenders"):
-        if isinstance(versions := before.get("versions"), dict):
-            versions.pop(unused, None)
     now = json.loads(json.dumps(environment))
     before, now = (_by_kind_of_chip(one) for one in (before, now))
     is_regrouped = any(before.get(key, 1) != now.get(key, 1) for key in ("workers", "chips"))
@@ -224,9 +220,7 @@ def refuse_without_checkpoint(run_dir: Path) -> None:
 def read_run_schema(run_dir: Path) -> Schema:
     """The features of a run's log. Raises InputError when the file is missing, malformed or changed by hand."""
     path = run_dir / "schema.json"
-    return read_schema_file(
-        path, f"{path}: no such file; the run was trained before runs kept it, or is no run"
-    )
+    return read_schema_file(path, f"{path}: no such file")
 
 
 def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
@@ -234,7 +228,7 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
     if not run_dir.is_dir():
         check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
-    return load_record(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)
+    return load_model(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)
 
 
 def remove_leftovers(run_dir: Path) -> None:

@@ -11,15 +11,6 @@ from ctr.io.errors import InputError
 # A step that is skipped again and again must not make the checkpoints grow.
 _RANGES_NOTED = 100
 
-# The keys of checkpoints that are not the attribute's name.
-_KEYS = {
-    "constraint_logs": "others",
-    "constraint_rejected": "others_rejected",
-    "constraint_read": "others_read",
-    "quarantined_rows": "set_aside_rows",
-    "constraint_until": "others_until",
-}
-
 
 class Mark(NamedTuple):
     """Where the newest checkpoint stands that was not written within a streak of skipped steps.
@@ -95,12 +86,11 @@ class Position:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Returns the position of a checkpoint. Raises TypeError: it has other keys."""
-        own = {name: key for key, name in _KEYS.items()}
-        return cls(**{own.get(key, key): value for key, value in content.items()})
+        return cls(**content)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a copy of the position under the keys of checkpoints."""
-        return {_KEYS.get(name, name): copy.deepcopy(value) for name, value in vars(self).items()}
+        """Returns a copy of the position, as plain dicts and lists."""
+        return copy.deepcopy(vars(self))
 
     @property
     def unlearned_rows(self) -> int:

@@ -35,8 +35,6 @@ from ctr.training.run import checkpoint, export_folder
 from ctr.training.run.position import Mark, Position
 
 QUARANTINE_FILE = "quarantine.json"
-# Its name in runs of earlier versions.
-_FORMER_FILE = "set_aside.json"
 
 # Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
 _LARGEST = 1e6
@@ -267,8 +265,6 @@ def read_rollbacks(run_dir: Path) -> list[Rollback]:
         InputError: the file that records them is damaged.
     """
     path = run_dir / QUARANTINE_FILE
-    if not path.exists():
-        path = run_dir / _FORMER_FILE
     if not path.exists():
         return []
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from ctr.data.batches import Batch
 from ctr.data.log import MAX_TIME_US
 from ctr.data.sidecar import SidecarHash
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, of_another_version
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
 from ctr.training.run import checkpoint, rollback
@@ -160,7 +160,7 @@ class Run:
 
     def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any], parts: dict[str, Part]) -> None:
         self._logs.check(state["consumed"])
-        rollback.check_kept(self.run_dir, state.get("rollbacks", []), self.rollbacks)
+        rollback.check_kept(self.run_dir, state["rollbacks"], self.rollbacks)
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
                 f"{self.run_dir}: the sidecars {', '.join(self._sidecars)} are not those that this run has read so "
@@ -177,10 +177,7 @@ class Run:
         try:
             self.metrics.restore(arrays, state["window_times"])
         except (KeyError, ValueError):
-            raise InputError(
-                f"{self.run_dir}: its newest checkpoint is of an earlier version and cannot be resumed; "
-                "use another output directory to start anew"
-            ) from None
+            raise of_another_version(f"{self.run_dir}: its newest checkpoint") from None
         self.position = Position.from_json(state["position"])
 
     def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:

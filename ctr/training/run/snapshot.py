@@ -71,7 +71,7 @@ class Snapshot:
     def alpha2(self) -> float:
         """The weight of the crosses at this position."""
         position = self.progress["position"]
-        return self.config.ramps_at(position["trained_examples"], position.get("trained_before"))["alpha2"]
+        return self.config.ramps_at(position["trained_examples"], position["trained_before"])["alpha2"]
 
 
 Exporter = Callable[[Snapshot], object]

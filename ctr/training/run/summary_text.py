@@ -23,9 +23,8 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
         lines.append(f"  {name:<20}{interval(name)}")
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
-        if name in summary:
-            lines.append(f"  {name:<20}{summary[name]}")
-    lost = summary.get("skipped_rows", 0) + summary.get("quarantined_rows", 0)
+        lines.append(f"  {name:<20}{summary[name]}")
+    lost = summary["skipped_rows"] + summary["quarantined_rows"]
     if lost:
         lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")
     if recorded := summary.get("recorded"):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctr.config import dump_yaml, load_record
+from ctr.config import dump_yaml, load_model
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.models.rows import check_table
@@ -115,7 +115,7 @@ def warm_start(
 
 
 def _read_old(run_dir: Path) -> _Old:
-    config = load_record(TrainConfig, run_dir / "config.yaml", "config")
+    config = load_model(TrainConfig, run_dir / "config.yaml", "config")
     schema = read_run_schema(run_dir)
     layouts = config.table_layouts(schema)
     network = create_network(layouts, config, "float32", compiled=False)

@@ -57,10 +57,10 @@ def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def _click_ratio_over_time(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """Predicted over actual clicks over time, of the runs that kept a timeline."""
+    """Predicted over actual clicks over time."""
     courses, words = [], []
     for shown in runs:
-        if shown.timeline is not None and len(shown.timeline):
+        if len(shown.timeline):
             courses.append(
                 (
                     shown.index,

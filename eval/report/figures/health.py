@@ -42,8 +42,6 @@ def health_tables(runs: Sequence[ShownRun]) -> list[HealthTable]:
     """What the runs found of the features' ids; runs that found the same share a table."""
     tables: list[HealthTable] = []
     for shown in runs:
-        if shown.health is None:
-            continue
         same = next((table for table in tables if table.runs[0].health == shown.health), None)
         if same is not None:
             same.runs.append(shown)
@@ -58,7 +56,7 @@ def health_tables(runs: Sequence[ShownRun]) -> list[HealthTable]:
 
 def _health_figures(shown: ShownRun) -> list[ReportFigure]:
     timeline, health = shown.timeline, shown.health
-    if timeline is None or health is None or not len(timeline):
+    if not len(timeline):
         return []
     names = [feature.name for feature in health.features if feature.name in timeline.ids]
     figures = []
@@ -90,8 +88,6 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
 def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
     """How many rows the ids that grow have of their own, which came and went, and how many values share rows."""
     timeline, health = shown.timeline, shown.health
-    if timeline is None or health is None:
-        return []
     # In the colors of the table.
     features = {
         feature.name: (place, feature.slots)

@@ -154,12 +154,8 @@ def loss_terms(table: pd.DataFrame, terms: Mapping[str, str], run: int) -> str:
 def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
     """The paired difference from the first run over time, for the runs that scored the same examples."""
     first = runs[0].timeline
-    others = [
-        (shown, shown.timeline)
-        for shown in runs[1:]
-        if first is not None and shown.timeline is not None and len(first) and shown.timeline.matches(first)
-    ]
-    if first is None or not others:
+    others = [(shown, shown.timeline) for shown in runs[1:] if len(first) and shown.timeline.matches(first)]
+    if not others:
         return []
     figures = []
     for metric, title in _PAIRED.items():

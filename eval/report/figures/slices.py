@@ -59,7 +59,7 @@ def _slice_table(runs: Sequence[ShownRun], feature: str) -> SliceTable:
     first = next(table for table in tables if table is not None)
     # Stable: of equal weight the smaller id.
     heaviest = first.sort_values("weight", ascending=False, kind="stable").head(SLICES_SHOWN)
-    known = [shown.health for shown in runs if shown.health is not None]
+    known = [shown.health for shown in runs]
     values = next((found for one in known if (found := one.slice_values.get(feature))), {})
     health = next((own for one in known for own in one.features if own.name == feature), None)
     is_hashed = health is not None and health.hashed

@@ -40,7 +40,7 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
             )
         )
     timelines = [shown.timeline for shown in runs]
-    if any(timeline is not None and len(timeline) for timeline in timelines):
+    if any(map(len, timelines)):
         rates = " ".join(
             f"{shown.name}: observed {display.fixed(observed, 4)}, predicted {display.fixed(predicted, 4)}."
             for shown in runs
@@ -115,9 +115,9 @@ def _rate_plot(windows: Sequence[pd.DataFrame], rates: Sequence[FloatArray], uni
         return to_svg(figure, hover)
 
 
-def click_rates(timelines: Sequence[Timeline | None]) -> str:
+def click_rates(timelines: Sequence[Timeline]) -> str:
     """Observed click-through rate over time, with its interval, and the mean prediction of each run."""
-    known = [(index, one) for index, one in enumerate(timelines) if one is not None and len(one)]
+    known = [(index, one) for index, one in enumerate(timelines) if len(one)]
     tables = [places_of(one) for _, one in known]
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(FIGURE_SIZE)

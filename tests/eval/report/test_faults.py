@@ -73,20 +73,9 @@ def test_each_fault_has_its_line(write_run):
 
 
 @pytest.mark.slow
-def test_a_run_of_an_earlier_version_has_the_same_lines(write_run):
-    now = write_run("now", rollbacks=2, quarantined=QUARANTINED, quarantined_rows=50)
-    before = write_run("before", rollbacks=2, set_aside=QUARANTINED, set_aside_rows=50)
-    words = words_of_faults(now)
-    assert "quarantined rows" in words
-    assert words_of_faults(before).replace("before", "now") == words
-
-
-@pytest.mark.slow
 def test_without_faults_there_is_no_section(write_run):
     html = render_report([write_run("clean", rollbacks=0, quarantined=[], shampoo={**ROOTS, "failed": 0})])
     assert 'id="faults"' not in html
-    # A run from before they were noted.
-    assert 'id="faults"' not in render_report([write_run("old")])
 
 
 @pytest.mark.parametrize(

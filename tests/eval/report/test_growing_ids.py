@@ -73,7 +73,7 @@ def test_a_full_feature_is_noted_and_drawn_with_its_values(tmp_path):
 def test_what_grows_has_no_collisions(tmp_path):
     [feature] = read_data_health(grown(tmp_path / "run")).features
     assert feature.distinct_values == 70 and feature.shared_share == 0
-    assert feature.slots is not None and feature.slots.occupied_share == 0.7
+    assert feature.slots is not None and feature.slots.occupancy == 70
     assert [one.name for one in feature.top] == [fingerprint(LOW), fingerprint(HIGH)]
 
 

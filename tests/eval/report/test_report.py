@@ -188,16 +188,6 @@ def test_the_card_of_calibration_is_colored_by_what_it_says(rows, tmp_path, shif
 
 
 @pytest.mark.slow
-def test_what_an_earlier_version_did_not_record_is_left_out(rows, tmp_path):
-    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), earlier=True)
-    page = read_page(render_report([run]))
-    assert "data" not in {section["id"] for section in page.all("section")}
-    assert not {"Data health", "Loss by term"} & set(page.words.splitlines())
-    # Nor are click rates, calibration over time and the two plots of ids drawn.
-    assert len(page.images()) == OF_RUNS - 1 - 1 - 2 - 1 + 1
-
-
-@pytest.mark.slow
 def test_the_terms_of_a_loss_of_several(rows, tmp_path):
     logit = predict(rows, 1, 1.0)
     run = write_run(tmp_path / "run", rows, logit, terms=("logistic", "ranking"))
@@ -657,10 +647,7 @@ def test_bad_arguments(runs, tmp_path):
 def test_a_report_replaces_reports_alone(runs, tmp_path):
     page = write_report(runs[:1], tmp_path / "report.html")
     check_page(page)
-    # Pages of earlier versions have no mark but their title.
     text = page.read_text()
-    page.write_text(text.replace('<meta name="generator" content="ctr">', ""))
-    check_page(page)
     page.write_text("")
     check_page(page)
     for other in ("<!DOCTYPE html>\n<title>mine</title>", text[1:], "seed: 1"):

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import raw_logs
 from ctr.data.mapping import JsonlInput
-from ctr.data.schema import Schema
 from ctr.data.transform import transform_table, transform_tensors
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.raw_rows import key_schema, plain_mapping, read_raw_rows
@@ -200,15 +199,3 @@ def test_rows_that_an_ingest_would_reject_for_a_derived_column(tmp_path):
     _, raw, rejects = read(mapping, [tmp_path / "rows.csv"])
     assert raw.column("c").to_pylist() == [b"7.0", b""]
     assert [(r["row"], r["key"], r["reason"]) for r in rejects] == [(3, "whole", "not a whole number")]
-
-
-def test_a_model_without_rules_takes_what_the_mapping_derives(tmp_path):
-    """As logs of the first format have none."""
-    mapping = raw_logs.make_mapping()
-    schema = Schema(features=mapping.features, spelling="text")
-    path = raw_logs.write_rows(tmp_path, raw_logs.make_rows(20))
-    raw = pa.concat_tables([part[1] for part in read_raw_rows(schema, mapping, [path])])
-    assert set(raw.column_names) == set(schema.sources)
-    assert {name: ids_of(schema, raw)[name] for name in SINGLE} == {
-        name: ids_of(mapping.feature_schema, read(mapping, [path])[1])[name] for name in SINGLE
-    }

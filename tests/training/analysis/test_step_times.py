@@ -8,7 +8,7 @@ import pytest
 from ctr.data.batches import whole_query_batches
 from ctr.data.log import read_manifests
 from ctr.data.stream import Selection, read_selection
-from ctr.training.analysis.step_times import TimedModel, by_turns, take_turns
+from ctr.training.analysis.step_times import TimedModel, take_turns
 
 
 def test_turns_are_taken_together_and_the_first_ones_forgotten():
@@ -20,15 +20,6 @@ def test_turns_are_taken_together_and_the_first_ones_forgotten():
     turns = {"a": turn("a", 1.0), "b": turn("b", 3.0)}
     assert take_turns(turns, 2) == {"a": [1.0, 1.0], "b": [3.0, 3.0]}
     assert taken == ["a", "b", "b", "a", "a", "b"]
-
-
-def test_ratios_are_of_the_same_round():
-    # Every round is slower than the one before; twice as slow is twice as slow.
-    base, other = iter(range(1, 10)), iter(range(2, 20, 2))
-    times = by_turns({"base": lambda: next(base), "other": lambda: next(other)}, "base", 4)
-    assert times["base"]["step_ms"] == 3500
-    assert times["base"]["ratio"] == 1
-    assert times["other"] == {"step_ms": 7000, "ratio": 2, "ratio_q25": 2, "ratio_q75": 2}
 
 
 @pytest.mark.slow(first=1)

@@ -219,23 +219,6 @@ def test_a_finished_run_has_nothing_left_to_do(faulty_log, uninterrupted, copy_r
     assert outcome(run) == before
 
 
-def test_a_run_whose_configuration_has_former_names_of_keys_is_resumed(faulty_log, uninterrupted, copy_run):
-    run = copy_run(uninterrupted[0])
-    (run / "summary.json").unlink()
-    before = (run / "config.yaml").read_text()
-    former = before.replace("max_query_rows:", "largest_query:").replace("  embeddings:\n", "  rows:\n")
-    assert former.count("largest_query") == 1 and former.count("  rows:\n") == 1
-    (run / "config.yaml").write_text(former)
-    with pytest.raises(InputError, match=r"started with another configuration \(batch\.rows was 50, is 49\)"):
-        train(
-            faulty_log,
-            parse_model(TrainConfig, {**CONTENT, "batch": {"rows": 49, "max_query_rows": 64}}, "x"),
-            run,
-        )
-    summary = train(faulty_log, CONFIG, run)
-    assert without_timings(summary) == outcome(uninterrupted[0])["summary"]
-
-
 @pytest.fixture
 def unfinished(uninterrupted, copy_run) -> Path:
     """A copy of the run that was killed before it wrote its results."""

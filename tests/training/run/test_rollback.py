@@ -330,16 +330,6 @@ def test_a_damaged_file_is_refused(tmp_path, content, is_sealed):
     assert "\n" not in str(caught.value)
 
 
-def test_the_file_of_an_earlier_version_is_read_until_there_is_a_present_one(tmp_path):
-    past = [Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped")]
-    write_rollbacks(tmp_path, past)
-    (tmp_path / "quarantine.json").rename(tmp_path / "set_aside.json")
-    assert read_rollbacks(tmp_path) == past
-    more = [*past, past[0].model_copy(update={"checkpoint": 300})]
-    write_rollbacks(tmp_path, more)
-    assert read_rollbacks(tmp_path) == more
-
-
 def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path):
     past = [Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped")]
     write_rollbacks(tmp_path, past)

@@ -126,13 +126,6 @@ def test_a_run_goes_on_with_another_number_of_chips_of_the_same_kind(tmp_path):
         adopt_environment(tmp_path, {"platform": "Linux", "intra_op_threads": 1})
 
 
-def test_a_run_goes_on_without_the_packages_that_its_version_required_and_this_one_does_not(tmp_path):
-    environment = {"platform": "Linux", "versions": {"numpy": "2.4"}, "threads": 2}
-    before = {"numpy": "2.4", "tf-keras": "2.21.0", "tensorflow-recommenders": "v0.7.7"}
-    adopt_environment(tmp_path, {**environment, "versions": before})
-    adopt_environment(tmp_path, environment)
-
-
 def test_a_run_directory_has_one_process(tmp_path):
     with only_process(tmp_path):
         # A refusal does not free it.

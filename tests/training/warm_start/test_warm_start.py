@@ -211,20 +211,6 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     assert "features           taken        user, item, tags, position" in reported
 
 
-def test_a_run_whose_configuration_has_former_names_of_keys_is_begun_from(
-    old, whole, change, copy_run, tmp_path
-):
-    earlier = copy_run(old)
-    text = (earlier / "config.yaml").read_text()
-    former = text.replace("max_query_rows:", "largest_query:").replace(
-        "within_partitions:", "within_intervals:"
-    )
-    assert former != text
-    (earlier / "config.yaml").write_text(former)
-    warm_start(whole, change(HARMLESS), tmp_path / "run", InitFrom(earlier), waits=True)
-    assert {line[0] for line in table_of(tmp_path / "run").values()} == {"taken"}
-
-
 @pytest.mark.soak
 def test_it_begins_in_the_middle_of_an_interval(whole, config, change, tmp_path):
     stopped, run = tmp_path / "stopped", tmp_path / "run"
