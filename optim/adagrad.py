@@ -111,7 +111,7 @@ class RowAdaGrad(WithoutHost):
         """The sums of squares, of the shapes of the tables."""
         return {f"rows_accumulator/{name}": variable for name, variable in self.accumulators.items()}
 
-    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+    def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         """Sets the sums of some rows of a table to ``initial_accumulators``; ``size`` is its number of rows by now."""
         accumulator = list(self.accumulators.values())[table]
         initial = self.initial_accumulators[table]

@@ -89,7 +89,7 @@ class RowAdafactor(WithoutHost):
             found |= {f"columns_moment/{name}": self._columns[name], f"table_steps/{name}": self._steps[name]}
         return found
 
-    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+    def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         """Lets rows begin anew, as ``build`` leaves them."""
         state = list(self._rows.values())[table]
         zeros = np.zeros(self.copies, np.float32)

@@ -249,9 +249,9 @@ class RowNewton(RowAdaGrad):
                 named |= {f"{group}/{name}": variables[place] for name, variables in by_table.items()}
         return named
 
-    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+    def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         """Lets rows begin anew; ``size`` is the table's number of rows by now."""
-        super().begin_rows(table, rows, size)
+        super().reset_rows(table, rows, size)
         for variable, start in zip(list(self.posteriors.values())[table], self.starts, strict=True):
             grow_rows(variable, size)
             values = np.full((len(rows), self.copies), start, np.float32)

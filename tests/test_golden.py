@@ -30,7 +30,7 @@ GOLDEN = os.environ.get("GOLDEN")
 # What depends on the clock, on paths, or on the environment.
 PASSING = re.compile(
     r"second|per_s|_ms|time_to|elapsed|lag|speed|path|folder|duration|started|ended|commit|version|pid|wait|threads"
-    r"|config_sha256|arrays_sha256|state_sha256|^lengths$|when|^run$|^runs$|^log$|^out$|arms|minutes|memory|rss"
+    r"|config_sha256|arrays_sha256|state_sha256|checkpoint_sha256|^lengths$|when|^run$|^runs$|^log$|^out$|arms|minutes|memory|rss"
 )
 SKIPPED = re.compile(r"environment\.json|tfevents|report\.html|step_times|\.lock$|/workers/")
 

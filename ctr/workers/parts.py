@@ -1,6 +1,7 @@
 """Arrays of which each worker holds a part: whose rows are whose, and how the parts make the whole again."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -36,6 +37,35 @@ class Part(NamedTuple):
         runs = [begin + step * np.arange(count) for begin, count in content["runs"]]
         rows = np.concatenate([np.zeros(0, np.int64), *runs]).astype(np.int64)
         return cls(rows, int(content["total"]), None if shape is None else tuple(shape))
+
+
+class Sharding:
+    """How the arrays of a worker are divided, by name; those that are not here it has whole, as all others have."""
+
+    def __init__(
+        self, rank: int, size: int, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}
+    ) -> None:
+        """Describes what a worker has.
+
+        Args:
+            rank, size: which one, of how many.
+            dealt: arrays whose rows are dealt out in turn (``rows_of``), with the number of rows of the whole.
+            parts: arrays that are divided otherwise, with the part of this one.
+        """
+        self._dealt, self._parts = dict(dealt), dict(parts)
+        # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
+        self._of_length = cache(partial(rows_of, rank, size))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._dealt or name in self._parts
+
+    def part(self, name: str, rows: int) -> Part | None:
+        """The part that the worker is to have of an array with so many rows; None: all of it."""
+        return self._of_length(rows) if name in self._dealt else self._parts.get(name)
+
+    def parts(self) -> dict[str, Part]:
+        """The parts that the worker has."""
+        return self._parts | {name: self._of_length(rows) for name, rows in self._dealt.items()}
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:

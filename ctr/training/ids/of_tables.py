@@ -7,7 +7,7 @@ import numpy as np
 
 from ctr.models.rows import TableLayout
 from ctr.training.ids.config import IdsConfig
-from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap
+from ctr.training.ids.id_map import GrowingFeature, IdMap
 from ctr.workers.group import ONE, Group
 
 ValueT = TypeVar("ValueT")
@@ -34,9 +34,7 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, Va
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def find_slots(
-    id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]], group: Group
-) -> list[np.ndarray]:
+def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """Finds the slots of ids in several maps that the same workers have, in one exchange.
 
     Args:
@@ -45,8 +43,10 @@ def find_slots(
     Returns:
         For each map int64 [U], -1 for an id without a slot.
     """
+    if not ids:
+        return []
     held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
-    found = group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    found = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
     return np.split(found, np.cumsum([len(own) for own in held])[:-1])
 
 
@@ -66,11 +66,6 @@ def divided_lengths(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]
         for number, id_map in id_maps.items()
         for name, length in id_map.entries().items()
     }
-
-
-def divided_names(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> set[str]:
-    """The names of arrays that would be divided."""
-    return {f"{_prefix(layouts[number])}{name}" for number in id_maps for name in DIVIDED_ARRAYS}
 
 
 def _prefix(layout: TableLayout) -> str:

@@ -132,9 +132,9 @@ class Run:
             refuse_without_checkpoint(self.run_dir)
             return None
         with self.workers.together():
-            part_of = self.state.part_of()
+            part = self.state.sharding.part
             arrays, state, parts = checkpoint.read_share(
-                folder, newest, lambda name, rows: part_of(name.removeprefix(_WEIGHTS), rows)
+                folder, newest, lambda name, rows: part(name.removeprefix(_WEIGHTS), rows)
             )
         return arrays, state, parts
 
@@ -270,7 +270,7 @@ class Run:
         with self.workers.together():
             if self.workers.is_chief:
                 checkpoint.begin(self.run_dir / "checkpoints", self.position.examples)
-        parts = {f"{_WEIGHTS}{name}": part for name, part in self.state.parts().items()}
+        parts = {f"{_WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
         return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience)
 
     def make_room(self) -> None:

@@ -87,8 +87,8 @@ def take_snapshot(run: Run) -> Snapshot:
     kept = dense_weights(state.network) | ({} if state.averaging is None else state.averaging.variables)
     weights = {name: variable.numpy() for name, variable in kept.items()}
     network = _network(state.layouts, run.config, compute_dtype, weights)
-    whole = state.whole_tables()
-    known = {number: id_map.ids_by_row() for number, id_map in state.id_maps.items()}
+    whole = state.tables.whole()
+    known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
     tables = _served_tables(state.layouts, whole, known if state.workers.is_chief else {})
     parts = (state.layouts, *tables, network, run.progress())
     return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)

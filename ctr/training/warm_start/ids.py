@@ -32,7 +32,7 @@ def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slo
                 old_map, old_place = old_maps[name]
                 known = old_map.occupants()
                 own = np.flatnonzero(known.features == old_place)
-                rows = state.adopt(number, place, known, own)
+                rows = state.tables.adopt(number, place, known, own)
                 fits = rows >= 0
                 slots[name] = rows[fits], known.rows[own[fits]]
     return slots
