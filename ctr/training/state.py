@@ -200,22 +200,14 @@ class TrainState:
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each array of which ``pieces`` are."""
-        variables, arrays = self._written()
-        shapes = {
-            name: (_shape(variable), np.dtype(variable.dtype.as_numpy_dtype))
-            for name, variable in variables.items()
-        }
-        return shapes | {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        return {name: (_shape(value), _dtype(value)) for name, value in self._written().items()}
 
-    def _written(self) -> tuple[dict[str, Rows], dict[str, np.ndarray]]:
+    def _written(self) -> dict[str, Rows | np.ndarray]:
         """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
-        variables, arrays, sharding = self.variables(), self.tables.id_arrays(), self.sharding
-        if self.workers.is_chief:
-            return variables, arrays
-        return (
-            {name: variable for name, variable in variables.items() if name in sharding},
-            {name: array for name, array in arrays.items() if name in sharding},
-        )
+        everything, sharding = self.variables() | self.tables.id_arrays(), self.sharding
+        return {
+            name: value for name, value in everything.items() if self.workers.is_chief or name in sharding
+        }
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """The values of all variables, those of many rows in pieces: name, first row and values.
@@ -225,16 +217,16 @@ class TrainState:
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
-        variables, arrays = self._written()
-        for name, array in arrays.items():
-            yield name, 0, array
-        for name, variable in variables.items():
-            rows = _shape(variable)[0] if variable.shape.rank == 2 else 0
+        for name, value in self._written().items():
+            if isinstance(value, np.ndarray):
+                yield name, 0, value
+                continue
+            rows = _shape(value)[0] if value.shape.rank == 2 else 0
             if rows <= _PIECE:
-                yield name, 0, np.asarray(variable.read_value())
+                yield name, 0, np.asarray(value.read_value())
                 continue
             for begin in range(0, rows, _PIECE):
-                yield name, begin, read_rows(variable, begin, min(begin + _PIECE, rows))
+                yield name, begin, read_rows(value, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
         """A hash of the variables and of the maps' arrays that all workers have."""
@@ -279,11 +271,15 @@ def _unlearned(shape: Sequence[int]) -> tf.Variable:
     return tf.Variable(tf.zeros(shape), trainable=False)
 
 
-def _shape(variable: Rows) -> tuple[int, ...]:
-    """The shape of a variable, whose number of rows may change."""
-    if variable.shape.is_fully_defined():
-        return tuple(variable.shape)
-    return (row_count(variable), *variable.shape[1:])
+def _shape(value: Rows | np.ndarray) -> tuple[int, ...]:
+    """The shape of an array or a variable, whose number of rows may change."""
+    if isinstance(value, np.ndarray) or value.shape.is_fully_defined():
+        return tuple(value.shape)
+    return (row_count(value), *value.shape[1:])
+
+
+def _dtype(value: Rows | np.ndarray) -> np.dtype:
+    return value.dtype if isinstance(value, np.ndarray) else np.dtype(value.dtype.as_numpy_dtype)
 
 
 def fresh_state(

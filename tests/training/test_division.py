@@ -66,11 +66,11 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
     places = [Seat(rank, workers, (divide,)) for rank in range(workers)]
     shares = [share_of_table(LAYOUT, plan, division, place, divide) for place in places]
     parts = [table[place.rank :: workers] if divide else table for place in places]
-    held = [part[share.distinct] for part, share in zip(parts, shares, strict=True)]
+    held = [part[share["distinct"]] for part, share in zip(parts, shares, strict=True)]
     if divide:
-        assert len({share.asked.shape for share in shares}) == 1
+        assert len({share["asked"].shape for share in shares}) == 1
         received = [
-            np.concatenate([held[owner][shares[owner].asked[rank]] for owner in range(workers)])
+            np.concatenate([held[owner][shares[owner]["asked"][rank]] for owner in range(workers)])
             for rank in range(workers)
         ]
     else:
@@ -85,13 +85,13 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
         for place, row in enumerate(own):
             for column, name in enumerate(("user", "item")):
                 number = offsets[name] + ids[row, column]
-                np.testing.assert_array_equal(received[rank][share.single[place, column]], table[number])
-                found[rank][share.single[place, column]] += row + 1
+                np.testing.assert_array_equal(received[rank][share["single"][place, column]], table[number])
+                found[rank][share["single"][place, column]] += row + 1
                 expected[number] += row + 1
-            values = share.values[share.segments == place]
+            values = share["values"][share["segments"] == place]
             numbers = offsets["tags"] + tags[starts[row] : starts[row] + lengths[row]]
             np.testing.assert_array_equal(received[rank][values], table[numbers])
-        assert (share.segments[np.searchsorted(share.segments, len(own)) :] == division.capacity).all()
+        assert (share["segments"][np.searchsorted(share["segments"], len(own)) :] == division.capacity).all()
     for owner, share in enumerate(shares):
         if not divide:
             gradient[plan.distinct] += found[owner]
@@ -99,10 +99,10 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
         total = np.zeros_like(held[owner])
         for rank in range(workers):
             sent = found[rank].reshape(workers, -1, 3)[owner]
-            np.add.at(total, share.asked[rank], sent)
-        gradient[owner::workers][share.distinct] += total
+            np.add.at(total, share["asked"][rank], sent)
+        gradient[owner::workers][share["distinct"]] += total
         # No row twice.
-        assert len(np.unique(share.distinct)) == len(share.distinct)
+        assert len(np.unique(share["distinct"])) == len(share["distinct"])
     np.testing.assert_array_equal(gradient, expected)
 
 

@@ -29,7 +29,7 @@ def deliver(
     Args:
         divided: for each table whether the members have a part of it each.
         held: float32 [Q, C], of what this one holds of each table those that the batch needs.
-        plans: of the tables (``ctr.training.tables.shares.TableShare``).
+        plans: of the tables (``ctr.training.tables.shares``).
 
     Returns:
         Of a divided table float32 [W * P, C], of another one ``held``; and the plans as they refer to these.

@@ -5,7 +5,7 @@ Workers that are chips of a process refer to all rows of a batch, those that eac
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
@@ -37,13 +37,13 @@ def plan_tensors(
     for number, (layout, plan) in enumerate(zip(layouts, plans, strict=True)):
         sizes = None if shape is None else shape.tables[number]
         shares = _shares(layout, plan, *division, division[1].divided[number], sizes)
-        names = _PLAN if shares[0].asked is None else (*_PLAN, "asked")
-        found = {name: [getattr(share, name) for share in shares] for name in names}
         is_one = not division[1].has_all
         tensors.append(
             {
-                name: tf.constant(parts[0] if is_one or name == "distinct" else np.stack(parts))
-                for name, parts in found.items()
+                name: tf.constant(
+                    first if is_one or name == "distinct" else np.stack([share[name] for share in shares])
+                )
+                for name, first in shares[0].items()
             }
         )
     return tensors
@@ -56,7 +56,7 @@ def _shares(
     seat: Seat,
     is_divided: bool,
     sizes: TableSizes | None,
-) -> list["TableShare"]:
+) -> list[dict[str, np.ndarray]]:
     """What the workers whose parts are made here need of a table."""
     if seat.by_chip:
         held = row_capacity(most_held(plan, seat)) if sizes is None else sizes.held
@@ -72,26 +72,6 @@ def _shares(
     ]
 
 
-@dataclass(frozen=True)
-class TableShare:
-    """What a worker needs of one table for its B rows, and, of a divided table, what others need of its part.
-
-    Attributes:
-        distinct: int32 [Q], the rows of this worker's part that the batch needs, each once; of a mirrored table those
-            of the whole batch. May be padded with rows that it does not need.
-        single, values, segments: as in ``TablePlan``, of this worker's rows: positions in ``distinct``, or of a divided
-            table in the W * P rows that it has from all workers.
-        asked: int32 [W, P], of a divided table, for each worker, which of ``distinct`` it needs, with padding that it
-            does not refer to; None of a mirrored one.
-    """
-
-    distinct: np.ndarray
-    single: np.ndarray
-    values: np.ndarray
-    segments: np.ndarray
-    asked: np.ndarray | None = None
-
-
 def share_of_table(
     layout: TableLayout,
     plan: TablePlan,
@@ -99,13 +79,20 @@ def share_of_table(
     seat: Seat,
     is_divided: bool,
     values_capacity: int | None = None,
-) -> TableShare:
-    """Finds what a worker needs of a table.
+) -> dict[str, np.ndarray]:
+    """Finds what a worker needs of a table for its B rows, and what others need of its part.
 
     Args:
         plan: of the whole batch, all of whose ids have rows.
         seat: of the worker.
         values_capacity: what its multivalent ids are padded to; None: one of few sizes.
+
+    Returns:
+        ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, of a mirrored table
+        those of the whole batch; may be padded with rows that it does not need. ``single``, ``values`` and
+        ``segments`` as in ``TablePlan``, of this worker's rows: positions in ``distinct``, or of a divided table in
+        the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
+        which of ``distinct`` it needs, with padding that it does not refer to.
     """
     workers, rank, count = division.workers, seat.rank, len(layout.multivalent)
     own_rows = np.flatnonzero(division.rows_of(rank))
@@ -123,12 +110,14 @@ def share_of_table(
     new_rows = division.order[row_of_value[own_values]] - rank * division.capacity
     padded_segments[: len(own_values)] = new_rows * count + segments[own_values] % max(count, 1)
     if not is_divided:
-        return TableShare(plan.distinct, padded_single, padded_values, padded_segments)
+        mirrored = plan.distinct, padded_single, padded_values, padded_segments
+        return dict(zip(_PLAN, mirrored, strict=True))
     needed = np.zeros((seat.size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
     needed[workers[row_of_value], values] = True
     distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, seat)
-    return TableShare(distinct, positions[padded_single], positions[padded_values], padded_segments, asked)
+    arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
+    return dict(zip((*_PLAN, "asked"), arrays, strict=True))
 
 
 def _requests(
@@ -141,7 +130,7 @@ def _requests(
         needed: bool [W, U], which worker needs which of them.
 
     Returns:
-        ``distinct`` and ``asked`` of a ``TableShare``; and for each of the U rows where this worker has it among the
+        ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among the
         W * P that it is given, int32; 0 for those that it does not need.
     """
     rank, size = seat.rank, seat.size
