@@ -148,7 +148,7 @@ def optimizer(table, features=2, copies=1):
 
 def step(made, rows, gradient, curvature, groups):
     rows = tf.constant(rows)
-    given_rows = tf.gather(made.tables[0], rows)
+    given_rows = tf.gather(made.tables["t"], rows)
     one = RowGradient(
         rows,
         given_rows,
