@@ -246,9 +246,9 @@ class RowNewton(RowAdaGrad):
     def variables(self) -> dict[str, Rows]:
         """The state of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
         return super().variables | {
-            f"{kind}/{name}": variable
+            f"{kind}/{name}": learned[number]
+            for number, kind in enumerate(self.feature_state)
             for name, learned in self.learned.items()
-            for kind, variable in zip(self.feature_state, learned, strict=True)
         }
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:

@@ -66,9 +66,9 @@ class RowRule(WithoutHost):
     def variables(self) -> dict[str, Rows]:
         """What is kept of each row, by the names of ``row_state``."""
         return {
-            f"{kind}/{name}": variable
+            f"{kind}/{name}": state[number]
+            for number, kind in enumerate(self.row_state)
             for name, state in self.kept.items()
-            for kind, variable in zip(self.row_state, state, strict=True)
         }
 
     def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:

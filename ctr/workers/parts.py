@@ -73,7 +73,16 @@ def rows_of(rank: int, size: int, total: int) -> Part:
     return Part(np.arange(rank, total, size, dtype=np.int64), total)
 
 
-def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
+def shard(array: np.ndarray, part: Part) -> np.ndarray:
+    """A part of a whole array. Raises ValueError: it is of another array."""
+    flat = array if part.shape is None else array.reshape(-1)
+    if len(flat) != part.total:
+        raise ValueError(f"a part of {part.total} rows is not one of an array {array.shape}")
+    rows: np.ndarray = flat[part.rows]
+    return rows
+
+
+def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
     """The whole array.
 
     Raises:
@@ -91,7 +100,7 @@ def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
     return whole if first.shape is None else whole.reshape(first.shape)
 
 
-def take_from(
+def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
     """One worker's part of an array that others had in other parts.

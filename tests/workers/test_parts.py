@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from array_parts import taken
-from ctr.workers.parts import Part, merge, rows_of, take_from
+from ctr.workers.parts import Part, reshard, reshard_to, rows_of
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 6))
@@ -16,13 +16,13 @@ def test_rows_of_any_number_of_workers_become_those_of_any_other(total, before, 
     whole = np.random.default_rng(total).normal(size=(total, 3)).astype(np.float32)
     parts = [rows_of(rank, before, total) for rank in range(before)]
     saved = [(part, taken(part, whole)) for part in parts]
-    np.testing.assert_array_equal(merge(saved), whole)
+    np.testing.assert_array_equal(reshard(saved), whole)
     for rank in range(after):
         wanted = rows_of(rank, after, total)
         # File by file.
         found = None
         for one in saved:
-            found = take_from(wanted, [one], found)
+            found = reshard_to(wanted, [one], found)
         np.testing.assert_array_equal(found, taken(wanted, whole))
 
 
@@ -35,9 +35,9 @@ def test_rows_in_any_order(data, total, size):
 
     whole = np.arange(2.0 * total).reshape(total, 2)
     saved = [(part, taken(part, whole)) for part in divided()]
-    np.testing.assert_array_equal(merge(saved), whole)
+    np.testing.assert_array_equal(reshard(saved), whole)
     for wanted in divided():
-        np.testing.assert_array_equal(take_from(wanted, saved), taken(wanted, whole))
+        np.testing.assert_array_equal(reshard_to(wanted, saved), taken(wanted, whole))
 
 
 @given(st.lists(st.integers(0, 30), unique=True, max_size=8))
@@ -57,15 +57,15 @@ def test_single_elements_of_an_array_of_any_shape():
     whole = np.arange(12.0).reshape(3, 4)
     parts = [Part(np.array(rows), 12, (3, 4)) for rows in ([0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11])]
     saved = [(part, taken(part, whole)) for part in parts]
-    np.testing.assert_array_equal(merge(saved), whole)
+    np.testing.assert_array_equal(reshard(saved), whole)
     wanted = Part(np.array([11, 0]), 12, (3, 4))
-    assert take_from(wanted, saved).tolist() == [11, 0]
+    assert reshard_to(wanted, saved).tolist() == [11, 0]
     assert Part.from_json(json.loads(json.dumps(wanted.as_json()))).shape == (3, 4)
 
 
 def test_a_row_in_two_parts_or_in_none():
     parts = [(Part(np.array(rows), 4), np.zeros((2, 1))) for rows in ([0, 1], [1, 2])]
     with pytest.raises(ValueError, match="row 1 is in 2 parts"):
-        merge(parts)
+        reshard(parts)
     with pytest.raises(ValueError, match="row 2 is in 0 parts"):
-        merge(parts[:1])
+        reshard(parts[:1])

@@ -7,7 +7,7 @@ import numpy as np
 
 from ctr.models.rows import TableLayout
 from ctr.training.ids.config import IdsConfig
-from ctr.training.ids.id_map import GrowingFeature, IdMap
+from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
 from ctr.workers.group import ONE, Group
 
 ValueT = TypeVar("ValueT")
@@ -34,6 +34,16 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, Va
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
+def restored_maps(
+    layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
+) -> dict[int, IdMap]:
+    """The maps of the tables in which ids grow, by the tables' numbers, of a process alone; ``arrays``: of a state."""
+    maps = {number: make_id_map(layout, ids) for number, layout in enumerate(layouts) if layout.growing}
+    for number, id_map in maps.items():
+        id_map.restore(id_arrays(layouts[number], arrays))
+    return maps
+
+
 def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """Finds the slots of ids in several maps that the same workers have, in one exchange.
 
@@ -48,6 +58,15 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
     held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
     found = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
     return np.split(found, np.cumsum([len(own) for own in held])[:-1])
+
+
+def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, Occupants]:
+    """The ids that have a slot, by feature; of several workers those that this one keeps."""
+    return {
+        feature.name: occupants.of_feature(index)
+        for number, occupants in ((number, id_map.occupants()) for number, id_map in id_maps.items())
+        for index, feature in enumerate(layouts[number].growing)
+    }
 
 
 def arrays_of_maps(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, np.ndarray]:

@@ -163,30 +163,21 @@ class EmbeddingTables:
                 found[number] = id_map.look_up(ids.features, ids.fingerprints, own)
         return found
 
-    def adopt(self, number: int, feature: int, known: Occupants, which: np.ndarray) -> np.ndarray:
+    def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
         """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
 
         Args:
             number: of the table.
-            feature: its number in ``TableLayout.growing``.
-            known: what the other run's map has.
-            which: int64 [N], the ids of it.
+            feature: the ids' feature, by its number in ``TableLayout.growing``.
+            known: what the other run's map has of them.
 
         Returns:
             int32 [N], their rows; -1 for ids that did not fit.
         """
-        features, fingerprints = np.full(len(which), feature, np.int16), known.fingerprints[which]
-        rows = self.id_maps[number].adopt(
-            features,
-            fingerprints,
-            known.first_seen[which],
-            known.last_seen[which],
-            known.uses[which],
-            known.frequency[which],
-            known.time_us,
-        )
+        features = np.full(len(known.rows), feature, np.int16)
+        rows = self.id_maps[number].adopt(features, known)
         fits = rows >= 0
-        self._reset_rows(number, rows[fits], features[fits], fingerprints[fits])
+        self._reset_rows(number, rows[fits], features[fits], known.fingerprints[fits])
         return rows
 
     def _reset_rows(

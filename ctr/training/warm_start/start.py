@@ -121,9 +121,7 @@ def _read_old(run_dir: Path) -> _Old:
     network = create_network(layouts, config, "float32", compiled=False)
     shapes = {name: tuple(weight.shape) for name, weight in network.weights().items()}
     arrays, state = checkpoint.read(run_dir / "checkpoints")
-    weights = {
-        name.removeprefix("weights|"): array for name, array in arrays.items() if name.startswith("weights|")
-    }
+    weights = checkpoint.weights_of(arrays)
     try:
         position = Position.from_json(state["position"])
         _check_arrays(weights, layouts, shapes)
