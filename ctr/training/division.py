@@ -12,6 +12,7 @@ import numpy as np
 
 from ctr.models.rows import TableLayout, padded_size
 from ctr.training.tables.plan import TablePlan, value_count
+from ctr.workers.collectives import Workers
 
 
 class Seat(NamedTuple):
@@ -40,6 +41,13 @@ class Seat(NamedTuple):
     def ranks(self) -> tuple[int, ...]:
         """The numbers of the workers whose parts are made here."""
         return tuple(range(self.size)) if self.has_all else (self.rank,)
+
+
+def seat_in(group: Workers, divided: tuple[bool, ...], numbered: bool) -> Seat | None:
+    """The seat of a member of a group; None: the process is alone. ``divided``, ``numbered``: see ``Seat``."""
+    if group.is_here:
+        return Seat(0, group.size, divided, has_all=True, by_chip=True)
+    return None if group.size == 1 else Seat(group.rank, group.size, divided, numbered=numbered)
 
 
 @dataclass(frozen=True)

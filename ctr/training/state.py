@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from ctr.optim.row_variables import Rows, read_rows, row_count
 from ctr.optim.state import in_present_form
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
-from ctr.training.division import Seat
+from ctr.training.division import Seat, seat_in
 from ctr.training.optimizers import (
     dense_optimizer,
     make_averaging,
@@ -141,7 +140,7 @@ class TrainState:
         self.layouts, self.families = layouts, tuple(families)
         self.workers, self.chips = workers, chips
         self.group = workers if chips is None else chips
-        with nullcontext() if chips is None else chips.holding():
+        with self.group.holding():
             self.tables = EmbeddingTables(layouts, config, self.group, in_lines or chips is not None)
             self._create_dense(config, compute_dtype, sources)
             self.duals = [_unlearned([family.slices]) for family in families]
@@ -157,7 +156,7 @@ class TrainState:
         self.dense_optimizer.build(weights)
         fitted = self.network.calibrated
         names = zip(weights, self.network.weights(), strict=True)
-        learned = {name: weights[name] for name, own in names if own not in fitted}
+        learned = {name: weights[name] for name, weight in names if weight not in fitted}
         self.averaging = make_averaging(optimizer, learned)
         self.calibrators = make_calibrators(fitted)
 
@@ -180,12 +179,7 @@ class TrainState:
     @property
     def seat(self) -> Seat | None:
         """Which parts of each batch this process computes; None: all of it, as it is alone."""
-        divided = self.tables.divided
-        if self.chips is not None:
-            return Seat(0, self.chips.size, divided, has_all=True, by_chip=True)
-        if self.workers.size == 1:
-            return None
-        return Seat(self.workers.rank, self.workers.size, divided, numbered=self.samples_labels)
+        return seat_in(self.group, self.tables.divided, self.samples_labels)
 
     @property
     def sharding(self) -> Sharding:
@@ -195,19 +189,20 @@ class TrainState:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all variables and maps, to be read before the next step: where possible, their own memory."""
-        values = {name: np.asarray(variable.read_value()) for name, variable in self.variables().items()}
-        return values | self.tables.id_arrays()
+        return {name: _value(leaf) for name, leaf in self._leaves().items()}
+
+    def _leaves(self) -> dict[str, Rows | np.ndarray]:
+        """All variables, and the arrays of maps."""
+        return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each array of which ``pieces`` are."""
-        return {name: (_shape(value), _dtype(value)) for name, value in self._written().items()}
+        return {name: (_shape(leaf), _dtype(leaf)) for name, leaf in self._written().items()}
 
     def _written(self) -> dict[str, Rows | np.ndarray]:
         """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
-        everything, sharding = self.variables() | self.tables.id_arrays(), self.sharding
-        return {
-            name: value for name, value in everything.items() if self.workers.is_chief or name in sharding
-        }
+        leaves, sharding = self._leaves(), self.sharding
+        return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """The values of all variables, those of many rows in pieces: name, first row and values.
@@ -217,24 +212,21 @@ class TrainState:
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
-        for name, value in self._written().items():
-            if isinstance(value, np.ndarray):
-                yield name, 0, value
-                continue
-            rows = _shape(value)[0] if value.shape.rank == 2 else 0
+        for name, leaf in self._written().items():
+            rows = 0 if isinstance(leaf, np.ndarray) or leaf.shape.rank != 2 else row_count(leaf)
             if rows <= _PIECE:
-                yield name, 0, np.asarray(value.read_value())
+                yield name, 0, _value(leaf)
                 continue
             for begin in range(0, rows, _PIECE):
-                yield name, begin, read_rows(value, begin, min(begin + _PIECE, rows))
+                yield name, begin, read_rows(leaf, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
         """A hash of the variables and of the maps' arrays that all workers have."""
-        sharding, found = self.sharding, hashlib.sha256()
-        for name, array in self.arrays().items():
+        sharding, digest = self.sharding, hashlib.sha256()
+        for name, leaf in self._leaves().items():
             if name not in sharding:
-                found.update(np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()
+                digest.update(np.ascontiguousarray(_value(leaf)).tobytes())
+        return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
         """Sets all variables and maps. Raises ValueError when names or shapes differ.
@@ -243,11 +235,10 @@ class TrainState:
             arrays: by the names of ``variables`` and of the maps' arrays; of a divided one this worker's part.
             parts: which parts these are, where they are not those with which the state began.
         """
-        variables = self.variables()
-        names = {*variables, *self.tables.id_arrays()}
+        names = self._leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
-        for name, variable in variables.items():
+        for name, variable in self.variables().items():
             variable.assign(in_present_form(name, arrays[name]))
         self.tables.restore(arrays, parts or {})
 
@@ -271,15 +262,19 @@ def _unlearned(shape: Sequence[int]) -> tf.Variable:
     return tf.Variable(tf.zeros(shape), trainable=False)
 
 
-def _shape(value: Rows | np.ndarray) -> tuple[int, ...]:
+def _value(leaf: Rows | np.ndarray) -> np.ndarray:
+    return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf.read_value())
+
+
+def _shape(leaf: Rows | np.ndarray) -> tuple[int, ...]:
     """The shape of an array or a variable, whose number of rows may change."""
-    if isinstance(value, np.ndarray) or value.shape.is_fully_defined():
-        return tuple(value.shape)
-    return (row_count(value), *value.shape[1:])
+    if isinstance(leaf, np.ndarray) or leaf.shape.is_fully_defined():
+        return tuple(leaf.shape)
+    return (row_count(leaf), *leaf.shape[1:])
 
 
-def _dtype(value: Rows | np.ndarray) -> np.dtype:
-    return value.dtype if isinstance(value, np.ndarray) else np.dtype(value.dtype.as_numpy_dtype)
+def _dtype(leaf: Rows | np.ndarray) -> np.dtype:
+    return leaf.dtype if isinstance(leaf, np.ndarray) else np.dtype(leaf.dtype.as_numpy_dtype)
 
 
 def fresh_state(
