@@ -69,21 +69,12 @@ def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> di
     }
 
 
-def arrays_of_maps(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, np.ndarray]:
-    """The arrays of maps, given by the numbers of their tables; of those that are divided this worker's part."""
+def named(layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]) -> dict[str, ValueT]:
+    """What there is of each array of maps, given by the numbers of their tables, by the arrays' names in states."""
     return {
-        f"{_prefix(layouts[number])}{name}": array
-        for number, id_map in id_maps.items()
-        for name, array in id_map.to_arrays().items()
-    }
-
-
-def divided_lengths(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, int]:
-    """The arrays of maps that are divided over workers, with the length that they have as a whole."""
-    return {
-        f"{_prefix(layouts[number])}{name}": length
-        for number, id_map in id_maps.items()
-        for name, length in id_map.entries().items()
+        f"{_prefix(layouts[number])}{name}": value
+        for number, of_map in of_maps.items()
+        for name, value in of_map.items()
     }
 
 

@@ -32,7 +32,7 @@ from ctr.optim.row_variables import (
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
 from ctr.training.ids.id_map import Occupants
-from ctr.training.ids.of_tables import arrays_of_maps, divided_lengths, find_slots, id_arrays, make_id_map
+from ctr.training.ids.of_tables import find_slots, id_arrays, make_id_map, named
 from ctr.training.optimizers import table_optimizer
 from ctr.training.shapes import most_rows
 from ctr.training.tables.exchange import Curvature, Plan, add_up, deliver
@@ -258,25 +258,25 @@ class EmbeddingTables:
     @property
     def variables(self) -> dict[str, Rows]:
         """The rows and what the optimizer has, under names that do not depend on the process."""
-        named = {
+        rows = {
             f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.weights, strict=True)
         }
-        return named | self.optimizer.variables
+        return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
         """The arrays of the maps; of those that are divided this worker's part."""
-        return arrays_of_maps(self.layouts, self.id_maps)
+        return named(self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()})
 
     def lengths(self) -> dict[str, int]:
         """The arrays whose entries are dealt out to the workers in turn, with the number of entries of all."""
-        found = {
+        rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)
             if self.divided[number]
             for kind in ("rows", *self.optimizer.row_state)
         }
-        is_one = all(id_map.group.size == 1 for id_map in self.id_maps.values())
-        return found if is_one else found | divided_lengths(self.layouts, self.id_maps)
+        maps = {number: id_map.entries() for number, id_map in self.id_maps.items() if id_map.group.size > 1}
+        return rows | named(self.layouts, maps)
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part]) -> None:
         """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""
