@@ -93,7 +93,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
     assert len(shapes.shapes) <= 4 - (growth is None)
     place = None if chips == 1 else chips_place(chips, layouts)
     state = TrainState(layouts, config, "float32")
-    before = [state.rows(number) for number in range(len(layouts))]
+    before = [state.tables.count(number) for number in range(len(layouts))]
     sizes = st.one_of(
         st.lists(st.integers(1, 8), min_size=1, max_size=4),
         st.just([ROWS]),
@@ -107,7 +107,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
         options = (config.objective, (), (), config.ids)
         feed = make_feed(batch, layouts, ROWS, *options, place, shapes).with_rows(state.tables, learning=True)
         seen.add(shapes_of(feed))
-        assert [state.rows(number) for number in range(len(layouts))] == before
+        assert [state.tables.count(number) for number in range(len(layouts))] == before
         if place is None:
             plain = make_feed(batch, layouts, ROWS, *options).with_rows(state.tables)
             _assert_same_content(feed, plain, len(batch.rows))
