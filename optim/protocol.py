@@ -209,7 +209,7 @@ class ProductOptimizer(Protocol):
 
 
 class TableOptimizer(Optimizer[RowGradient], Protocol):
-    """Trains the touched rows of tables."""
+    """Trains the touched rows of tables; ``ctr.optim.row_rule.RowRule`` has all of it but the rule itself."""
 
     @property
     def row_state(self) -> tuple[str, ...]:
