@@ -63,7 +63,7 @@ def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str) -> 
     dtype = resolve_compute_dtype(config)
     layouts = config.table_layouts(schema)
     network = create_network(layouts, config, dtype, compiled=False)
-    tables = TrainState(layouts, config, dtype).tables
+    tables = TrainState(layouts, config, dtype).tables.weights
     position = {"examples": 1, "batches": 1, "trained_examples": 10**9}
     progress = {"position": position, "window_times": [0, 0], "consumed": []}
     snapshot = Snapshot(folder, config, schema, dtype, layouts, tables, {}, {}, network, progress)

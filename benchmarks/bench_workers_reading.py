@@ -27,7 +27,7 @@ from ctr.data.reader import read_rows
 from ctr.data.shards import read_shard
 from ctr.io.files import file_sha256
 from ctr.training.config import TrainConfig
-from ctr.training.division import Place
+from ctr.training.division import Seat
 from ctr.training.feed import make_feed
 from ctr.training.inputs import open_inputs
 
@@ -87,11 +87,11 @@ def measure(batch_rows: int, batches: int, workers: Sequence[int]) -> dict[str, 
         }
         for number in workers:
             divided = tuple(True for _ in layouts)
-            place = None if number == 1 else Place(0, number, divided)
+            seat = None if number == 1 else Seat(0, number, divided)
 
-            def feeds(place: Place | None = place) -> None:
+            def feeds(seat: Seat | None = seat) -> None:
                 for one in ready:
-                    make_feed(one, layouts, batch_rows, config.objective, ids=config.ids, place=place)
+                    make_feed(one, layouts, batch_rows, config.objective, ids=config.ids, seat=seat)
 
             found["feed_ms"][str(number)] = 1000 * seconds(feeds, 3) / len(ready)
     return found

@@ -209,7 +209,7 @@ class ProductOptimizer(Protocol):
 
 
 class TableOptimizer(Optimizer[RowGradient], Protocol):
-    """Trains the touched rows of tables."""
+    """Trains the touched rows of tables; ``ctr.optim.row_rule.RowRule`` has all of it but the rule itself."""
 
     @property
     def row_state(self) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ class TableOptimizer(Optimizer[RowGradient], Protocol):
     def needs_curvature(self) -> bool:
         """Whether ``update`` needs the curvature and the groups of ``RowGradient``."""
 
-    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+    def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         """Lets rows of a table begin anew, as ``build`` leaves them; called between two steps.
 
         Args:

@@ -14,14 +14,13 @@ import tensorflow as tf
 from ctr.optim import adafactor, adagrad
 from ctr.optim.adafactor import RowMoments
 from ctr.optim.adafactor_options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.protocol import Cost, RowGradient, WithoutHost
-from ctr.optim.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
-from ctr.optim.update_limit import limit_update
-from ctr.workers.collectives import ALONE, Workers
+from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.row_rule import RowRule, State
+from ctr.optim.row_variables import Rows
+from ctr.workers.collectives import Workers
 
 _OPERATIONS = 14
 """For each element of a touched row."""
-_ROW_STATE = ("rows_moment", "rows_touched", "rows_linear_accumulator")
 
 
 class _RowState(NamedTuple):
@@ -32,22 +31,17 @@ class _RowState(NamedTuple):
     linear: tf.Tensor
 
 
-class RowAdafactor(WithoutHost):
+class RowAdafactor(RowRule):
     """Adafactor for the rows of some tables.
 
     Args:
-        rates: for each table float32 [C], the learning rates of its columns; of embeddings the step size rho.
+        rates, limit, owners: see ``RowRule``; of embeddings the rate is the step size rho.
         initial_accumulators: for each table float32 [C]; those of linear weights are used.
         copies: K, of an embedding and its linear weight in each row.
         options: of Adafactor.
-        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: for each table the workers that hold a part of its rows each. By default all tables are here whole.
     """
 
-    name = "embeddings"
-    row_state: tuple[str, ...] = _ROW_STATE
-    feature_state: tuple[str, ...] = ()
-    needs_curvature = False
+    row_state: tuple[str, ...] = ("rows_moment", "rows_touched", "rows_linear_accumulator")
 
     def __init__(
         self,
@@ -58,85 +52,56 @@ class RowAdafactor(WithoutHost):
         limit: tuple[float, float] | None = None,
         owners: Sequence[Workers] | None = None,
     ) -> None:
-        self.owners = [ALONE] * len(rates) if owners is None else list(owners)
-        self.rates, self.initial_accumulators = rates, initial_accumulators
+        super().__init__(rates, limit, owners)
         given = {name: getattr(options, name) for name in RowAdafactorOptions.names()}
-        self.copies, self.options, self.limit = copies, AdafactorOptions(**given), limit
-        self.tables: dict[str, Rows] = {}
-        self._rows: dict[str, _RowState] = {}
+        self.initial_accumulators, self.copies = initial_accumulators, copies
+        self.options = AdafactorOptions(**given)
         self._columns: dict[str, tf.Variable] = {}
         self._steps: dict[str, tf.Variable] = {}
 
+    def first_state(self, table: int) -> Sequence[np.ndarray]:
+        """The state of a row, [K] each."""
+        zeros = np.zeros(self.copies, np.float32)
+        return zeros, zeros, self.initial_accumulators[table].reshape(self.copies, -1)[:, -1]
+
     def build(self, weights: Mapping[str, Rows]) -> None:
         """Takes the tables, float32 [R, C] each."""
-        self.tables = dict(weights)
-        for (name, table), initial in zip(weights.items(), self.initial_accumulators, strict=True):
-            width, zeros = table.shape[1] // self.copies - 1, np.zeros(self.copies, np.float32)
-            begins = zeros, zeros, self._linear(initial)
-            self._rows[name] = _RowState(*(rows_like(table, begin) for begin in begins))
+        super().build(weights)
+        for name, table in weights.items():
+            width = table.shape[1] // self.copies - 1
             self._columns[name] = tf.Variable(tf.zeros([self.copies, width]), trainable=False)
             self._steps[name] = tf.Variable(tf.zeros([self.copies]), trainable=False)
 
-    def _linear(self, columns: np.ndarray) -> np.ndarray:
-        """Of what each column has, that of the linear weights, [K]."""
-        return columns.reshape(self.copies, -1)[:, -1]
-
     @property
-    def variables(self) -> dict[str, tf.Variable]:
-        """What rows have, by the names of ``row_state``, and what tables have."""
-        found: dict[str, tf.Variable] = {}
-        for name, state in self._rows.items():
-            found |= {f"{kind}/{name}": variable for kind, variable in zip(_ROW_STATE, state, strict=True)}
-            found |= {f"columns_moment/{name}": self._columns[name], f"table_steps/{name}": self._steps[name]}
-        return found
+    def variables(self) -> dict[str, Rows]:
+        """What rows have, and what tables have."""
+        of_tables = {"columns_moment": self._columns, "table_steps": self._steps}
+        return super().variables | {
+            f"{kind}/{name}": variable
+            for kind, by_table in of_tables.items()
+            for name, variable in by_table.items()
+        }
 
-    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
-        """Lets rows begin anew, as ``build`` leaves them."""
-        state = list(self._rows.values())[table]
-        zeros = np.zeros(self.copies, np.float32)
-        begin = (zeros, zeros, self._linear(self.initial_accumulators[table]))
-        for variable, value in zip(state, begin, strict=True):
-            grow_rows(variable, size)
-            values = np.broadcast_to(value, (len(rows), self.copies))
-            set_rows(variable, rows, values)
-
-    def read(self, rows: Sequence[tf.Tensor]) -> list[_RowState]:
-        """The state of these rows."""
-        return [
-            _RowState(*(gather_rows(variable, own) for variable in state))
-            for state, own in zip(self._rows.values(), rows, strict=True)
-        ]
-
-    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
-        """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
-        del compiled
-        for name, rates, one, owners in zip(self.tables, self.rates, gradients, self.owners, strict=True):
-            with tf.name_scope("row_update"):
-                self._update_table(name, rate * rates, one, owners)
-
-    def _update_table(self, name: str, rates: tf.Tensor, one: RowGradient, owners: Workers) -> None:
-        before: _RowState = one.state
+    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        """A step of the rows of a table, and of the moments of its columns."""
+        name, before = list(self.tables)[table], _RowState(*given.state)
         moved, kept = [], []
         columns, steps = [], []
-        split = [tf.split(part, self.copies, axis=-1) for part in (one.gradient, one.values, rates)]
+        split = [tf.split(part, self.copies, axis=-1) for part in (given.gradient, given.values, rates)]
         for copy, (gradient, values, own_rates) in enumerate(zip(*split, strict=True)):
             state = _RowState(*(part[:, copy : copy + 1] for part in before))
             update, moments, touched, column, step = self._step_of_copy(
-                name, copy, state, gradient[:, :-1], values[:, :-1], own_rates[:-1], owners
+                name, copy, state, gradient[:, :-1], values[:, :-1], own_rates[:-1], self.owners[table]
             )
             direction, squared = adagrad.row_direction(state.linear, gradient[:, -1:])
             moved.append(tf.concat([update, own_rates[-1:] * direction], axis=1))
             kept.append((moments, touched, state.linear + squared))
             columns.append(column)
             steps.append(step)
-        update = tf.concat(moved, axis=1)
-        if self.limit is not None:
-            update = limit_update(one.values, update, *self.limit, owners)
-        for variable, old, parts in zip(self._rows[name], before, zip(*kept, strict=True), strict=True):
-            replace_rows(variable, one.rows, old, tf.concat(parts, axis=1))
         self._columns[name].assign(tf.stack(columns))
         self._steps[name].assign(tf.stack(steps))
-        replace_rows(self.tables[name], one.rows, one.values, one.values - update)
+        update = self.limited(table, given.values, tf.concat(moved, axis=1))
+        return given.values - update, [tf.concat(parts, axis=1) for parts in zip(*kept, strict=True)]
 
     def _step_of_copy(
         self,

@@ -38,8 +38,8 @@ import tensorflow as tf
 
 from ctr.optim.adagrad import RowAdaGrad, row_direction
 from ctr.optim.protocol import Cost, RowGradient
-from ctr.optim.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
-from ctr.optim.update_limit import limit_update
+from ctr.optim.row_rule import State
+from ctr.optim.row_variables import Rows
 from ctr.workers.collectives import Workers
 
 OVERDISPERSION = 0.1
@@ -55,7 +55,6 @@ _PRIOR_RANGE = (-3.0, 12.0)
 """Of log T_f."""
 _FORGETTING_RANGE = (-9.0, 0.0)
 """Of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
-_ROW_STATE = ("rows_prior", "rows_variance_slope", "rows_weight_slope")
 _OPERATIONS = 60
 """For each linear weight of a touched row."""
 
@@ -197,10 +196,15 @@ class RowNewton(RowAdaGrad):
         features: for each table the number of its features.
         copies: of each table's columns, the last one in each copy being linear weights.
         precision: T of every feature at the beginning, and what rows that were not touched yet were shrunk by.
-        limit, owners: see ``RowAdaGrad``.
+        limit, owners: see ``RowRule``.
     """
 
-    row_state: tuple[str, ...] = ("rows_accumulator", *_ROW_STATE)
+    row_state: tuple[str, ...] = (
+        "rows_accumulator",
+        "rows_prior",
+        "rows_variance_slope",
+        "rows_weight_slope",
+    )
     feature_state: tuple[str, ...] = ("prior_precision", "forgetting")
     needs_curvature = True
 
@@ -217,8 +221,12 @@ class RowNewton(RowAdaGrad):
         super().__init__(rates, initial_accumulators, limit, owners)
         self.features, self.copies = tuple(features), copies
         self.starts = (precision, 0.0, 0.0)
-        self.posteriors: dict[str, tuple[Rows, ...]] = {}
         self.learned: dict[str, tuple[tf.Variable, ...]] = {}
+
+    def first_state(self, table: int) -> Sequence[np.ndarray]:
+        """The sums; of each copy the T that it was shrunk by, d V / d log k and d w / d log k."""
+        starts = (np.full(self.copies, start, np.float32) for start in self.starts)
+        return *super().first_state(table), *starts
 
     def build(self, weights: Mapping[str, Rows]) -> None:
         """Takes the tables, float32 [R, C] each, and creates the variables."""
@@ -228,10 +236,7 @@ class RowNewton(RowAdaGrad):
             (np.log(self.starts[0]), PRIOR_INFORMATION),
             (np.log(FORGETTING), FORGETTING_INFORMATION),
         )
-        for (name, table), features in zip(weights.items(), self.features, strict=True):
-            self.posteriors[name] = tuple(
-                rows_like(table, np.full(self.copies, start, np.float32)) for start in self.starts
-            )
+        for name, features in zip(weights, self.features, strict=True):
             self.learned[name] = tuple(
                 tf.Variable(np.tile(np.array([begin], np.float32), (features, self.copies)), trainable=False)
                 for begin in begins
@@ -239,72 +244,41 @@ class RowNewton(RowAdaGrad):
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """The sums; of each row the T that it was shrunk by, d V / d log k and d w / d log k, [R, copies] each.
+        """The state of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
+        return super().variables | {
+            f"{kind}/{name}": learned[number]
+            for number, kind in enumerate(self.feature_state)
+            for name, learned in self.learned.items()
+        }
 
-        Of each feature log T, log k and the information on both, [F, 2 copies].
-        """
-        named = super().variables
-        for groups, by_table in ((_ROW_STATE, self.posteriors), (self.feature_state, self.learned)):
-            for place, group in enumerate(groups):
-                named |= {f"{group}/{name}": variables[place] for name, variables in by_table.items()}
-        return named
-
-    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
-        """Lets rows begin anew; ``size`` is the table's number of rows by now."""
-        super().begin_rows(table, rows, size)
-        for variable, start in zip(list(self.posteriors.values())[table], self.starts, strict=True):
-            grow_rows(variable, size)
-            values = np.full((len(rows), self.copies), start, np.float32)
-            set_rows(variable, rows, values)
-
-    def read(self, rows: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
-        """The sums of these rows, [U, C] for each table, and what else is kept of them, [U, copies] each."""
-        kept = [
-            [gather_rows(variable, own) for variable in variables]
-            for variables, own in zip(self.posteriors.values(), rows, strict=True)
-        ]
-        return list(zip(super().read(rows), kept, strict=True))
-
-    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
-        """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
-        del compiled
-        names = list(self.accumulators)
-        groups = zip(names, self.tables, self.rates, gradients, self.owners, strict=True)
-        for name, table, rates, one, owners in groups:
-            with tf.name_scope("row_update"):
-                self._update_table(name, table, rate * rates, one, owners)
-
-    def _update_table(
-        self, name: str, table: Rows, rates: tf.Tensor, one: RowGradient, owners: Workers
-    ) -> None:
-        width = table.shape[1] // self.copies
-        sums, kept = one.state
-        direction, squared = row_direction(sums, one.gradient)
-        logs = [variable.read_value() for variable in self.learned[name]]
+    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        """A step of the rows of a table, and of what is learned of its features."""
+        width = given.values.shape[1] // self.copies
+        learned_of_table = list(self.learned.values())[table]
+        sums, *kept = given.state
+        direction, squared = row_direction(sums, given.gradient)
+        logs = [variable.read_value() for variable in learned_of_table]
         values, accumulators, posteriors, learned = [], [], [], []
         for copy in range(self.copies):
             begin, at = copy * width, (copy + 1) * width - 1
             own, pair = slice(begin, at), slice(2 * copy, 2 * copy + 2)
-            values.append(one.values[:, own] - rates[own] * direction[:, own])
+            values.append(given.values[:, own] - rates[own] * direction[:, own])
             accumulators.append(sums[:, own] + squared[:, own])
-            before = Posterior(one.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
+            before = Posterior(given.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
             after, own_logs = _step_of_copy(
-                before, [part[:, pair] for part in logs], one, at, rates[at], owners
+                before, [part[:, pair] for part in logs], given, at, rates[at], self.owners[table]
             )
             values.append(after.weight[:, tf.newaxis])
             accumulators.append(after.information[:, tf.newaxis])
             posteriors.append(after[2:])
             learned.append(own_logs)
+        for variable, pairs in zip(learned_of_table, zip(*learned, strict=True), strict=True):
+            variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
-            moved = one.values - limit_update(one.values, one.values - moved, *self.limit, owners)
-        replace_rows(table, one.rows, one.values, moved)
-        replace_rows(self.accumulators[name], one.rows, sums, tf.concat(accumulators, axis=1))
-        states = zip(self.posteriors[name], kept, zip(*posteriors, strict=True), strict=True)
-        for variable, before_step, parts in states:
-            replace_rows(variable, one.rows, before_step, tf.stack(parts, axis=1))
-        for variable, pairs in zip(self.learned[name], zip(*learned, strict=True), strict=True):
-            variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
+            moved = given.values - self.limited(table, given.values, given.values - moved)
+        kept_after = [tf.stack(parts, axis=1) for parts in zip(*posteriors, strict=True)]
+        return moved, (tf.concat(accumulators, axis=1), *kept_after)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """The operations of a step in which so many rows of each table are touched, [U, C]."""

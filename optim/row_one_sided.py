@@ -21,10 +21,10 @@ from ctr.optim.host import HostPipeline
 from ctr.optim.options import OneSidedOptions, ShampooOptions
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.report import report
-from ctr.optim.row_variables import Rows, replace_rows
+from ctr.optim.row_rule import State
+from ctr.optim.row_variables import Rows
 from ctr.optim.sparse import row_statistics
 from ctr.optim.state import STATUS, ShampooState, lay_out
-from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import Workers
 
 
@@ -32,13 +32,12 @@ class RowOneSided(RowAdaGrad):
     """One-sided Shampoo for the rows of some tables.
 
     Args:
-        rates: for each table float32 [C], the learning rates of its columns.
-        initial_accumulators: for each table float32 [C], at which AdaGrad's sums start.
+        rates, initial_accumulators, limit, owners: see ``RowAdaGrad``.
         copies: K, of an embedding and its linear weight in each row.
         options: of statistics and roots.
-        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: for each table the workers that hold a part of its rows each. By default all tables are here whole.
     """
+
+    _shares: tf.Tensor
 
     def __init__(
         self,
@@ -84,17 +83,15 @@ class RowOneSided(RowAdaGrad):
             self.exchange()
         share = grafting.blend_weight(self.options, step, tf.float32)
         certified = tf.cast(self.state.status[STATUS.index("certified")], tf.float32)
-        for number, (table, accumulator, rates, one, owners) in enumerate(
-            zip(self.tables, self.accumulators.values(), self.rates, gradients, self.owners, strict=True)
-        ):
-            with tf.name_scope("row_update"):
-                direction, squared = row_direction(one.state, one.gradient)
-                direction = self._precondition(number, one.gradient, direction, share * certified, owners)
-                update = rate * rates * direction
-                if self.limit is not None:
-                    update = limit_update(one.values, update, *self.limit, owners)
-                replace_rows(accumulator, one.rows, one.state, one.state + squared)
-                replace_rows(table, one.rows, one.values, one.values - update)
+        self._shares = share * certified
+        super().update(gradients, rate, compiled)
+
+    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        """A step along the preconditioned gradient, of the length of AdaGrad's."""
+        (sums,) = given.state
+        direction, squared = row_direction(sums, given.gradient)
+        direction = self._precondition(table, given.gradient, direction, self._shares, self.owners[table])
+        return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
 
     def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
         """The copies' columns of [U, C]."""

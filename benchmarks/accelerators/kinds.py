@@ -20,9 +20,8 @@ from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.training.analysis.flops import Flops, Touched, count_flops
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
-from ctr.training.division import Place
+from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
-from ctr.training.ids.of_tables import make_id_map
 from ctr.training.state import TrainState, dense_weights
 from ctr.training.step import TrainStep
 from ctr.workers.collectives import ALONE, Workers
@@ -152,12 +151,10 @@ def build(
     constraints = config.objective.bias_constraints
     families = () if constraints is None else resolve_families(constraints, schema)
     state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers, in_lines=in_lines)
-    # Of several chips, too, the host has all ids.
-    state.id_maps = {number: make_id_map(state.layouts[number], config.ids) for number in state.id_maps}
-    places = (
+    seats = (
         [None]
         if workers.size == 1
-        else [Place(r, workers.size, state.divided, by_chip=True) for r in range(workers.size)]
+        else [Seat(r, workers.size, state.tables.divided, by_chip=True) for r in range(workers.size)]
     )
     feeds = [
         [
@@ -165,11 +162,11 @@ def build(
                 _with_teacher(batch),
                 *(state.layouts, size.batch, config.objective, families),
                 ids=config.ids,
-                place=place,
+                seat=seat,
             )
             for batch in reference_batches(size)
         ]
-        for place in places
+        for seat in seats
     ]
     if kind.device_roots or workers.size > 1:
         shampoo = DeviceShampoo if kind.device_roots else DenseShampoo

@@ -24,7 +24,7 @@ def touched_bytes(built: Built) -> dict[str, float]:
     feed, state = built.feeds[0], built.state
     rows = len(feed.targets["label"])
     tables = 0.0
-    for layout, table, plan in zip(state.layouts, state.tables, feed.plans, strict=True):
+    for layout, table, plan in zip(state.layouts, state.tables.weights, feed.plans, strict=True):
         # The line of a row and of its sums are read twice and written, to be gathered and to be added to; a row and its
         # gradient are read or written for each id.
         ids, line = plan.single.size + plan.values.size, on_devices(table)[0].shape[1]

@@ -53,7 +53,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         "growing_over_buckets": ratio(seconds["growing"], seconds["buckets"]),
         "reader": {name: examples / median(own) for name, own in reading.items()},
         "reader_buckets_over_growing": ratio(reading["buckets"], reading["growing"]),
-        "ids": sum(id_map.rows for id_map in models["growing"].state.id_maps.values()),
+        "ids": sum(id_map.rows for id_map in models["growing"].state.tables.id_maps.values()),
     }
 
 

@@ -24,7 +24,7 @@ def main(log: Path, config: Path, run: Path) -> dict[str, int]:
     content = parse_model(TrainConfig, yaml.safe_load(config.read_text()), str(config))
     with open_session(log, content, run, workers=workers) as session:
         session.advance(partial=True)
-        maps = session.trainer.state.id_maps.values()
+        maps = session.trainer.state.tables.id_maps.values()
         arrays = [array for one in maps for name, array in one.to_arrays().items() if name in DIVIDED_ARRAYS]
         return {
             "ids": sum(len(one.occupants().rows) for one in maps),

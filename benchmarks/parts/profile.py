@@ -21,8 +21,8 @@ from reference import table
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.models.rows import plan_table
 from ctr.training.feed import make_feed
+from ctr.training.tables.plan import plan_table
 
 SHOWN = 12
 

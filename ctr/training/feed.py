@@ -12,36 +12,21 @@ import tensorflow as tf
 
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows, join_rows
-from ctr.models.rows import (
-    TableLayout,
-    TablePlan,
-    pad_plan,
-    padded_size,
-    place_rows,
-    plan_table,
-    row_capacity,
-    value_count,
-)
+from ctr.models.rows import TableLayout, padded_size
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
-from ctr.training.division import (
-    Division,
-    Place,
-    TableShare,
-    arrange_by_chip,
-    divide_rows,
-    most_held,
-    share_of_table,
-)
+from ctr.training.division import Division, Seat, divide_rows
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes
+from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table, value_count
+from ctr.training.tables.shares import most_held, plan_tensors
+from ctr.training.tables.tables import EmbeddingTables
 
 ItemT = TypeVar("ItemT")
 
 _LOGISTIC = ObjectiveConfig()
-_PLAN = ("distinct", "single", "values", "segments")
 OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
 """What of a batch is the same for all chips of a process."""
 
@@ -57,7 +42,7 @@ class Feed:
         batch: where it came from; its good rows are the first ones.
         constraint_batches: for each constraint log its rows, which follow, or None where there are none.
         targets: what the losses need of the B rows, by ``ctr.objective.targets``.
-        plans: one for each table, of the whole batch; ids that grow have no rows yet (``TrainState.place``).
+        plans: one for each table, of the whole batch; ids that grow have no rows yet (``with_rows``).
         layouts: of the tables.
         division: of the rows over the workers, and which of them this one is; None for a process alone.
         shape: the one of few that it is padded to; None: its sizes are some of many.
@@ -69,7 +54,7 @@ class Feed:
     targets: Targets
     plans: tuple[TablePlan, ...]
     layouts: tuple[TableLayout, ...]
-    division: tuple[Division, Place] | None = None
+    division: tuple[Division, Seat] | None = None
     shape: Shape | None = None
     largest: "Callable[[], Feed] | None" = None
 
@@ -86,39 +71,7 @@ class Feed:
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
         """The same of the plans, all of whose ids have rows."""
-        if self.division is None:
-            return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in self.plans]
-        tensors = []
-        for number, plan in enumerate(self.plans):
-            shares = self._shares(number, plan)
-            names = _PLAN if shares[0].asked is None else (*_PLAN, "asked")
-            found = {name: [getattr(share, name) for share in shares] for name in names}
-            is_one = not self.division[1].has_all
-            tensors.append(
-                {
-                    name: tf.constant(parts[0] if is_one or name in OF_ALL_CHIPS else np.stack(parts))
-                    for name, parts in found.items()
-                }
-            )
-        return tensors
-
-    def _shares(self, number: int, plan: TablePlan) -> list[TableShare]:
-        """What the workers whose parts are made here need of a table."""
-        assert self.division is not None
-        (division, place), layout = self.division, self.layouts[number]
-        if place.by_chip:
-            most = most_held(plan, place)
-            held = row_capacity(most) if self.shape is None else self.shape.tables[number].held
-            plan = arrange_by_chip(plan, place.size, held)
-        values = None
-        if self.shape is not None:
-            values = self.shape.tables[number].values
-        elif place.has_all:
-            values = padded_size(division.most_values(layout, plan, place.size))
-        return [
-            share_of_table(layout, plan, division, place._replace(rank=rank), place.divided[number], values)
-            for rank in place.ranks
-        ]
+        return plan_tensors(self.layouts, self.plans, self.division, self.shape)
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
         """What a step returned for the rows of all workers, as it is for the good rows of the batch."""
@@ -127,19 +80,29 @@ class Feed:
     def prepare(self) -> None:
         """Copies to tensors what a reading thread can."""
         _ = self.target_tensors
-        if all(plan.unplaced is None for plan in self.plans):
+        if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
 
-    def with_rows(self, rows: Mapping[int, np.ndarray], table_rows: Callable[[int], int]) -> "Feed":
-        """The same feed, whose ids that grow have their rows.
+    def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
+        """The same feed, whose ids that grow have their rows; itself if they have them already.
 
         Args:
-            rows: of some tables, by number, int32 [G] as ``ctr.models.rows.place_rows`` takes them.
-            table_rows: gives the number of rows that a table has by now.
+            learning: see ``EmbeddingTables.find_rows``.
         """
-        plans = list(self.plans)
-        for number, found in rows.items():
-            plans[number] = place_rows(plans[number], found, table_rows(number))
+        rows = tables.find_rows(self.plans, self.batch.times[1], learning)
+        if not rows:
+            return self
+        found = self._assigned(rows, tables)
+        # Which chips hold the rows is known only now.
+        if self.largest is None or found.fits():
+            return found
+        return self.largest()._assigned(rows, tables)
+
+    def _assigned(self, rows: Mapping[int, np.ndarray], tables: EmbeddingTables) -> "Feed":
+        plans = [
+            assign_rows(plan, rows[number], tables.count(number)) if number in rows else plan
+            for number, plan in enumerate(self.plans)
+        ]
         feed = replace(self, plans=tuple(plans))
         feed.__dict__["target_tensors"] = self.target_tensors
         return feed
@@ -148,8 +111,8 @@ class Feed:
         """Whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
         if self.shape is None or self.division is None:
             return True
-        (_, place), sizes = self.division, self.shape.tables
-        return all(most_held(plan, place) <= size.held for plan, size in zip(self.plans, sizes, strict=True))
+        (_, seat), sizes = self.division, self.shape.tables
+        return all(most_held(plan, seat) <= size.held for plan, size in zip(self.plans, sizes, strict=True))
 
 
 def make_feed(
@@ -160,14 +123,14 @@ def make_feed(
     families: Sequence[Family] = (),
     constraint_batches: Sequence[Batch | None] = (),
     ids: IdsConfig | None = None,
-    place: Place | None = None,
+    seat: Seat | None = None,
     shapes: FewShapes | None = None,
 ) -> Feed:
     """Pads a batch to one of a few sizes and finds its distinct embedding rows.
 
     Args:
         ids: how ids that grow are admitted; None: the feed is not to be learned from.
-        place: which one of several workers this is; None: the process is alone.
+        seat: which one of several workers this is; None: the process is alone.
         shapes: of which it is to have one; None: of rows, ids, values and pairs one of a few sizes each.
 
     Raises:
@@ -179,19 +142,19 @@ def make_feed(
         name: (values, np.diff(offsets).astype(np.int32))
         for name, (values, offsets) in rows.multivalent.items()
     }
-    lucky = None
+    drawn_rows = None
     if ids is not None and ids.admission.rule == "probability":
-        lucky = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
-    planned_rows = capacity if place is None and shapes is None else len(rows)
-    plans = tuple(plan_table(layout, rows.ids, multivalent, planned_rows, lucky) for layout in layouts)
+        drawn_rows = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
+    planned_rows = capacity if seat is None and shapes is None else len(rows)
+    plans = tuple(plan_table(layout, rows.ids, multivalent, planned_rows, drawn_rows) for layout in layouts)
     division = None
-    if place is not None:
-        division = divide_rows(query_begins(rows, source), source, place.size, batch_rows)
-    make = partial(_targets, objective, families, rows, source, division, place, batch_rows)
+    if seat is not None:
+        division = divide_rows(query_begins(rows, source), source, seat.size, batch_rows)
+    make = partial(_targets, objective, families, rows, source, division, seat, batch_rows)
     shape = None
     if shapes is not None:
-        sizes = _sizes(layouts, plans, len(rows), division, place)
-        most = len(rows) if division is None or place is None else division.most_rows(place.size)
+        sizes = _sizes(layouts, plans, len(rows), division, seat)
+        most = len(rows) if division is None or seat is None else division.most_rows(seat.size)
         for shape in shapes.holding(len(rows), most, sizes, batch.begin):
             targets = make(shape.rows, shape.pairs)
             if "pairs_weight" not in targets or targets["pairs_weight"].shape[-1] == shape.pairs:
@@ -208,10 +171,10 @@ def make_feed(
         division = None if division is None else division.with_capacity(shape.rows)
     else:
         targets = make(capacity if division is None else division.capacity)
-    both = None if division is None or place is None else (division, place)
+    both = None if division is None or seat is None else (division, seat)
     largest = None
     if shapes is not None:
-        options = objective, families, constraint_batches, ids, place, shapes.largest()
+        options = objective, families, constraint_batches, ids, seat, shapes.largest()
         largest = partial(make_feed, batch, layouts, batch_rows, *options)
     return Feed(batch, tuple(constraint_batches), targets, plans, layouts, both, shape, largest)
 
@@ -236,17 +199,17 @@ def _sizes(
     plans: Sequence[TablePlan],
     rows: int,
     division: Division | None,
-    place: Place | None,
+    seat: Seat | None,
 ) -> list[TableSizes]:
     """What a batch has of each table; of multivalent ids the part that has most, of ids without rows no chip's."""
-    if division is None or place is None:
+    if division is None or seat is None:
         counts = [value_count(layout, plan, rows) for layout, plan in zip(layouts, plans, strict=True)]
         return [TableSizes(plan.distinct_count, count) for plan, count in zip(plans, counts, strict=True)]
     return [
         TableSizes(
             plan.distinct_count,
-            division.most_values(layout, plan, place.size),
-            0 if plan.unplaced is not None else most_held(plan, place),
+            division.most_values(layout, plan, seat.size),
+            0 if plan.pending is not None else most_held(plan, seat),
         )
         for layout, plan in zip(layouts, plans, strict=True)
     ]
@@ -258,31 +221,31 @@ def _targets(
     rows: Rows,
     source: np.ndarray,
     division: Division | None,
-    place: Place | None,
+    seat: Seat | None,
     batch_rows: int,
     capacity: int,
     smallest_pairs: int = 64,
 ) -> Targets:
     """The targets of a batch, or of the part or the parts of it that are made here."""
-    if division is None or place is None:
+    if division is None or seat is None:
         return make_targets(objective, families, rows, source, capacity, smallest_pairs)
     parts = []
-    for rank in place.ranks:
+    for rank in seat.ranks:
         own = division.rows_of(rank)
         part = make_targets(objective, families, rows.keep(own), source[own], capacity, smallest_pairs)
-        if place.numbered:
+        if seat.numbered:
             part["number"] = np.zeros(capacity, np.int32)
             part["number"][: int(own.sum())] = np.flatnonzero(own)
         parts.append(part)
     targets = parts[0]
-    if place.has_all:
+    if seat.has_all:
         pairs = [len(part.get("pairs_weight", ())) for part in parts]
         if len(set(pairs)) > 1:
             more = batch_rows, capacity, max(pairs)
-            return _targets(objective, families, rows, source, division, place, *more)
+            return _targets(objective, families, rows, source, division, seat, *more)
         targets = {name: np.stack([part[name] for part in parts]) for name in targets}
     targets["batch_weight"] = whole_batch_weight(objective, rows, source)
-    if place.numbered:
+    if seat.numbered:
         targets["batch_capacity"] = np.array(padded_size(len(rows), smallest=batch_rows), np.int32)
     return targets
 

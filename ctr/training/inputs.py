@@ -17,7 +17,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
-from ctr.training.division import Place
+from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed, read_ahead
 from ctr.training.preflight import Log, Logs, open_logs, sidecar_logs
 from ctr.training.run.position import Position
@@ -128,7 +128,7 @@ def read_turns(
     position: Position,
     partial: bool,
     hold: Callable[[int], None],
-    place: Place | None = None,
+    seat: Seat | None = None,
 ) -> Generator[tuple[Feed, bool, bool], None, None]:
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
@@ -137,7 +137,7 @@ def read_turns(
 
     Args:
         position: where the run stands.
-        partial, hold, place: see ``read_feeds``.
+        partial, hold, seat: see ``read_feeds``.
 
     Yields:
         The feed, whether it is new (its scores are the predictions of record), and whether its labels are known.
@@ -147,14 +147,14 @@ def read_turns(
     delay = round(inputs.config.label_delay * 1_000_000)
     starts = position.learned, position.constraint_logs
     if not delay:
-        with closing(read_feeds(inputs, layouts, *starts, partial, hold, place)) as feeds:
+        with closing(read_feeds(inputs, layouts, *starts, partial, hold, seat)) as feeds:
             for feed in feeds:
                 yield feed, True, True
         return
     with (
         # A stream of its own, so that the batches in between need not be kept.
-        closing(read_feeds(inputs, layouts, *starts, partial, place=place)) as labeled,
-        closing(read_feeds(inputs, layouts, position.examples, None, partial, hold, place)) as new,
+        closing(read_feeds(inputs, layouts, *starts, partial, seat=seat)) as labeled,
+        closing(read_feeds(inputs, layouts, position.examples, None, partial, hold, seat)) as new,
     ):
         waiting = next(labeled, None)
         for feed in new:
@@ -179,7 +179,7 @@ def read_feeds(
     constraint_starts: Mapping[str, int] | None = None,
     partial: bool = True,
     hold: Callable[[int], None] = lambda position: None,
-    place: Place | None = None,
+    seat: Seat | None = None,
 ) -> Generator[Feed, None, None]:
     """The run's feeds from a position on, made by a thread that reads ahead.
 
@@ -188,13 +188,13 @@ def read_feeds(
         constraint_starts: those in the constraint logs; None: the feeds are to be scored only, with what that needs.
         partial: also the batches that would not be the same if the logs went on.
         hold: called at the end with the position of the first row in such a batch, if there is one and not ``partial``.
-        place: see ``make_feed``.
+        seat: see ``make_feed``.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if constraint_starts is not None else scored_part(config.objective)
     shapes = None
     if has_few_shapes(config):
-        shapes = few_shapes(config, inputs.schema, layouts, 1 if place is None else place.size)
+        shapes = few_shapes(config, inputs.schema, layouts, 1 if seat is None else seat.size)
 
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
@@ -211,7 +211,7 @@ def read_feeds(
         for one in batches if partial else _final(batches, inputs, hold):
             due = [_read_until(stream, one) for stream in streams]
             rows = size.at(one.begin)
-            feed = make_feed(one, layouts, rows, objective, inputs.families, due, config.ids, place, shapes)
+            feed = make_feed(one, layouts, rows, objective, inputs.families, due, config.ids, seat, shapes)
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

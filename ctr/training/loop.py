@@ -142,7 +142,7 @@ def one_pass(
     """
     held: list[int] = []
     state = trainer.state
-    turns = read_turns(inputs, state.layouts, run.position, partial, held.append, state.workplace)
+    turns = read_turns(inputs, state.layouts, run.position, partial, held.append, state.seat)
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
         for feed, is_new, has_labels in turns:

@@ -1,49 +1,35 @@
 """The weights and optimizer state of a run."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.data.schema import Schema
 from ctr.models.click_model import Architecture, ClickModel, Factors
-from ctr.models.embeddings import create_table, first_rows, new_rows, tower_widths
+from ctr.models.embeddings import tower_widths
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
-from ctr.optim.row_variables import Rows, create_lines, grow_rows, read_rows, row_count, set_rows
+from ctr.optim.row_variables import Rows, read_rows, row_count
 from ctr.training.config import TrainConfig
-from ctr.training.device import has_few_shapes, make_deterministic, resolve_compute_dtype
-from ctr.training.division import Place, held_rows, is_divided
-from ctr.training.feed import Feed
-from ctr.training.ids.id_map import Occupants
-from ctr.training.ids.of_tables import (
-    arrays_of_maps,
-    divided_lengths,
-    divided_names,
-    find_slots,
-    id_arrays,
-    make_id_map,
-)
+from ctr.training.device import make_deterministic, resolve_compute_dtype
+from ctr.training.division import Seat, seat_in
 from ctr.training.optimizers import (
     dense_optimizer,
     make_averaging,
     make_calibrators,
     samples_labels,
-    table_optimizer,
 )
-from ctr.training.shapes import most_rows
+from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part, rows_of
+from ctr.workers.parts import Part, Sharding
 
 _PIECE = 65536
-_FIRST_SLOTS = 1024
 
 Sources = Mapping[str, tuple[tuple[int, ...], ...]]
 """Of a supernet, see ``Architecture``."""
@@ -110,21 +96,17 @@ def linear_layers(network: ClickModel) -> list[Layer]:
 
 
 class TrainState:
-    """All variables that training changes, and the maps from ids that grow to rows.
+    """All variables that training changes, by name, and how they are divided over those that train together.
 
-    Of several workers each has a part of the rows of large tables, with these rows' state, its part of the state of the
-    dense weights, and all else, which is the same in all of them. Of the chips of a process, too, each has a part of
-    these rows; but what is read and set here are all of them.
+    What is read and set here are, of several workers, this one's parts; of the chips of a process all rows.
 
     Attributes:
+        layouts: of the tables.
+        tables: the rows of all tables, with their optimizer and the ids that have them.
+        group: those among whom a step is divided: the chips of this process, or the workers.
         workers: those that train together.
         chips: those of this process that make each step together, each with a variable of its own of all that follow;
             None: one device does.
-        divided: for each layout whether its rows are divided over the workers (``ctr.training.division``); over chips
-            they are where ``RowLines`` says so.
-        tables: for each layout float32 rows [rows, columns]; where ids grow with slots behind the fixed rows.
-        id_maps: of the tables in which ids grow, by the tables' numbers.
-        table_optimizer: their optimizer.
         network: the dense part of the model.
         dense: its weights.
         layers: the linear products among them.
@@ -132,6 +114,7 @@ class TrainState:
         averaging: what averages them but those that are fitted; None: nothing.
         calibrators: the optimizers of what is fitted beside the network where it is gated: of the bias, then of the
             offset and the gate.
+        families: of constrained slices.
         duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
         slices_seen: what ``ctr.objective.bias_constraints.dual_step`` remembers of the slices, float32 [2, slices].
     """
@@ -153,80 +136,32 @@ class TrainState:
             sources: of a supernet, see ``Architecture``.
             in_lines: whether the rows of tables lie in lines (``ctr.optim.row_lines``); on chips they always do.
         """
-        self.layouts = layouts
+        self.layouts, self.families = layouts, tuple(families)
         self.workers, self.chips = workers, chips
-        self._in_lines = in_lines or chips is not None
-        with nullcontext() if chips is None else chips.holding():
-            self._create(config, compute_dtype, families, sources)
+        self.group = workers if chips is None else chips
+        with self.group.holding():
+            self.tables = EmbeddingTables(layouts, config, self.group, in_lines or chips is not None)
+            self._create_dense(config, compute_dtype, sources)
+            self.duals = [_unlearned([family.slices]) for family in families]
+            self.slices_seen = [_unlearned([2, family.slices]) for family in families]
 
-    def _create(
-        self,
-        config: TrainConfig,
-        compute_dtype: str,
-        families: Sequence[Family],
-        sources: Sources | None,
-    ) -> None:
-        layouts, workers, model, optimizer = self.layouts, self.workers, config.model, config.optimizer
-        self.divided = tuple(
-            not self._in_lines
-            and is_divided(layout, workers.size, most_rows(config, layout), config.workers.divided_bytes)
-            for layout in layouts
-        )
-        owners = [workers if divided else ALONE for divided in self.divided]
-        # With the slots of all workers' parts.
-        self._table_rows = [layout.rows for layout in layouts]
-        self._init_scale = model.init_scale
-        self._seed = config.seed if model.embedding_seed is None else model.embedding_seed
-        self.tables = [self._create_table(number, config) for number in range(len(layouts))]
-        self.id_maps = {
-            number: make_id_map(layout, config.ids, workers)
-            for number, layout in enumerate(layouts)
-            if layout.growing
-        }
-        self.table_optimizer = table_optimizer(optimizer.embeddings, layouts, owners)
-        self.table_optimizer.build(
-            {layout.name: table for layout, table in zip(layouts, self.tables, strict=True)}
-        )
-        if has_few_shapes(config):
-            for number in self.id_maps:
-                self._grow(number, most_rows(config, layouts[number]))
-        self.network = create_network(layouts, config, compute_dtype, sources=sources)
+    def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
+        optimizer = config.optimizer.dense
+        self.network = create_network(self.layouts, config, compute_dtype, sources=sources)
         weights = dense_weights(self.network)
         self.dense = list(weights.values())
         self.layers = linear_layers(self.network)
-        self.dense_optimizer = dense_optimizer(optimizer.dense, workers, self.layers)
+        self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)
         self.dense_optimizer.build(weights)
         fitted = self.network.calibrated
         names = zip(weights, self.network.weights(), strict=True)
-        learned = {name: weights[name] for name, own in names if own not in fitted}
-        self.averaging = make_averaging(optimizer.dense, learned)
-        self.calibrators = make_calibrators(self.network.calibrated)
-        self.families = tuple(families)
-        self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
-        self.slices_seen = [tf.Variable(tf.zeros([2, family.slices]), trainable=False) for family in families]
-
-    def _create_table(self, number: int, config: TrainConfig) -> Rows:
-        layout, init_scale, seed = self.layouts[number], self._init_scale, self._seed
-        if not self._in_lines:
-            own = self.workers if self.divided[number] else ALONE
-            return create_table(layout, init_scale, seed, own.rank, own.size)
-        most, from_bytes = most_rows(config, layout), config.workers.divided_bytes
-        owners = self.group if is_divided(layout, self.group.size, most, from_bytes) else ALONE
-
-        def part(chip: int) -> np.ndarray:
-            return np.asarray(first_rows(layout, init_scale, seed, chip, owners.size))
-
-        name, grows = f"rows/{layout.name}", bool(layout.growing)
-        return create_lines(part, (layout.rows, layout.columns), owners, grows, name)
+        learned = {name: weights[name] for name, weight in names if weight not in fitted}
+        self.averaging = make_averaging(optimizer, learned)
+        self.calibrators = make_calibrators(fitted)
 
     def variables(self) -> dict[str, Rows]:
         """All variables under names that do not depend on the process."""
-        named: dict[str, Rows] = {
-            f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.tables, strict=True)
-        }
-        named |= self.table_optimizer.variables
-        named |= dense_weights(self.network)
-        named |= self.dense_optimizer.variables
+        named = self.tables.variables | dense_weights(self.network) | self.dense_optimizer.variables
         if self.averaging is not None:
             named |= self.averaging.variables
         named |= all_variables(self.calibrators)
@@ -236,178 +171,37 @@ class TrainState:
         return named
 
     @property
-    def group(self) -> Workers:
-        """Those among whom a step is divided: the chips of this process, or the workers."""
-        return self.workers if self.chips is None else self.chips
-
-    @property
     def samples_labels(self) -> bool:
         """Whether the optimizer of dense weights learns from labels that are sampled from the model."""
         return samples_labels(self.dense_optimizer)
 
     @property
-    def workplace(self) -> Place | None:
-        """Where this one stands among several workers, or that it has several chips; None: it is alone."""
-        if self.chips is not None:
-            return Place(0, self.chips.size, self.divided, has_all=True, by_chip=True)
-        if self.workers.size == 1:
-            return None
-        return Place(self.workers.rank, self.workers.size, self.divided, numbered=self.samples_labels)
+    def seat(self) -> Seat | None:
+        """Which parts of each batch this process computes; None: all of it, as it is alone."""
+        return seat_in(self.group, self.tables.divided, self.samples_labels)
 
-    def rows(self, number: int) -> int:
-        """The number of rows that a table has by now, those of all workers' parts."""
-        return self._table_rows[number] if self.divided[number] else row_count(self.tables[number])
-
-    def parts(self) -> dict[str, Part]:
-        """Which parts of arrays this worker has, by the names of ``arrays``; without those that it has whole."""
-        parts = dict(self.dense_optimizer.parts())
-        lengths = {name: self._table_rows[number] for name, number in self._row_arrays().items()}
-        if self.workers.size > 1:
-            lengths |= divided_lengths(self.layouts, self.id_maps)
-        # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
-        of_length = {
-            length: rows_of(self.workers.rank, self.workers.size, length) for length in set(lengths.values())
-        }
-        return parts | {name: of_length[length] for name, length in lengths.items()}
-
-    def part_of(self) -> Callable[[str, int], Part | None]:
-        """Returns which part this worker is to have of an array, of so many rows or entries; None: all of it."""
-        of_dense, of_rows = self.dense_optimizer.parts(), set(self._row_arrays())
-        if self.workers.size > 1:
-            of_rows |= divided_names(self.layouts, self.id_maps)
-
-        of_length = cache(partial(rows_of, self.workers.rank, self.workers.size))
-
-        def part(name: str, rows: int) -> Part | None:
-            return of_length(rows) if name in of_rows else of_dense.get(name)
-
-        return part
-
-    def _row_arrays(self) -> dict[str, int]:
-        """The variables that have a row for each row of a divided table, by name, with the table's number."""
-        kinds = ("rows", *self.table_optimizer.row_state)
-        return {
-            f"{kind}/{layout.name}": number
-            for number, layout in enumerate(self.layouts)
-            if self.divided[number]
-            for kind in kinds
-        }
-
-    def place(self, feed: Feed, learning: bool = False) -> Feed:
-        """Gives the ids of a feed that grow their rows.
-
-        Args:
-            learning: whether the feed is going to be learned from, once: then ids are counted, admitted and evicted,
-                and slots that are used anew begin anew. Nothing is done for a feed whose ids have their rows.
-        """
-        if not self.id_maps:
-            return feed
-        plans, time_us, found_rows = feed.plans, feed.batch.times[1], dict[int, np.ndarray]()
-        waiting = {number: new for number in self.id_maps if (new := plans[number].unplaced) is not None}
-        ids = {number: (new.features, new.fingerprints) for number, new in waiting.items()}
-        known: list[dict[str, np.ndarray]] = [{}] * len(ids)
-        if ids and self.workers.size > 1:
-            found = find_slots([self.id_maps[number] for number in ids], list(ids.values()), self.workers)
-            known = [{"slots": slots} for slots in found]
-        for (number, new), more in zip(waiting.items(), known, strict=True):
-            id_map, own = self.id_maps[number], ids[number]
-            if learning:
-                learned = id_map.learn(*own, new.counts, time_us, new.drawn, **more)
-                rows = learned.rows
-                self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in own))
-            else:
-                rows = id_map.look_up(*own, **more)
-            found_rows[number] = rows
-        placed = feed.with_rows(found_rows, self.rows)
-        # Which chips hold the rows is known only now.
-        if feed.largest is None or placed.fits():
-            return placed
-        return feed.largest().with_rows(found_rows, self.rows)
-
-    def _begin_rows(
-        self, number: int, rows: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
-    ) -> None:
-        """Lets the slots of ids that have just been admitted begin anew; the table doubles where there are too few."""
-        layout, table, id_map = self.layouts[number], self.tables[number], self.id_maps[number]
-        size = self.rows(number)
-        while size < id_map.rows:
-            size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
-        place = self.workplace
-        if place is not None and self.divided[number]:
-            self._table_rows[number] = size
-            size = len(range(place.rank, size, place.size))
-            which, rows = held_rows(rows, place)
-            features, fingerprints = features[which], fingerprints[which]
-        grow_rows(table, size)
-        if len(rows):
-            values = new_rows(layout, features, fingerprints, self._init_scale, self._seed)
-            set_rows(table, rows, values)
-            self.table_optimizer.begin_rows(number, rows, size)
-
-    def _grow(self, number: int, size: int) -> None:
-        """Gives a table rows until there are so many."""
-        grow_rows(self.tables[number], size)
-        self.table_optimizer.begin_rows(number, np.zeros(0, np.int32), size)
-
-    def adopt(self, number: int, feature: int, known: Occupants, which: np.ndarray) -> np.ndarray:
-        """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
-
-        Args:
-            number: of the table.
-            feature: its number in ``TableLayout.growing``.
-            known: what the other run's map has.
-            which: int64 [N], the ids of it.
-
-        Returns:
-            int32 [N], their rows; -1 for ids that did not fit.
-        """
-        features, fingerprints = np.full(len(which), feature, np.int16), known.fingerprints[which]
-        rows = self.id_maps[number].adopt(
-            features,
-            fingerprints,
-            known.first_seen[which],
-            known.last_seen[which],
-            known.uses[which],
-            known.frequency[which],
-            known.time_us,
-        )
-        fits = rows >= 0
-        self._begin_rows(number, rows[fits], features[fits], fingerprints[fits])
-        return rows
+    @property
+    def sharding(self) -> Sharding:
+        """How the arrays are divided over the workers, by the names of ``arrays``."""
+        workers = self.workers
+        return Sharding(workers.rank, workers.size, self.tables.lengths(), self.dense_optimizer.parts())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all variables and maps, to be read before the next step: where possible, their own memory."""
-        values = {name: np.asarray(variable.read_value()) for name, variable in self.variables().items()}
-        return values | self._id_arrays()
+        return {name: _value(leaf) for name, leaf in self._leaves().items()}
 
-    def _id_arrays(self) -> dict[str, np.ndarray]:
-        return arrays_of_maps(self.layouts, self.id_maps)
+    def _leaves(self) -> dict[str, Rows | np.ndarray]:
+        """All variables, and the arrays of maps."""
+        return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each array of which ``pieces`` are."""
-        shapes = {
-            name: (_shape(variable), np.dtype(variable.dtype.as_numpy_dtype))
-            for name, variable in self._written().items()
-        }
-        return shapes | {
-            name: (array.shape, array.dtype) for name, array in self._written_id_arrays().items()
-        }
+        return {name: (_shape(leaf), _dtype(leaf)) for name, leaf in self._written().items()}
 
-    def _written(self) -> dict[str, Rows]:
-        """What this worker writes of ``variables``: its parts, and the first one also what all have."""
-        variables = self.variables()
-        if self.workers.is_chief:
-            return variables
-        parts = self.parts()
-        return {name: variable for name, variable in variables.items() if name in parts}
-
-    def _written_id_arrays(self) -> dict[str, np.ndarray]:
-        """The same of the maps."""
-        arrays = self._id_arrays()
-        if self.workers.is_chief:
-            return arrays
-        parts = self.parts()
-        return {name: array for name, array in arrays.items() if name in parts}
+    def _written(self) -> dict[str, Rows | np.ndarray]:
+        """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
+        leaves, sharding = self._leaves(), self.sharding
+        return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """The values of all variables, those of many rows in pieces: name, first row and values.
@@ -417,64 +211,21 @@ class TrainState:
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
-        for name, array in self._written_id_arrays().items():
-            yield name, 0, array
-        for name, variable in self._written().items():
-            rows = _shape(variable)[0] if variable.shape.rank == 2 else 0
+        for name, leaf in self._written().items():
+            rows = 0 if isinstance(leaf, np.ndarray) or leaf.shape.rank != 2 else row_count(leaf)
             if rows <= _PIECE:
-                yield name, 0, np.asarray(variable.read_value())
+                yield name, 0, _value(leaf)
                 continue
             for begin in range(0, rows, _PIECE):
-                yield name, begin, read_rows(variable, begin, min(begin + _PIECE, rows))
+                yield name, begin, read_rows(leaf, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
         """A hash of the variables and of the maps' arrays that all workers have."""
-        parts, found = self.parts(), hashlib.sha256()
-        for name, variable in self.variables().items():
-            if name not in parts:
-                found.update(np.ascontiguousarray(variable.read_value()).tobytes())
-        for name, array in self._id_arrays().items():
-            if name not in parts:
-                found.update(array.tobytes())
-        return found.hexdigest()
-
-    def whole_tables(self) -> list[tf.Variable]:
-        """The tables with the rows of all workers, which all have to ask for; ``tables`` where none is divided.
-
-        Of chips they are copies.
-        """
-        if self._in_lines:
-            return [
-                tf.Variable(
-                    table.read_value(),
-                    name=table.name.partition(":")[0],
-                    shape=[None if layout.growing else layout.rows, layout.columns],
-                )
-                for layout, table in zip(self.layouts, self.tables, strict=True)
-            ]
-        place = self.workplace
-        if place is None:
-            return list(self.tables)
-        whole = []
-        for number, (layout, table) in enumerate(zip(self.layouts, self.tables, strict=True)):
-            if not self.divided[number]:
-                whole.append(table)
-                continue
-            rows = self.rows(number)
-            values = np.zeros((rows if self.workers.is_chief else 0, layout.columns), np.float32)
-            most, piece = len(range(0, rows, place.size)), _PIECE // place.size
-            for begin in range(0, most, piece):
-                end = min(begin + piece, most)
-                own = np.zeros((end - begin, layout.columns), np.float32)
-                held = range(begin, min(end, len(range(place.rank, rows, place.size))))
-                own[: len(held)] = read_rows(table, held.start, held.stop)
-                found = self.workers.gather_array(own)
-                if self.workers.is_chief:
-                    together = found.transpose(1, 0, 2).reshape(-1, layout.columns)
-                    values[begin * place.size : end * place.size] = together[: rows - begin * place.size]
-            shape = [None if layout.growing else len(values), layout.columns]
-            whole.append(tf.Variable(values, name=table.name.partition(":")[0], shape=shape))
-        return whole
+        sharding, digest = self.sharding, hashlib.sha256()
+        for name, leaf in self._leaves().items():
+            if name not in sharding:
+                digest.update(np.ascontiguousarray(_value(leaf)).tobytes())
+        return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
         """Sets all variables and maps. Raises ValueError when names or shapes differ.
@@ -483,46 +234,46 @@ class TrainState:
             arrays: by the names of ``variables`` and of the maps' arrays; of a divided one this worker's part.
             parts: which parts these are, where they are not those with which the state began.
         """
-        variables = self.variables()
-        names = {*variables, *self._id_arrays()}
+        names = self._leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
-        for name, variable in variables.items():
+        for name, variable in self.variables().items():
             variable.assign(arrays[name])
-        for number, layout in enumerate(self.layouts):
-            part = (parts or {}).get(f"rows/{layout.name}")
-            self._table_rows[number] = layout.rows if part is None else part.total
-        for number, id_map in self.id_maps.items():
-            own, entries = (
-                id_arrays(self.layouts[number], arrays),
-                id_arrays(self.layouts[number], parts or {}),
-            )
-            id_map.restore(own, {name: part.total for name, part in entries.items()})
+        self.tables.restore(arrays, parts or {})
 
     def optimizer_report(self) -> dict[str, float | int]:
         """What there is to watch of both optimizers."""
-        return {**self.table_optimizer.report(), **self.dense_optimizer.report()}
+        return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
 
     def optimizer_timing(self) -> dict[str, float]:
         """Seconds that both optimizers have spent beside the step since the process began."""
-        return {**self.table_optimizer.timing(), **self.dense_optimizer.timing()}
+        return {**self.tables.optimizer.timing(), **self.dense_optimizer.timing()}
 
     def parameter_counts(self) -> dict[str, int]:
         """Number of dense and of embedding parameters."""
         return {
             "parameters_dense": sum(int(np.prod(variable.shape)) for variable in self.dense),
-            "parameters_embedding": sum(
-                layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
-                for number, layout in enumerate(self.layouts)
-            ),
+            "parameters_embedding": self.tables.parameters,
         }
 
 
-def _shape(variable: Rows) -> tuple[int, ...]:
-    """The shape of a variable, whose number of rows may change."""
-    if variable.shape.is_fully_defined():
-        return tuple(variable.shape)
-    return (row_count(variable), *variable.shape[1:])
+def _unlearned(shape: Sequence[int]) -> tf.Variable:
+    return tf.Variable(tf.zeros(shape), trainable=False)
+
+
+def _value(leaf: Rows | np.ndarray) -> np.ndarray:
+    return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf.read_value())
+
+
+def _shape(leaf: Rows | np.ndarray) -> tuple[int, ...]:
+    """The shape of an array or a variable, whose number of rows may change."""
+    if isinstance(leaf, np.ndarray) or leaf.shape.is_fully_defined():
+        return tuple(leaf.shape)
+    return (row_count(leaf), *leaf.shape[1:])
+
+
+def _dtype(leaf: Rows | np.ndarray) -> np.dtype:
+    return leaf.dtype if isinstance(leaf, np.ndarray) else np.dtype(leaf.dtype.as_numpy_dtype)
 
 
 def fresh_state(

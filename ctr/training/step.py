@@ -19,15 +19,15 @@ from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
 from ctr.optim.momentum import clip_by_global_norm
-from ctr.optim.protocol import ProductOptimizer, RowGradient
-from ctr.optim.row_variables import gather_rows
+from ctr.optim.protocol import ProductOptimizer
 from ctr.training.calibration_steps import CalibrationSteps, calibration_steps, logit_curvature
 from ctr.training.config import TrainConfig
 from ctr.training.feed import OF_ALL_CHIPS, Feed
 from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
-from ctr.training.step_exchange import StepExchange
+from ctr.training.step_exchange import gather_scores
+from ctr.training.tables.tables import Gathered
 
 log = logging.getLogger(__name__)
 
@@ -107,24 +107,13 @@ class TrainStep:
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
         self._by_products = not jit and not any(map(tf.config.list_physical_devices, ("GPU", "TPU")))
         self._workers = state.group
-        self._exchange = StepExchange(state)
         is_divided = chips is not None or self._workers.size > 1
         self._learned_targets = target_signature(
             config.objective, state.families, is_divided, state.samples_labels and is_divided
         )
         # What is scored may also be a feed to learn from, which has more.
         self._scored_targets = target_signature(scored_part(config.objective), state.families)
-        scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
-        plans = [
-            {
-                "distinct": indices,
-                "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
-                "values": indices,
-                "segments": indices,
-                **({"asked": tf.TensorSpec([self._workers.size, None], tf.int32)} if divided else {}),
-            }
-            for layout, divided in zip(state.layouts, state.divided, strict=True)
-        ]
+        scalar, plans = tf.TensorSpec([], tf.float32), state.tables.signature()
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
         )
@@ -174,7 +163,7 @@ class TrainStep:
         result = self._compiled_learn(*arguments)
         if self.exchanges:
             # XLA compiles no call to the host, and there is one host for all chips.
-            self.state.table_optimizer.exchange()
+            self.state.tables.optimizer.exchange()
             self.state.dense_optimizer.exchange()
         return StepResult(*result)
 
@@ -187,14 +176,14 @@ class TrainStep:
     def _learning_arguments(
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
     ) -> tuple[Any, ...]:
-        feed = self.state.place(feed, learning=True)
+        feed = feed.with_rows(self.state.tables, learning=True)
         return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
 
     def score(
         self, feed: Feed, ramps: Mapping[str, float], masks: _Given | None = None
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``. ``masks``: of a candidate."""
-        feed = self.state.place(feed)
+        feed = feed.with_rows(self.state.tables)
         arguments = *_tensors(feed, self._scored_targets), _scalars(ramps), *_if_given(masks)
         logit, slices = self._compiled_score(*arguments)
         return logit, slices
@@ -205,14 +194,14 @@ class TrainStep:
         Returns:
             The gradients of the batch's distinct rows of each table, float32 [U, C], and of each dense weight.
         """
-        feed = self.state.place(feed)
+        feed = feed.with_rows(self.state.tables)
         of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
         return of_rows, of_dense
 
     def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
         """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
         (norms,) = self._compiled_norms(
-            *_tensors(self.state.place(feed), self._learned_targets), _scalars(ramps)
+            *_tensors(feed.with_rows(self.state.tables), self._learned_targets), _scalars(ramps)
         )
         return norms
 
@@ -228,16 +217,16 @@ class TrainStep:
     ) -> StepResult:
         state = self.state
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
-        rows, row_state = self._gather(plans), self._read_row_state(plans)
+        gathered = state.tables.gather(plans, learning=True)
+        needed, views = gathered.rows, gathered.views
         duals = [dual.read_value() for dual in state.duals]
-        needed, views = self._exchange.needed_rows(rows, plans), self._exchange.views(plans)
         found = self._differentiate(targets, views, needed, ramps, duals, *masks[:1])
         curvatures: list[tuple[tf.Tensor, ...]] | None = None
         if len(masks) > 1:
             others = [self._differentiate(targets, views, needed, ramps, duals, own) for own in masks[1:]]
             found, curvatures = self._of_candidates(targets, plans, [found, *others], masks)
         if self._workers.size > 1:
-            found, curvatures = self._of_whole_batch(targets, plans, views, found)
+            found, curvatures = self._of_whole_batch(targets, gathered, found)
         seen = [weights.read_value() for weights in state.slices_seen]
         moved = next_duals(
             self.config.objective,
@@ -252,21 +241,14 @@ class TrainStep:
         )
         changed = [tensor for pair in moved for tensor in pair]
         applied = all_finite([found.loss, *found.row_gradients, *found.dense_gradients, *changed])
-        applied, logit, slices = self._exchange.of_all(applied, found.logit, found.slices)
+        applied, logit, slices = gather_scores(self._workers, applied, found.logit, found.slices)
 
         def update() -> tf.Tensor:
-            row_gradients = [
-                RowGradient(plan["distinct"], *parts, *curvature)
-                for plan, curvature, *parts in zip(
-                    plans,
-                    self._curvatures(plans, targets, found, *masks[:1]) if curvatures is None else curvatures,
-                    rows,
-                    row_state,
-                    found.row_gradients,
-                    strict=True,
-                )
-            ]
-            state.table_optimizer.update(row_gradients, rates["embeddings"], self.exchanges)
+            of_rows = curvatures
+            if of_rows is None:
+                of_rows = self._curvatures(plans, targets, found, *masks[:1])
+            rate = rates["embeddings"]
+            state.tables.update(gathered, found.row_gradients, of_rows, rate, self.exchanges)
             if isinstance(state.dense_optimizer, ProductOptimizer):
                 forward = partial(self._forward, needed, views, ramps["alpha2"], None)
                 given = state.dense_optimizer, forward, needed, state.layers, targets, self._workers
@@ -291,24 +273,23 @@ class TrainStep:
         ramps: _Tensors,
         masks: _Tensors | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        needed, views = self._exchange.needed_rows(self._gather(plans), plans), self._exchange.views(plans)
-        logit = ensemble_logit(self._forward(needed, views, ramps["alpha2"], masks).logits)
-        found = self._exchange.of_all(
-            tf.constant(True), logit, slices_of(self.state.families, targets, logit)
-        )
-        return found[1:]
+        gathered = self.state.tables.gather(plans)
+        logit = ensemble_logit(self._forward(gathered.rows, gathered.views, ramps["alpha2"], masks).logits)
+        slices = slices_of(self.state.families, targets, logit)
+        return gather_scores(self._workers, tf.constant(True), logit, slices)[1:]
 
     def _gradients(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        rows, duals = self._gather(plans), [dual.read_value() for dual in self.state.duals]
-        found = self._differentiate(targets, plans, rows, ramps, duals)
+        gathered, duals = self.state.tables.gather(plans), [dual.read_value() for dual in self.state.duals]
+        found = self._differentiate(targets, gathered.views, gathered.rows, ramps, duals)
         return found.row_gradients, found.dense_gradients
 
     def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             with recording() as products:
-                scores = self._forward(self._gather(plans), plans, ramps["alpha2"])
+                gathered = self.state.tables.gather(plans)
+                scores = self._forward(gathered.rows, gathered.views, ramps["alpha2"])
             loss = click_likelihood(None, scores, targets)
         gradients = tape.gradient(loss, [output for _, output in products])
         return [squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))]
@@ -334,32 +315,22 @@ class TrainStep:
         return found[0]._replace(row_gradients=rows, dense_gradients=dense), means
 
     def _of_whole_batch(
-        self, targets: _Tensors, plans: list[_Tensors], views: list[_Tensors], found: _Differentiated
+        self, targets: _Tensors, gathered: Gathered, found: _Differentiated
     ) -> tuple[_Differentiated, list[tuple[tf.Tensor, ...]]]:
         """What all workers found: loss, gradients and curvatures of the whole batch; logits stay this one's.
 
         Of divided tables those of this worker's rows.
         """
-        curvatures = self._curvatures(views, targets, found)
-        same = [found.loss, found.terms, *found.dense_gradients]
-        same, row_gradients, curvatures = self._exchange.sums(plans, same, found.row_gradients, curvatures)
+        curvatures = self._curvatures(gathered.views, targets, found)
+        row_gradients, curvatures = self.state.tables.add_up(gathered, found.row_gradients, curvatures)
+        # By themselves: of static shapes, their number of bytes is known, and nothing is padded.
+        with tf.name_scope("all_reduce"):
+            same = self._workers.all_reduce([found.loss, found.terms, *found.dense_gradients])
         loss, terms, *dense_gradients = same
         found = found._replace(
             loss=loss, terms=terms, row_gradients=row_gradients, dense_gradients=dense_gradients
         )
         return found, curvatures
-
-    def _gather(self, plans: Sequence[_Tensors]) -> list[tf.Tensor]:
-        """The distinct rows of the batch in each table, float32 [U, C]."""
-        with tf.name_scope("gather"):
-            return [
-                gather_rows(table, plan["distinct"])
-                for table, plan in zip(self.state.tables, plans, strict=True)
-            ]
-
-    def _read_row_state(self, plans: Sequence[_Tensors]) -> list[Any]:
-        with tf.name_scope("gather"):
-            return self.state.table_optimizer.read([plan["distinct"] for plan in plans])
 
     def _forward(
         self,
@@ -476,7 +447,7 @@ class TrainStep:
         masks: _Tensors | None = None,
     ) -> list[tuple[tf.Tensor, ...]]:
         """For each table the last fields of a ``RowGradient``, where the optimizer needs them."""
-        if not self.state.table_optimizer.needs_curvature:
+        if not self.state.tables.optimizer.needs_curvature:
             return [() for _ in plans]
         return [
             self._curvature(layout, plan, targets, found, feature_mask(masks, layout))

@@ -101,7 +101,7 @@ class Trainer:
             return self._no_scores()
         begun = time.perf_counter()
         # Here, and not by the step alone: what is compiled depends on how many rows there are.
-        feed = self._placed("learn", feed)
+        feed = self._with_rows("learn", feed)
         with self._calling("learn", feed):
             result = self._step.learn(feed, ramps, rates, self.learners)
         logit = feed.in_order(result.logit.numpy())
@@ -116,7 +116,7 @@ class Trainer:
         """Scores a batch, and changes nothing. For the arguments see ``learn``."""
         if not feed.rows:
             return self._no_scores()
-        feed = self._placed("score", feed)
+        feed = self._with_rows("score", feed)
         with self._calling("score", feed):
             logit, slices = self._step.score(feed, ramps, self.masks)
         return Scores(feed.in_order(logit.numpy()), [feed.in_order(index.numpy()) for index in slices])
@@ -137,11 +137,11 @@ class Trainer:
         """
         good = _check_rows(rows, schema)
         batch_rows, objective = self._config.batch.rows, scored_part(self._config.objective)
-        place = self.state.workplace
+        seat = self.state.seat
         # A call of the compiled function costs as much as a thousand rows.
         at_once, shapes = max(batch_rows, _SCORED_TOGETHER), None
         if has_few_shapes(self._config):
-            parts = 1 if place is None else place.size
+            parts = 1 if seat is None else seat.size
             at_once, shapes = batch_rows, few_shapes(self._config, schema, self.state.layouts, parts)
         logit = np.zeros(len(good), np.float32)
         for begin in range(0, len(good), at_once):
@@ -154,7 +154,7 @@ class Trainer:
                 batch_rows,
                 objective,
                 self.state.families,
-                place=place,
+                seat=seat,
                 shapes=shapes,
             )
             logit[begin:end] = self.score(feed, ramps).logit
@@ -181,7 +181,7 @@ class Trainer:
             of_rows, of_dense = self._step.gradients(feed, ramps)
         out |= {f"gradients/{name}": part.numpy() for name, part in zip(dense, of_dense, strict=True)}
         for layout, table, plan, gradient in zip(
-            state.layouts, state.tables, feed.plans, of_rows, strict=True
+            state.layouts, state.tables.weights, feed.plans, of_rows, strict=True
         ):
             used = plan.distinct_count
             out[f"weights/embeddings/{layout.name}"] = tf.gather(table, plan.distinct[:used]).numpy()
@@ -221,11 +221,11 @@ class Trainer:
         timing = self.state.optimizer_timing()
         return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
 
-    def _placed(self, name: str, feed: Feed) -> Feed:
+    def _with_rows(self, name: str, feed: Feed) -> Feed:
         """Gives the ids of a feed their rows; other workers must come in time for it, as for the call that follows."""
         is_first = all(key[0] != name for key in self._compiled)
         with self.state.workers.in_time(is_patient=is_first):
-            return self.state.place(feed, learning=name == "learn")
+            return feed.with_rows(self.state.tables, learning=name == "learn")
 
     @contextmanager
     def _calling(self, name: str, feed: Feed) -> Iterator[None]:

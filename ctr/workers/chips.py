@@ -28,6 +28,8 @@ class Chips(Workers):
         size: how many there are.
     """
 
+    is_here = True
+
     def __init__(self, strategy: tf.distribute.Strategy, device: str) -> None:
         super().__init__()
         self._strategy, self.device = strategy, device

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -46,9 +46,11 @@ class Workers:
         names: what messages call each; none for a process alone.
         timeout: seconds after which a step that a worker does not take part in fails; 0: never. Between two steps, and
             in the first ones, which are compiled, others may take longer.
+        is_here: whether all of them are in this process.
     """
 
     lost_errors: tuple[type[Exception], ...] = _LOST
+    is_here = False
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
         """Describes a group; ``ctr.workers.join`` makes one of processes."""
@@ -75,6 +77,10 @@ class Workers:
     def patience(self) -> float:
         """Seconds that others may take for what is not a step: to compile, to check rows, to write; 0: any time."""
         return max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
+
+    def holding(self) -> AbstractContextManager[None]:
+        """Lets each member have its own of every variable that is created in the block."""
+        return nullcontext()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over the workers, element by element, of floating-point tensors of one dtype.

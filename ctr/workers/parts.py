@@ -1,6 +1,7 @@
 """Arrays of which each worker holds a part: whose rows are whose, and how the parts make the whole again."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -38,12 +39,50 @@ class Part(NamedTuple):
         return cls(rows, int(content["total"]), None if shape is None else tuple(shape))
 
 
+class Sharding:
+    """How the arrays of a worker are divided, by name; those that are not here it has whole, as all others have."""
+
+    def __init__(
+        self, rank: int, size: int, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}
+    ) -> None:
+        """Describes what a worker has.
+
+        Args:
+            rank, size: which one, of how many.
+            dealt: arrays whose rows are dealt out in turn (``rows_of``), with the number of rows of the whole.
+            parts: arrays that are divided otherwise, with the part of this one.
+        """
+        self._dealt, self._parts = dict(dealt), dict(parts)
+        # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
+        self._of_length = cache(partial(rows_of, rank, size))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._dealt or name in self._parts
+
+    def part(self, name: str, rows: int) -> Part | None:
+        """The part that the worker is to have of an array with so many rows; None: all of it."""
+        return self._of_length(rows) if name in self._dealt else self._parts.get(name)
+
+    def parts(self) -> dict[str, Part]:
+        """The parts that the worker has."""
+        return self._parts | {name: self._of_length(rows) for name, rows in self._dealt.items()}
+
+
 def rows_of(rank: int, size: int, total: int) -> Part:
     """The rows of a table that a worker holds: every ``size``-th one, so that new rows spread evenly, too."""
     return Part(np.arange(rank, total, size, dtype=np.int64), total)
 
 
-def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
+def shard(array: np.ndarray, part: Part) -> np.ndarray:
+    """A part of a whole array. Raises ValueError: it is of another array."""
+    flat = array if part.shape is None else array.reshape(-1)
+    if len(flat) != part.total:
+        raise ValueError(f"a part of {part.total} rows is not one of an array {array.shape}")
+    rows: np.ndarray = flat[part.rows]
+    return rows
+
+
+def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
     """The whole array.
 
     Raises:
@@ -61,7 +100,7 @@ def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
     return whole if first.shape is None else whole.reshape(first.shape)
 
 
-def take_from(
+def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
     """One worker's part of an array that others had in other parts.

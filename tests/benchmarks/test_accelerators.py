@@ -119,8 +119,8 @@ def test_a_step_of_several_chips_is_lowered_with_growing_ids(kinds, lowering, re
     assert " all-reduce(" in lowered.text and lowering.CHIP in lowered.state
     # All chips' rows are those of one chip, whichever of them asks.
     alone.step.learning(alone.feeds[0], alone.ramps, alone.rates)
-    for number, id_map in alone.state.id_maps.items():
-        ours, theirs = built.state.id_maps[number].to_arrays(), id_map.to_arrays()
+    for number, id_map in alone.state.tables.id_maps.items():
+        ours, theirs = built.state.tables.id_maps[number].to_arrays(), id_map.to_arrays()
         np.testing.assert_array_equal(ours["slots/fingerprint"], theirs["slots/fingerprint"])
 
 

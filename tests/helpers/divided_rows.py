@@ -70,7 +70,7 @@ if __name__ == "__main__":
     layouts = lay_out_tables([FeatureRows("id", 20_000, 16, "quality", 0)])
     config = TrainConfig(workers={"divided_from_mb": 1})
     state, alone = TrainState(layouts, config, "float32", chips=chips), TrainState(layouts, config, "float32")
-    for own, other in zip(state.whole_tables(), alone.tables, strict=True):
+    for own, other in zip(state.tables.whole(), alone.tables.weights, strict=True):
         assert np.array_equal(own, other)
     rows = [one for one in state.variables().values() if isinstance(one, RowLines)]
     assert len(rows) == 5

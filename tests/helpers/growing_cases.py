@@ -66,7 +66,7 @@ class GrowingRun:
 
     def __post_init__(self) -> None:
         self.left_out: set[int] = set()
-        for id_map in self.state.id_maps.values():
+        for id_map in self.state.tables.id_maps.values():
             self._hide_evicted(id_map)
 
     def _hide_evicted(self, id_map: Any) -> None:
@@ -82,9 +82,9 @@ class GrowingRun:
     def learn(self, raw: dict[str, list[Any]]) -> None:
         """Gives the ids of rows their slots; new rows of tables, which begin near 0, are drawn."""
         feed = make_feed(set_rejects_apart(rows_of(raw)), self.state.layouts, BATCH_ROWS, ids=self.config.ids)
-        before = [row_count(table) for table in self.state.tables]
-        self.state.place(feed, learning=True)
-        for number, (table, old) in enumerate(zip(self.state.tables, before, strict=True)):
+        before = [row_count(table) for table in self.state.tables.weights]
+        feed.with_rows(self.state.tables, learning=True)
+        for number, (table, old) in enumerate(zip(self.state.tables.weights, before, strict=True)):
             values = table.numpy()
             values[old:] = np.random.default_rng(number).normal(0, 0.4, values[old:].shape)
             table.assign(values)
@@ -92,7 +92,7 @@ class GrowingRun:
     def move(self, seed: int, share: float = 1.0) -> None:
         """Changes all dense weights and a share of the rows of tables."""
         rng = np.random.default_rng(seed)
-        for table in self.state.tables:
+        for table in self.state.tables.weights:
             values = table.numpy()
             moved = rng.random(len(values)) < share
             values[moved] += rng.normal(0, 0.4, values[moved].shape).astype(np.float32)
@@ -102,7 +102,8 @@ class GrowingRun:
 
     def score(self, raw: dict[str, list[Any]]) -> np.ndarray:
         """Returns what the trainer predicts for rows before it learns from them: logits, float32 [N]."""
-        feed = self.state.place(make_feed(set_rejects_apart(rows_of(raw)), self.state.layouts, BATCH_ROWS))
+        feed = make_feed(set_rejects_apart(rows_of(raw)), self.state.layouts, BATCH_ROWS)
+        feed = feed.with_rows(self.state.tables)
         ramps = self.config.ramps_at(TRAINED_EXAMPLES)
         logits: np.ndarray = TrainStep(self.state, self.config, jit=False).score(feed, ramps)[0].numpy()
         return logits[: len(raw["title"])]

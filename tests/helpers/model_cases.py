@@ -131,7 +131,7 @@ def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table
 def randomize(state: TrainState, seed: int) -> None:
     """Weights as if something had been learned: linear weights and biases are not 0, nothing is symmetric."""
     rng = np.random.default_rng(seed)
-    for table in state.tables:
+    for table in state.tables.weights:
         table.assign(rng.normal(0, 0.4, table.shape))
     for weight in state.dense:
         weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))

@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 import shampoo_reference as reference
-from array_parts import taken
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import shard
 
 RATE = 0.125
 STEPS = 60
@@ -124,7 +124,7 @@ def resumed(workers: Workers, case: str, path: str, begin: int) -> dict[str, np.
     with np.load(path) as arrays:
         for name, variable in optimizer.variables.items():
             whole = arrays[f"state|{name}"]
-            variable.assign(taken(parts[name], whole) if name in parts else whole)
+            variable.assign(shard(whole, parts[name]) if name in parts else whole)
         for i, weight in enumerate(weights):
             weight.assign(arrays[f"weight|{i}"])
     found: dict[str, np.ndarray] = {}

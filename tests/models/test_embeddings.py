@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from ctr.models.embeddings import create_table, look_up, tower_inputs, tower_widths
-from ctr.models.rows import FeatureRows, lay_out_tables, plan_table
+from ctr.models.rows import FeatureRows, lay_out_tables
+from ctr.training.tables.plan import plan_table
 
 FEATURES = (
     FeatureRows("a", 5, 2, "quality", 0),

@@ -4,7 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.models.row_curvature import row_curvature
-from ctr.models.rows import FeatureRows, lay_out_tables, plan_table
+from ctr.models.rows import FeatureRows, lay_out_tables
+from ctr.training.tables.plan import plan_table
 
 
 def test_curvature_and_features_are_those_of_loops():

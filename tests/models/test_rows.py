@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from ctr.models.rows import (
     FeatureRows,
     TableLayout,
-    TablePlan,
     lay_out_tables,
     padded_size,
-    place_rows,
-    plan_table,
 )
+from ctr.training.tables.plan import TablePlan, assign_rows, plan_table
 
 FEATURES = (
     FeatureRows("a", 5, 4, "quality", 0),
@@ -137,7 +135,7 @@ def assert_refers(
     assert {plan.distinct.dtype, plan.single.dtype, plan.values.dtype, plan.segments.dtype} == {
         np.dtype(np.int32)
     }
-    assert plan.unplaced is None
+    assert plan.pending is None
 
 
 # The ids of a log are int64 where some of its features grow, also in tables without these.
@@ -221,22 +219,22 @@ def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
     drawn = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
     is_drawing = data.draw(st.booleans())
     plan = plan_table(layout, ids, columns, rows + padding, drawn if is_drawing else None)
-    assert plan.unplaced is not None
+    assert plan.pending is not None
     names = [feature.name for feature in layout.growing]
     named = [
         (names[feature], one)
         for feature, one in zip(
-            plan.unplaced.features.tolist(), plan.unplaced.fingerprints.tolist(), strict=True
+            plan.pending.features.tolist(), plan.pending.fingerprints.tolist(), strict=True
         )
     ]
-    counts, lucky = occurrences(layout, ids, lists, drawn)
+    counts, admitted = occurrences(layout, ids, lists, drawn)
     assert len(set(named)) == len(named)
-    assert dict(zip(named, plan.unplaced.counts.tolist(), strict=True)) == counts
+    assert dict(zip(named, plan.pending.counts.tolist(), strict=True)) == counts
     if is_drawing:
-        assert plan.unplaced.drawn is not None
-        assert {key for key, one in zip(named, plan.unplaced.drawn, strict=True) if one} == lucky
+        assert plan.pending.admitted is not None
+        assert {key for key, one in zip(named, plan.pending.admitted, strict=True) if one} == admitted
     else:
-        assert plan.unplaced.drawn is None
+        assert plan.pending.admitted is None
 
     # Slots in any order, in a table with others beside them.
     numbers = list(range(len(named) + more_rows))
@@ -244,7 +242,7 @@ def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
     slots = Slots(layout, numbers)
     table_rows = layout.rows + len(numbers)
     given_rows = np.array([slots.row_of(layout.growing[names.index(name)], one) for name, one in named])
-    placed = place_rows(plan, given_rows.astype(np.int32), table_rows)
+    placed = assign_rows(plan, given_rows.astype(np.int32), table_rows)
     assert_refers(placed, layout, ids, lists, padding, table_rows, slots.row_of)
 
 
@@ -252,12 +250,12 @@ def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
 def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: TableLayout, shift):
     ids, _, columns = draw_batch(data, rows, GROWING, np.int64)
     plan = plan_table(layout, ids, columns, rows)
-    if plan.unplaced is None:
+    if plan.pending is None:
         return
-    count = len(plan.unplaced.at)
+    count = len(plan.pending.at)
     slots = layout.rows + np.arange(count, dtype=np.int32)
-    one = place_rows(plan, slots, layout.rows + count)
-    other = place_rows(plan, slots[::-1] + np.int32(shift), layout.rows + count + shift)
+    one = assign_rows(plan, slots, layout.rows + count)
+    other = assign_rows(plan, slots[::-1] + np.int32(shift), layout.rows + count + shift)
     assert one.distinct_count == other.distinct_count
     for name in ("single", "values", "segments", "counts"):
         assert np.array_equal(getattr(one, name), getattr(other, name))
@@ -266,10 +264,10 @@ def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: Tabl
 def test_ids_of_several_features_may_share_a_row():
     (layout,) = lay_out_tables([FeatureRows("g", 3, 2, "ui", 0, growing=True)])
     plan = plan_table(layout, np.array([[5], [0], [-5], [5], [6]]), {}, 8)
-    assert plan.unplaced is not None
-    assert plan.unplaced.fingerprints.tolist() == [5, -5, 6]
-    assert plan.unplaced.counts.tolist() == [2, 1, 1]
-    placed = place_rows(plan, np.array([2, 3, 2], np.int32), 4)
+    assert plan.pending is not None
+    assert plan.pending.fingerprints.tolist() == [5, -5, 6]
+    assert plan.pending.counts.tolist() == [2, 1, 1]
+    placed = assign_rows(plan, np.array([2, 3, 2], np.int32), 4)
     assert placed.distinct_count == 3
     assert placed.distinct.tolist() == [2, 0, 3, 1]
     assert placed.counts.tolist() == [3, 1, 1]
@@ -282,9 +280,9 @@ def test_any_64_bits_are_an_id(ids):
         [FeatureRows(name, 9, 2, "ui", at, growing=True) for at, name in enumerate("gh")]
     )
     plan = plan_table(layout, np.array([ids, ids]).T, {}, len(ids))
-    assert plan.unplaced is not None
+    assert plan.pending is not None
     for number in (0, 1):
-        found = plan.unplaced.fingerprints[plan.unplaced.features == number].tolist()
+        found = plan.pending.fingerprints[plan.pending.features == number].tolist()
         # In the order in which they occur.
         assert found == list(dict.fromkeys(one for one in ids if one))
 

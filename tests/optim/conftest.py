@@ -3,16 +3,19 @@
 import pytest
 import tensorflow as tf
 
-from ctr.optim.adagrad import update_rows
+from ctr.optim.adagrad import RowAdaGrad
+from ctr.optim.protocol import RowGradient
 
 
 @pytest.fixture
 def update():
-    """``update_rows`` on rows as they are."""
+    """A step of AdaGrad on rows as they are."""
 
     def update(table, accumulator, rows, gradient, rate, limit=None):
         rows, gradient = tf.convert_to_tensor(rows), tf.convert_to_tensor(gradient)
-        own = tf.gather(table, rows), tf.gather(accumulator, rows)
-        update_rows(table, accumulator, rows, *own, gradient, rate, limit)
+        given = RowGradient(rows, tf.gather(table, rows), (tf.gather(accumulator, rows),), gradient)
+        values, (sums,) = RowAdaGrad([rate], [], limit).step(0, given, rate)
+        table.scatter_update(tf.IndexedSlices(values, rows))
+        accumulator.scatter_update(tf.IndexedSlices(sums, rows))
 
     return update

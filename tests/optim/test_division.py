@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 import sharded_shampoo
-from array_parts import taken
 from ctr.optim.division import Division, assign
 from ctr.optim.state import lay_out
 from ctr.workers.cluster import Cluster
 from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part, merge
+from ctr.workers.parts import Part, reshard, shard
 from gang import gang
 from sharded_shampoo import CASE
 
@@ -104,14 +103,14 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(shapes, block_siz
         if tensor.axes:
             held = [division.take({index: tf.constant(whole)})[index].numpy() for division in divisions]
             for part, values in zip(parts, held, strict=True):
-                np.testing.assert_array_equal(taken(part[name], whole), values)
-            merged = merge([(part[name], values) for part, values in zip(parts, held, strict=True)])
+                np.testing.assert_array_equal(shard(whole, part[name]), values)
+            merged = reshard([(part[name], values) for part, values in zip(parts, held, strict=True)])
             np.testing.assert_array_equal(merged, whole)
     for number, factor in enumerate(layout.factors):
         cube = np.random.default_rng(number).normal(size=(factor.count, 2, 2))
-        held = [(part[f"{factor.name}/root"], taken(part[f"{factor.name}/root"], cube)) for part in parts]
+        held = [(part[f"{factor.name}/root"], shard(cube, part[f"{factor.name}/root"])) for part in parts]
         assert [len(values) for _, values in held] == [d.own.factors[number].count for d in divisions]
-        np.testing.assert_array_equal(merge(held), cube)
+        np.testing.assert_array_equal(reshard(held), cube)
     assert sum(division.own.matrices for division in divisions) == layout.matrices
 
 
@@ -179,7 +178,7 @@ def merged(found, case):
                 total = int(rank[f"{case}|total|{plain}"])
                 shape = tuple(rank[f"{case}|shape|{plain}"].tolist()) or None
                 parts.append((Part(rank[f"{case}|rows|{plain}"], total, shape), rank[name]))
-            value = merge(parts)
+            value = reshard(parts)
         state[plain] = value
     return state
 

@@ -148,7 +148,7 @@ def optimizer(table, features=2, copies=1):
 
 def step(made, rows, gradient, curvature, groups):
     rows = tf.constant(rows)
-    given_rows = tf.gather(made.tables[0], rows)
+    given_rows = tf.gather(made.tables["t"], rows)
     one = RowGradient(
         rows,
         given_rows,
@@ -206,7 +206,7 @@ def test_rows_that_begin_anew_are_as_fresh_ones(size):
     made = optimizer(table)
     fresh = {name: variable.numpy() for name, variable in made.variables.items()}
     step(made, [1, 3], np.ones((2, 4)), [0.5, 0.5], [0, 1])
-    made.begin_rows(0, np.array([1, 3], np.int32), size)
+    made.reset_rows(0, np.array([1, 3], np.int32), size)
     for name in ROW_STATE:
         found = made.variables[name].numpy()
         assert len(found) == size

@@ -88,9 +88,9 @@ def test_variables_stand_in_the_order_in_which_they_are_read(case, exported, mod
     )
     read = [number for number in predict.bound_inputs if number in ordered]
     assert read == sorted(read)
-    assert [objects.nodes[number].variable.name for number in read][: len(case(model).state.tables)] == [
-        f"rows/{layout.name}" for layout in case(model).state.layouts
-    ]
+    assert [objects.nodes[number].variable.name for number in read][
+        : len(case(model).state.tables.weights)
+    ] == [f"rows/{layout.name}" for layout in case(model).state.layouts]
 
 
 def test_functions_are_numbered_and_the_fingerprint_is_of_what_is_there(exported):

@@ -42,7 +42,7 @@ def snapshots(tmp_path_factory) -> list[Snapshot]:
     for number, position in enumerate(POSITIONS):
         run.learn(draw_rows(30, seed=number, unknown=True))
         run.move(seed=number, share=0.3 if number else 1)
-        fingerprints = run.state.id_maps[0].ids_by_row()[2]
+        fingerprints = run.state.tables.id_maps[0].ids_by_row()[2]
         run.left_out |= set(fingerprints[number : number + 3].tolist())
         made.append(run.snapshot(position))
     return made
@@ -325,7 +325,7 @@ def test_models_without_ids_that_grow_have_deltas_too(make_model_case, tmp_path)
     config = case.snapshot.config.model_copy(update={"export": ExportConfig(every_examples=1, full_every=2)})
     snapshot = replace(case.snapshot, config=config)
     assert publish(snapshot, tmp_path / "models", full_every=2).path.name == "123"
-    table = case.state.tables[0]
+    table = case.state.tables.weights[0]
     table.scatter_nd_update([[3], [5]], tf.ones([2, table.shape[1]]))
     case.state.dense[0].assign_add(tf.ones_like(case.state.dense[0]))
     later = make_snapshot(case.state, config, snapshot.schema, tmp_path / "run", 200)

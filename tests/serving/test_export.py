@@ -207,7 +207,7 @@ def test_nothing_but_what_predicts_is_in_it(case, exported, compute_dtype):
     )
     dense = {name: weight for name, weight in state.network.weights().items() if name != "rank_head"}
     assert len(dense) == len(state.dense) - 1
-    assert shapes == sorted(tuple(weight.shape) for weight in [*state.tables, *dense.values()])
+    assert shapes == sorted(tuple(weight.shape) for weight in [*state.tables.weights, *dense.values()])
     others = set(saved.get_variable_to_shape_map()) - {
         name for name in saved.get_variable_to_shape_map() if name.startswith("weights/")
     }

@@ -111,10 +111,10 @@ def test_only_rows_of_ids_and_fixed_rows_are_in_it(plain):
     }
     for number, layout in enumerate(run.state.layouts):
         if layout.growing:
-            slots = len(run.state.id_maps[number].occupants().rows)
+            slots = len(run.state.tables.id_maps[number].occupants().rows)
             assert rows[f"rows/{layout.name}"] == layout.rows + slots
             assert rows[f"keys/{layout.name}"] == slots + 1
-            assert run.state.tables[number].numpy().shape[0] > layout.rows + slots
+            assert run.state.tables.weights[number].numpy().shape[0] > layout.rows + slots
 
 
 @pytest.mark.slow

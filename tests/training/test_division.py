@@ -6,15 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.models.embeddings import create_table
-from ctr.models.rows import FeatureRows, lay_out_tables, plan_table
-from ctr.training.division import (
-    Division,
-    Place,
-    divide_rows,
-    held_rows,
-    is_divided,
-    share_of_table,
-)
+from ctr.models.rows import FeatureRows, lay_out_tables
+from ctr.training.division import Division, Seat, divide_rows
+from ctr.training.tables.plan import plan_table
+from ctr.training.tables.shares import share_of_table
+from ctr.training.tables.tables import is_divided
 
 FEATURES = (
     FeatureRows("user", 40, 4, "quality", 0),
@@ -67,14 +63,14 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
     tags = rng.integers(0, 30, lengths.sum()).astype(np.int32)
     plan = plan_table(LAYOUT, ids, {"tags": (tags, lengths)}, rows)
     table = rng.normal(size=(LAYOUT.rows, 3))
-    places = [Place(rank, workers, (divide,)) for rank in range(workers)]
+    places = [Seat(rank, workers, (divide,)) for rank in range(workers)]
     shares = [share_of_table(LAYOUT, plan, division, place, divide) for place in places]
     parts = [table[place.rank :: workers] if divide else table for place in places]
-    held = [part[share.distinct] for part, share in zip(parts, shares, strict=True)]
+    held = [part[share["distinct"]] for part, share in zip(parts, shares, strict=True)]
     if divide:
-        assert len({share.asked.shape for share in shares}) == 1
+        assert len({share["asked"].shape for share in shares}) == 1
         received = [
-            np.concatenate([held[owner][shares[owner].asked[rank]] for owner in range(workers)])
+            np.concatenate([held[owner][shares[owner]["asked"][rank]] for owner in range(workers)])
             for rank in range(workers)
         ]
     else:
@@ -89,13 +85,13 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
         for place, row in enumerate(own):
             for column, name in enumerate(("user", "item")):
                 number = offsets[name] + ids[row, column]
-                np.testing.assert_array_equal(received[rank][share.single[place, column]], table[number])
-                found[rank][share.single[place, column]] += row + 1
+                np.testing.assert_array_equal(received[rank][share["single"][place, column]], table[number])
+                found[rank][share["single"][place, column]] += row + 1
                 expected[number] += row + 1
-            values = share.values[share.segments == place]
+            values = share["values"][share["segments"] == place]
             numbers = offsets["tags"] + tags[starts[row] : starts[row] + lengths[row]]
             np.testing.assert_array_equal(received[rank][values], table[numbers])
-        assert (share.segments[np.searchsorted(share.segments, len(own)) :] == division.capacity).all()
+        assert (share["segments"][np.searchsorted(share["segments"], len(own)) :] == division.capacity).all()
     for owner, share in enumerate(shares):
         if not divide:
             gradient[plan.distinct] += found[owner]
@@ -103,10 +99,10 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
         total = np.zeros_like(held[owner])
         for rank in range(workers):
             sent = found[rank].reshape(workers, -1, 3)[owner]
-            np.add.at(total, share.asked[rank], sent)
-        gradient[owner::workers][share.distinct] += total
+            np.add.at(total, share["asked"][rank], sent)
+        gradient[owner::workers][share["distinct"]] += total
         # No row twice.
-        assert len(np.unique(share.distinct)) == len(share.distinct)
+        assert len(np.unique(share["distinct"])) == len(share["distinct"])
     np.testing.assert_array_equal(gradient, expected)
 
 
@@ -130,9 +126,3 @@ def test_a_table_is_divided_from_a_size_on_if_there_is_a_row_for_each_worker():
     assert not is_divided(layout, 1, 10, 0)
     assert not is_divided(layout, 11, 10, 0)
     assert is_divided(layout, 2, 1000, 16_000)
-
-
-def test_the_rows_that_a_worker_holds():
-    which, rows = held_rows(np.array([9, 4, 1, 6]), Place(1, 3, (True,)))
-    assert which.tolist() == [1, 2]
-    assert rows.tolist() == [1, 0]

@@ -24,6 +24,7 @@ from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.state import TrainState
 from ctr.training.step import TrainStep
+from ctr.workers.group import ONE
 from growing_logs import Growing
 from slow_id_map import SlowIdMap
 from small_runs import INTERVALS, SMALL, Examples, draw_examples, merged
@@ -92,7 +93,9 @@ def growing_log(tmp_path_factory) -> Path:
 
 
 class DictionaryMap(SlowIdMap):
-    """The slow map as the trainer calls it."""
+    """The slow map as the trainer calls it, which finds slots itself."""
+
+    group = ONE
 
     def __init__(self, *arguments):
         # Not the group, which is of one.
@@ -102,13 +105,16 @@ class DictionaryMap(SlowIdMap):
         # Also called by ``learn`` of the slow map itself, with its own arguments.
         if len(ids) == 1:
             return super().look_up(*ids)
-        features, prints = ids
+        features, prints, _ = ids
         return np.array(super().look_up(list(zip(features.tolist(), prints.tolist(), strict=True))), np.int32)
 
-    def learn(self, features, prints, counts, time_us, admit=None):
+    def held_slots(self, features, prints):
+        return np.zeros(len(prints), np.int32)
+
+    def learn(self, features, prints, counts, time_us, admit, slots):
         ids = list(zip(features.tolist(), prints.tolist(), strict=True))
         _, fresh = super().learn(ids, counts.tolist(), time_us, admit)
-        return Learned(self.look_up(features, prints), np.array(fresh, np.int64))
+        return Learned(self.look_up(features, prints, slots), np.array(fresh, np.int64))
 
 
 def final_arrays(run: Path) -> dict[str, np.ndarray]:
@@ -161,7 +167,7 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
 
     own = logits()
     monkeypatch.setattr("ctr.training.ids.of_tables.IdMap", DictionaryMap)
-    monkeypatch.setattr("ctr.training.state._FIRST_SLOTS", 10_000)
+    monkeypatch.setattr("ctr.training.tables.tables._FIRST_SLOTS", 10_000)
     for logit, slow in zip(own, logits(), strict=True):
         np.testing.assert_array_equal(logit, slow)
 
@@ -259,9 +265,9 @@ def test_a_slot_used_anew_begins_anew():
 
     def row_of(position: int) -> tuple[np.ndarray, np.ndarray]:
         print_of = fingerprints(np.array([position], np.int64))
-        (row,) = state.id_maps[number].look_up(np.zeros(1, np.int16), print_of)
-        accumulator = state.table_optimizer.variables["rows_accumulator/ui-2"]
-        return (tf.gather(table, [row])[0].numpy() for table in (state.tables[number], accumulator))
+        (row,) = state.tables.id_maps[number].look_up(np.zeros(1, np.int16), print_of)
+        accumulator = state.tables.optimizer.variables["rows_accumulator/ui-2"]
+        return (tf.gather(table, [row])[0].numpy() for table in (state.tables.weights[number], accumulator))
 
     learn(1, 1)
     first = [array.copy() for array in row_of(1)]
@@ -269,7 +275,7 @@ def test_a_slot_used_anew_begins_anew():
     for position, time in ((2, 3), (3, 4), (4, 5)):
         learn(position, time)
     fresh = TrainState(state.layouts, config, "float32")
-    assert fresh.id_maps[number].rows < state.id_maps[number].rows
+    assert fresh.tables.id_maps[number].rows < state.tables.id_maps[number].rows
     learn(1, 1)
     values, sums = row_of(1)
     # As after its first step in the run, but for the weights of the rest of the model.

@@ -44,7 +44,7 @@ def make_state(config: TrainConfig, sources=()) -> TrainState:
     towers = {"quality": sources} if sources else None
     state = TrainState(config.table_layouts(SCHEMA), config, "float32", sources=towers)
     rng = np.random.default_rng(0)
-    for weight in [*state.tables, *state.dense]:
+    for weight in [*state.tables.weights, *state.dense]:
         weight.assign_add(rng.normal(size=weight.shape) * 0.3)
     return state
 
@@ -129,7 +129,7 @@ def test_what_is_not_masked_moves_as_in_the_smaller_network():
     candidate = Candidate((4, 0), (0, 0), crosses=1, cross_rank=2, widths={}, without=())
     small_config = make_config(crosses={"layers": 1, "rank": 2}, deep={"units": [4], "activation": "smelu"})
     small = make_state(small_config)
-    for table, other in zip(small.tables, state.tables, strict=True):
+    for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
         table.assign(other)
 
     def now() -> dict[str, np.ndarray]:
@@ -142,7 +142,7 @@ def test_what_is_not_masked_moves_as_in_the_smaller_network():
     learn(small, small_config)
     for name, weight in small.network.weights().items():
         np.testing.assert_allclose(now()[name], weight.numpy(), rtol=0, atol=3e-6, err_msg=name)
-    for table, other in zip(small.tables, state.tables, strict=True):
+    for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
         np.testing.assert_allclose(other.numpy(), table.numpy(), rtol=0, atol=1e-5)
 
 

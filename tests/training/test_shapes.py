@@ -19,7 +19,7 @@ from ctr.models.rows import TableLayout
 from ctr.training import inputs as inputs_module
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
-from ctr.training.division import Place
+from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.loop import train
 from ctr.training.shapes import few_shapes
@@ -93,7 +93,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
     assert len(shapes.shapes) <= 4 - (growth is None)
     place = None if chips == 1 else chips_place(chips, layouts)
     state = TrainState(layouts, config, "float32")
-    before = [state.rows(number) for number in range(len(layouts))]
+    before = [state.tables.count(number) for number in range(len(layouts))]
     sizes = st.one_of(
         st.lists(st.integers(1, 8), min_size=1, max_size=4),
         st.just([ROWS]),
@@ -105,19 +105,19 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
         batch = draw_batch(rng, begin, queries, data.draw(st.sampled_from([2, 30, 10**6])))
         begin = batch.end
         options = (config.objective, (), (), config.ids)
-        feed = state.place(make_feed(batch, layouts, ROWS, *options, place, shapes), learning=True)
+        feed = make_feed(batch, layouts, ROWS, *options, place, shapes).with_rows(state.tables, learning=True)
         seen.add(shapes_of(feed))
-        assert [state.rows(number) for number in range(len(layouts))] == before
+        assert [state.tables.count(number) for number in range(len(layouts))] == before
         if place is None:
-            plain = state.place(make_feed(batch, layouts, ROWS, *options))
+            plain = make_feed(batch, layouts, ROWS, *options).with_rows(state.tables)
             _assert_same_content(feed, plain, len(batch.rows))
         else:
             _assert_chip_by_chip(feed)
     assert len(seen) <= len(shapes.shapes)
 
 
-def chips_place(chips: int, layouts: tuple[TableLayout, ...]) -> Place:
-    return Place(0, chips, (False,) * len(layouts), has_all=True, by_chip=True)
+def chips_place(chips: int, layouts: tuple[TableLayout, ...]) -> Seat:
+    return Seat(0, chips, (False,) * len(layouts), has_all=True, by_chip=True)
 
 
 def _assert_chip_by_chip(feed: Feed) -> None:
@@ -152,7 +152,7 @@ def test_a_chip_that_holds_most_rows_of_a_batch_takes_a_larger_shape():
             *(replace(batch, rows=rows), layouts, ROWS, config.objective, (), (), config.ids),
             *(chips_place(2, layouts), shapes),
         )
-        feed = state.place(feed, learning=True)
+        feed = feed.with_rows(state.tables, learning=True)
         _assert_chip_by_chip(feed)
         taken.append(shapes.shapes.index(feed.shape))
     assert taken[2] == 1 and taken[3] == len(shapes.shapes) - 1 == 2

@@ -72,7 +72,7 @@ def test_copies_of_pieces_are_the_arrays_always_in_the_same_memory(make_state, m
         for name, array in copied.items():
             np.testing.assert_array_equal(array, expected[name], strict=True)
         places.append({name: array.ctypes.data for name, array in copied.items()})
-        state.tables[0].assign_add(tf.ones_like(state.tables[0]))
+        state.tables.weights[0].assign_add(tf.ones_like(state.tables.weights[0]))
     assert places[0] == places[1]
     assert copies.copy({}, (), {"more": np.ones(4)})["more"].tolist() == [1] * 4
 

@@ -113,7 +113,9 @@ def accumulators(state: TrainState) -> list[tf.Variable]:
 
 def parameters(state: TrainState) -> dict[str, np.ndarray]:
     """All weights in float64, under the reference's names."""
-    named = {layout.name: table.numpy() for layout, table in zip(state.layouts, state.tables, strict=True)}
+    named = {
+        layout.name: table.numpy() for layout, table in zip(state.layouts, state.tables.weights, strict=True)
+    }
     named |= {name: weight.numpy() for name, weight in state.network.weights().items()}
     return {name: np.array(np.atleast_1d(value), np.float64) for name, value in named.items()}
 
@@ -458,7 +460,9 @@ def alone(config: TrainConfig, together: TrainState, component: int) -> TrainSta
     state = make_state(config.model_copy(update={"model": single}))
     for name, weight in state.network.weights().items():
         weight.assign(together.network.weights()[f"component_{component}/{name}"])
-    for layout, table, source in zip(state.layouts, state.tables, together.tables, strict=True):
+    for layout, table, source in zip(
+        state.layouts, state.tables.weights, together.tables.weights, strict=True
+    ):
         begin = component * layout.columns if source.shape[1] > layout.columns else 0
         table.assign(source[:, begin : begin + layout.columns])
     return state

@@ -7,23 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from array_parts import taken
-from ctr.workers.parts import Part, merge, rows_of, take_from
+from ctr.workers.parts import Part, Sharding, reshard, reshard_to, rows_of, shard
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 6))
 def test_rows_of_any_number_of_workers_become_those_of_any_other(total, before, after):
     whole = np.random.default_rng(total).normal(size=(total, 3)).astype(np.float32)
     parts = [rows_of(rank, before, total) for rank in range(before)]
-    saved = [(part, taken(part, whole)) for part in parts]
-    np.testing.assert_array_equal(merge(saved), whole)
+    saved = [(part, shard(whole, part)) for part in parts]
+    np.testing.assert_array_equal(reshard(saved), whole)
     for rank in range(after):
         wanted = rows_of(rank, after, total)
         # File by file.
         found = None
         for one in saved:
-            found = take_from(wanted, [one], found)
-        np.testing.assert_array_equal(found, taken(wanted, whole))
+            found = reshard_to(wanted, [one], found)
+        np.testing.assert_array_equal(found, shard(whole, wanted))
 
 
 @given(st.data(), st.integers(1, 12), st.integers(1, 4))
@@ -34,10 +33,10 @@ def test_rows_in_any_order(data, total, size):
         return [Part(np.array(own, np.int64), total) for own in rows]
 
     whole = np.arange(2.0 * total).reshape(total, 2)
-    saved = [(part, taken(part, whole)) for part in divided()]
-    np.testing.assert_array_equal(merge(saved), whole)
+    saved = [(part, shard(whole, part)) for part in divided()]
+    np.testing.assert_array_equal(reshard(saved), whole)
     for wanted in divided():
-        np.testing.assert_array_equal(take_from(wanted, saved), taken(wanted, whole))
+        np.testing.assert_array_equal(reshard_to(wanted, saved), shard(whole, wanted))
 
 
 @given(st.lists(st.integers(0, 30), unique=True, max_size=8))
@@ -56,16 +55,33 @@ def test_the_rows_of_a_large_table_take_no_room():
 def test_single_elements_of_an_array_of_any_shape():
     whole = np.arange(12.0).reshape(3, 4)
     parts = [Part(np.array(rows), 12, (3, 4)) for rows in ([0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11])]
-    saved = [(part, taken(part, whole)) for part in parts]
-    np.testing.assert_array_equal(merge(saved), whole)
+    saved = [(part, shard(whole, part)) for part in parts]
+    np.testing.assert_array_equal(reshard(saved), whole)
     wanted = Part(np.array([11, 0]), 12, (3, 4))
-    assert take_from(wanted, saved).tolist() == [11, 0]
+    assert reshard_to(wanted, saved).tolist() == [11, 0]
     assert Part.from_json(json.loads(json.dumps(wanted.as_json()))).shape == (3, 4)
 
 
 def test_a_row_in_two_parts_or_in_none():
     parts = [(Part(np.array(rows), 4), np.zeros((2, 1))) for rows in ([0, 1], [1, 2])]
     with pytest.raises(ValueError, match="row 1 is in 2 parts"):
-        merge(parts)
+        reshard(parts)
     with pytest.raises(ValueError, match="row 2 is in 0 parts"):
-        merge(parts[:1])
+        reshard(parts[:1])
+
+
+def test_a_worker_has_every_so_manyth_row_of_some_arrays_parts_of_others_and_the_rest_whole():
+    own = Part(np.array([3, 0]), 4)
+    sharding = Sharding(1, 3, {"rows": 7, "sums": 7}, {"roots": own})
+    assert [name in sharding for name in ("rows", "roots", "step")] == [True, True, False]
+    assert sharding.parts().keys() == {"rows", "sums", "roots"}
+    assert sharding.parts()["rows"] is sharding.parts()["sums"]
+    assert sharding.parts()["rows"].rows.tolist() == [1, 4]
+    # Of an array that was longer where it was written.
+    assert sharding.part("rows", 9).rows.tolist() == [1, 4, 7]
+    assert sharding.part("roots", 4) is own and sharding.part("step", 0) is None
+
+
+def test_a_part_of_another_array_is_refused():
+    with pytest.raises(ValueError, match="4 rows"):
+        shard(np.zeros(5), Part(np.array([3, 0]), 4))

@@ -13,10 +13,10 @@ from ctr.eval import display
 from ctr.io.errors import InputError, printable
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
-from ctr.training.ids.of_tables import make_id_map
+from ctr.training.ids.id_map import Occupants
+from ctr.training.ids.of_tables import live_ids, restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
-from ctr.training.run.id_slots import LiveIds, live_ids
 
 Order = Literal["uses", "age", "last_seen", "norm"]
 
@@ -125,14 +125,11 @@ def list_vocabulary(
     arrays, state = checkpoint.read(run_dir / "checkpoints")
     layouts = config.table_layouts(schema)
     try:
-        maps = {}
-        for number, layout in enumerate(layouts):
-            if layout.growing:
-                maps[number] = make_id_map(layout, config.ids)
-                maps[number].restore(_below(arrays, f"weights|ids/{layout.name}/"))
+        weights = checkpoint.weights_of(arrays)
+        maps = restored_maps(layouts, config.ids, weights)
         found = live_ids(layouts, maps)
         measures = {
-            one.name: _measure(arrays[f"weights|rows/{layout.name}"], layout, found[one.name])
+            one.name: _measure(weights[f"rows/{layout.name}"], layout, found[one.name])
             for layout in layouts
             for one in layout.growing
         }
@@ -150,11 +147,7 @@ def list_vocabulary(
     )
 
 
-def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _measure(table: np.ndarray, layout: TableLayout, ids: LiveIds) -> tuple[np.ndarray, np.ndarray]:
+def _measure(table: np.ndarray, layout: TableLayout, ids: Occupants) -> tuple[np.ndarray, np.ndarray]:
     """Norms and linear weights of ids, each float64 [N]."""
     rows = table[ids.rows].astype(np.float64).reshape(-1, layout.copies, layout.width + 1)
     norms: np.ndarray = np.sqrt(np.square(rows[:, :, : layout.width]).sum(axis=(1, 2)))
@@ -163,7 +156,7 @@ def _measure(table: np.ndarray, layout: TableLayout, ids: LiveIds) -> tuple[np.n
 
 def _entries(
     names: tuple[str, ...],
-    found: Mapping[str, LiveIds],
+    found: Mapping[str, Occupants],
     measures: Mapping[str, tuple[np.ndarray, np.ndarray]],
     order: Order,
     limit: int | None,

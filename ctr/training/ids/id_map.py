@@ -84,6 +84,13 @@ class Occupants:
     frequency: np.ndarray
     time_us: int
 
+    def of_feature(self, feature: int) -> "Occupants":
+        """Those of one feature."""
+        own, arrays = self.features == feature, vars(self).items()
+        return Occupants(
+            **{name: part[own] if isinstance(part, np.ndarray) else part for name, part in arrays}
+        )
+
 
 @dataclass(frozen=True)
 class FeatureCounters:
@@ -396,42 +403,31 @@ class IdMap:
         taken = np.flatnonzero(features != FREE)
         return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
-    def adopt(
-        self,
-        features: np.ndarray,
-        fingerprints: np.ndarray,
-        first_seen: np.ndarray,
-        last_seen: np.ndarray,
-        uses: np.ndarray,
-        frequency: np.ndarray,
-        time_us: int,
-    ) -> np.ndarray:
+    def adopt(self, features: np.ndarray, known: Occupants) -> np.ndarray:
         """Gives slots to the occupants of another map, whatever the rule of admission.
 
         If a feature has not enough room for all of them, those that its policy would evict first are left out.
 
         Args:
-            features: int16 [N], indices of this map's features.
-            fingerprints: int64 [N]; no pair occurs twice, and none has a slot.
-            first_seen, last_seen, uses, frequency, time_us: as in ``Occupants``.
+            features: int16 [N], what their features are in this map.
+            known: the occupants, none of which has a slot here.
 
         Returns:
             int32 [N], the table row of each id; -1 for those left out.
         """
-        now = self._advance(time_us)
+        now = self._advance(known.time_us)
         kept = np.ones(len(features), np.bool_)
         excess = self._by_feature(features) - (self._capacity - self._occupancy)
         for feature in np.flatnonzero(excess > 0):
             own = np.flatnonzero(features == feature)
-            kept[own[evicted_first(self._eviction, now, last_seen[own], frequency[own], excess[feature])]] = (
-                False
-            )
+            use = known.last_seen[own], known.frequency[own]
+            kept[own[evicted_first(self._eviction, now, *use, excess[feature])]] = False
         chosen = np.flatnonzero(kept)
-        slots = self._occupy(features[chosen], fingerprints[chosen], uses[chosen], now)
+        slots = self._occupy(features[chosen], known.fingerprints[chosen], known.uses[chosen], now)
         which, indices = self._slots.indices_of(slots)
         own = chosen[which]
-        self._first_seen[indices], self._last_seen[indices] = first_seen[own], last_seen[own]
-        self._frequency[indices] = frequency[own] * self._clock.weight(time_us)
+        self._first_seen[indices], self._last_seen[indices] = known.first_seen[own], known.last_seen[own]
+        self._frequency[indices] = known.frequency[own] * self._clock.weight(known.time_us)
         rows = np.full(len(features), -1, np.int32)
         rows[chosen] = slots + self._first_slot
         return rows

@@ -7,7 +7,7 @@ import numpy as np
 
 from ctr.models.rows import TableLayout
 from ctr.training.ids.config import IdsConfig
-from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap
+from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
 from ctr.workers.group import ONE, Group
 
 ValueT = TypeVar("ValueT")
@@ -34,9 +34,17 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, Va
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def find_slots(
-    id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]], group: Group
-) -> list[np.ndarray]:
+def restored_maps(
+    layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
+) -> dict[int, IdMap]:
+    """The maps of the tables in which ids grow, by the tables' numbers, of a process alone; ``arrays``: of a state."""
+    maps = {number: make_id_map(layout, ids) for number, layout in enumerate(layouts) if layout.growing}
+    for number, id_map in maps.items():
+        id_map.restore(id_arrays(layouts[number], arrays))
+    return maps
+
+
+def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     """Finds the slots of ids in several maps that the same workers have, in one exchange.
 
     Args:
@@ -45,32 +53,29 @@ def find_slots(
     Returns:
         For each map int64 [U], -1 for an id without a slot.
     """
+    if not ids:
+        return []
     held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
-    found = group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    found = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
     return np.split(found, np.cumsum([len(own) for own in held])[:-1])
 
 
-def arrays_of_maps(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, np.ndarray]:
-    """The arrays of maps, given by the numbers of their tables; of those that are divided this worker's part."""
+def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, Occupants]:
+    """The ids that have a slot, by feature; of several workers those that this one keeps."""
     return {
-        f"{_prefix(layouts[number])}{name}": array
-        for number, id_map in id_maps.items()
-        for name, array in id_map.to_arrays().items()
+        feature.name: occupants.of_feature(index)
+        for number, occupants in ((number, id_map.occupants()) for number, id_map in id_maps.items())
+        for index, feature in enumerate(layouts[number].growing)
     }
 
 
-def divided_lengths(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, int]:
-    """The arrays of maps that are divided over workers, with the length that they have as a whole."""
+def named(layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]) -> dict[str, ValueT]:
+    """What there is of each array of maps, given by the numbers of their tables, by the arrays' names in states."""
     return {
-        f"{_prefix(layouts[number])}{name}": length
-        for number, id_map in id_maps.items()
-        for name, length in id_map.entries().items()
+        f"{_prefix(layouts[number])}{name}": value
+        for number, of_map in of_maps.items()
+        for name, value in of_map.items()
     }
-
-
-def divided_names(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> set[str]:
-    """The names of arrays that would be divided."""
-    return {f"{_prefix(layouts[number])}{name}" for number in id_maps for name in DIVIDED_ARRAYS}
 
 
 def _prefix(layout: TableLayout) -> str:

@@ -19,7 +19,7 @@ from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
 from ctr.io.files import file_sha256, write_atomic, write_atomic_bytes
 from ctr.workers.cluster import WorkerLostError
-from ctr.workers.parts import Part, merge, take_from
+from ctr.workers.parts import Part, reshard, reshard_to, shard
 
 ARRAYS = "arrays.npz"
 _PIECE = 1 << 22
@@ -160,18 +160,15 @@ def read_parts(
         elif own is None:
             assert part is not None
             whole.setdefault(name, []).append((part, values))
+        elif part is None:
+            parts[name], arrays[name] = own, shard(values, own)
         else:
-            parts[name] = own
-            if part is None:
-                # All of it; of parts that are single elements, one by one.
-                values = values if own.shape is None else values.reshape(-1)
-                part = Part(np.arange(len(values)), len(values))
-            arrays[name] = take_from(own, [(part, values)], arrays.get(name))
+            parts[name], arrays[name] = own, reshard_to(own, [(part, values)], arrays.get(name))
             seen[name] = seen.get(name, 0) + len(part.rows)
     for name, count in seen.items():
         if count != parts[name].total:
             raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")
-    return arrays | {name: merge(found) for name, found in whole.items()}, parts
+    return arrays | {name: reshard(found) for name, found in whole.items()}, parts
 
 
 def _read_all(

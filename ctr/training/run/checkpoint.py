@@ -45,8 +45,12 @@ _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 log = logging.getLogger(__name__)
 
 ContentT = TypeVar("ContentT")
+ArrayT = TypeVar("ArrayT")
 
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+
+WEIGHTS = "weights|"
+"""Before the names of a state's arrays; the others are of metrics."""
 
 
 class Copies:
@@ -304,6 +308,11 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
                 raise InputError(
                     f"{chosen[0]}: the checkpoint is damaged ({error}); there are {positions}"
                 ) from None
+
+
+def weights_of(arrays: Mapping[str, ArrayT]) -> dict[str, ArrayT]:
+    """Of what is there for each array of a checkpoint that of the state's arrays, by their names there."""
+    return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -16,11 +16,12 @@ import numpy as np
 from ctr.data.kept_values import has_raw_values, name_ids
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
-from ctr.models.rows import TableLayout, TablePlan
+from ctr.models.rows import TableLayout
 from ctr.training.feed import Feed
 from ctr.training.ids.id_map import IdMap
 from ctr.training.run.directory import write_json
 from ctr.training.run.id_slots import TOP_IDS, IdSlots, UsedIds
+from ctr.training.tables.plan import TablePlan
 
 _ROWS, _MISSING, _VALUES, _NEW = range(4)
 _COUNTED_EVERY = 8

@@ -9,48 +9,13 @@ import numpy as np
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.models.rows import TableLayout
 from ctr.training.ids.id_map import IdMap
+from ctr.training.ids.of_tables import live_ids
 from ctr.workers.group import gather_uneven
 
 TOP_IDS = 10
 
 _NAMED = 3
 _LEVELS = 2
-
-
-@dataclass(frozen=True)
-class LiveIds:
-    """The ids of a feature that have a slot.
-
-    Attributes:
-        fingerprints: int64 [N].
-        rows: int32 [N], of their table.
-        first_seen, last_seen: int64 [N], microseconds of event time.
-        uses: int64 [N], occurrences since they got it.
-    """
-
-    fingerprints: np.ndarray
-    rows: np.ndarray
-    first_seen: np.ndarray
-    last_seen: np.ndarray
-    uses: np.ndarray
-
-
-def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, LiveIds]:
-    """The ids that have a slot, by feature; of several workers those that this one keeps."""
-    found = {}
-    for number, id_map in id_maps.items():
-        all_ids = id_map.occupants()
-        for index, feature in enumerate(layouts[number].growing):
-            own = np.flatnonzero(all_ids.features == index)
-            columns = (
-                all_ids.fingerprints,
-                all_ids.rows,
-                all_ids.first_seen,
-                all_ids.last_seen,
-                all_ids.uses,
-            )
-            found[feature.name] = LiveIds(*(column[own] for column in columns))
-    return found
 
 
 @dataclass(frozen=True)

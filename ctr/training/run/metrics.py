@@ -54,7 +54,7 @@ class RunMetrics:
             name: ProgressiveMetrics(self._measured_families(source))
             for source, name in enumerate(constraint_logs, 1)
         }
-        self.ids = IdCounts(state.layouts, schema, state.id_maps)
+        self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)
         self.timeline = Timeline(self.ids.features, self.ids.slots.features)
         self.window_times = [0, 0]
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.

@@ -30,7 +30,6 @@ from ctr.workers.parts import Part
 log = logging.getLogger(__name__)
 
 Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]
-_WEIGHTS = "weights|"
 
 
 @contextmanager
@@ -132,9 +131,9 @@ class Run:
             refuse_without_checkpoint(self.run_dir)
             return None
         with self.workers.together():
-            part_of = self.state.part_of()
+            part = self.state.sharding.part
             arrays, state, parts = checkpoint.read_share(
-                folder, newest, lambda name, rows: part_of(name.removeprefix(_WEIGHTS), rows)
+                folder, newest, lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
             )
         return arrays, state, parts
 
@@ -166,12 +165,8 @@ class Run:
                 f"{self.run_dir}: the sidecars {', '.join(self._sidecars)} are not those that this run has read so "
                 "far: use another output directory to start again"
             )
-        weights = {name: array for name, array in arrays.items() if name.startswith(_WEIGHTS)}
-        own_parts = {name.removeprefix(_WEIGHTS): part for name, part in parts.items()}
         try:
-            self.state.restore(
-                {name.removeprefix(_WEIGHTS): array for name, array in weights.items()}, own_parts
-            )
+            self.state.restore(checkpoint.weights_of(arrays), checkpoint.weights_of(parts))
         except ValueError as error:
             raise InputError(f"{self.run_dir}: {error}") from None
         try:
@@ -249,7 +244,9 @@ class Run:
             **self.files.flush(self.position.examples),
             "rollbacks": rollback.as_json(self.rollbacks),
         }
-        weights = ((f"{_WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces())
+        weights = (
+            (f"{checkpoint.WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces()
+        )
         # What all workers have the first one writes.
         metrics = self.metrics.to_arrays() if self.workers.is_chief else {}
         copied = self._copies.copy(self._weight_layout(), weights, metrics)
@@ -267,7 +264,7 @@ class Run:
         with self.workers.together():
             if self.workers.is_chief:
                 checkpoint.begin(self.run_dir / "checkpoints", self.position.examples)
-        parts = {f"{_WEIGHTS}{name}": part for name, part in self.state.parts().items()}
+        parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
         return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience)
 
     def make_room(self) -> None:
@@ -275,7 +272,7 @@ class Run:
         self._copies.make_room(self._weight_layout())
 
     def _weight_layout(self) -> checkpoint.Layout:
-        return {f"{_WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
+        return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
 
     def progress(self) -> dict[str, Any]:
         """Returns where the run stands as a checkpoint has it: position, last times and the logs it has seen."""

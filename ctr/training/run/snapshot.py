@@ -22,7 +22,7 @@ from ctr.optim.averaging import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap
-from ctr.training.ids.of_tables import id_arrays, make_id_map
+from ctr.training.ids.of_tables import restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
@@ -87,8 +87,8 @@ def take_snapshot(run: Run) -> Snapshot:
     kept = dense_weights(state.network) | ({} if state.averaging is None else state.averaging.variables)
     weights = {name: variable.numpy() for name, variable in kept.items()}
     network = _network(state.layouts, run.config, compute_dtype, weights)
-    whole = state.whole_tables()
-    known = {number: id_map.ids_by_row() for number, id_map in state.id_maps.items()}
+    whole = state.tables.whole()
+    known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
     tables = _served_tables(state.layouts, whole, known if state.workers.is_chief else {})
     parts = (state.layouts, *tables, network, run.progress())
     return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)
@@ -107,7 +107,7 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
         raise InputError(f"{path}: compute_dtype is {compute_dtype!r}; allowed: float32, bfloat16")
     layouts = config.table_layouts(schema)
     arrays, progress = checkpoint.read(run_dir / "checkpoints", examples)
-    weights = {name.removeprefix("weights|"): array for name, array in arrays.items()}
+    weights = checkpoint.weights_of(arrays)
     try:
         tables, id_maps = _trained_tables(layouts, config, weights)
         known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
@@ -122,18 +122,16 @@ def _trained_tables(
     layouts: Sequence[TableLayout], config: TrainConfig, weights: Mapping[str, np.ndarray]
 ) -> tuple[list[tf.Variable], dict[int, IdMap]]:
     """The tables and maps of a checkpoint."""
-    tables, id_maps, is_growing = [], {}, any(layout.growing for layout in layouts)
+    id_maps, tables = restored_maps(layouts, config.ids, weights), []
     for number, layout in enumerate(layouts):
         table, needed = weights[f"rows/{layout.name}"], layout.rows
         if layout.growing:
-            id_maps[number] = make_id_map(layout, config.ids)
-            id_maps[number].restore(id_arrays(layout, weights))
             needed = id_maps[number].rows
         check_table(table, layout)
         if len(table) < needed:
             raise ValueError(f"table {layout.name} has the shape {list(table.shape)}")
         # The name is in the exported file. Where no ids grow, exports keep the bytes that they have always had.
-        tables.append(tf.Variable(table, name=f"rows/{layout.name}" if is_growing else None))
+        tables.append(tf.Variable(table, name=f"rows/{layout.name}" if id_maps else None))
     return tables, id_maps
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctr.data.schema import feature_meanings
-from ctr.training.ids.id_map import IdMap
-from ctr.training.ids.of_tables import make_id_map
+from ctr.training.ids.of_tables import live_ids, restored_maps
 from ctr.training.state import TrainState
 from ctr.training.warm_start.weights import Arrays, Side
 
@@ -22,28 +21,14 @@ def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slo
         new, old: the two runs.
         old_arrays: of the old run, by the names of ``TrainState.arrays``.
     """
-    old_maps = {name: _old_map(name, old, old_arrays) for name in old.schema.growing}
+    old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
     meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     slots = {}
     for number, layout in enumerate(new.layouts):
-        for place, feature in enumerate(layout.growing):
+        for index, feature in enumerate(layout.growing):
             name = feature.name
-            if name in old_maps and meanings[name] == old_meanings[name]:
-                old_map, old_place = old_maps[name]
-                known = old_map.occupants()
-                own = np.flatnonzero(known.features == old_place)
-                rows = state.adopt(number, place, known, own)
+            if name in old_ids and meanings[name] == old_meanings[name]:
+                rows = state.tables.adopt(number, index, old_ids[name])
                 fits = rows >= 0
-                slots[name] = rows[fits], known.rows[own[fits]]
+                slots[name] = rows[fits], old_ids[name].rows[fits]
     return slots
-
-
-def _old_map(name: str, old: Side, arrays: Arrays) -> tuple[IdMap, int]:
-    """The map that has a feature's ids, and the feature's number in it."""
-    layout, _, _ = old.places()[name]
-    id_map = make_id_map(layout, old.config.ids)
-    prefix = f"ids/{layout.name}/"
-    id_map.restore(
-        {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-    )
-    return id_map, [feature.name for feature in layout.growing].index(name)

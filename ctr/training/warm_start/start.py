@@ -36,8 +36,7 @@ from ctr.training.state import create_network, fresh_state
 from ctr.training.warm_start.ids import Slots, take_ids
 from ctr.training.warm_start.optimizer import take_dense, take_schedules
 from ctr.training.warm_start.position import begin_position
-from ctr.training.warm_start.prior import take_fitted, take_priors
-from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices
+from ctr.training.warm_start.weights import Entry, Side, take_fitted, take_ramps, take_rows, take_slices
 from ctr.workers.chips import Chips
 
 _PARTS = {
@@ -121,9 +120,7 @@ def _read_old(run_dir: Path) -> _Old:
     network = create_network(layouts, config, "float32", compiled=False)
     shapes = {name: tuple(weight.shape) for name, weight in network.weights().items()}
     arrays, state = checkpoint.read(run_dir / "checkpoints")
-    weights = {
-        name.removeprefix("weights|"): array for name, array in arrays.items() if name.startswith("weights|")
-    }
+    weights = checkpoint.weights_of(arrays)
     try:
         position = Position.from_json(state["position"])
         _check_arrays(weights, layouts, shapes)
@@ -216,9 +213,6 @@ def _take(
             + "), so nothing could be taken over",
             "start without --init-from",
         )
-    take_priors(
-        arrays, old.arrays, *sides, {entry.name for entry in features if entry.status in ("taken", "partly")}
-    )
     take_fitted(arrays, old.arrays)
     weights = take_dense(arrays, old.arrays, *sides, kept)
     slices = take_slices(arrays, old.arrays, *sides)

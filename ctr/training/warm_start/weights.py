@@ -13,6 +13,7 @@ begin as in a fresh run, and what reads them with weights of 0: so the network c
 with Net2WiderNet (Chen et al., arXiv 1511.05641), whose copies of units would need noise to come apart.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -34,6 +35,8 @@ Axis = tuple[str, str]
 _FIRST = "component_0/"
 _MOMENTS = ("rows_moment", "rows_touched")
 """What Adafactor knows of the embedding in a row."""
+_OF_TABLES = ("columns_moment", "table_steps")
+"""What it knows of a table's columns by copy, without which moments of rows mean nothing."""
 
 
 class Entry(NamedTuple):
@@ -134,8 +137,9 @@ def take_rows(
     differs = [
         key for key in ("rule", "gradient", "linear_rule") if getattr(mine, key) != getattr(theirs, key)
     ]
-    scaled = not differs
-    row_state = table_optimizer(new.config.optimizer.embeddings, new.layouts).row_state if scaled else ()
+    scaled, optimizer = not differs, table_optimizer(mine, new.layouts)
+    row_state = optimizer.row_state if scaled else ()
+    feature_state = optimizer.feature_state if mine.linear_rule == theirs.linear_rule else ()
     entries, kept = [], set()
     for name, (layout, begin, feature) in new.places().items():
         changed = (
@@ -150,10 +154,15 @@ def take_rows(
         # Components that shared their rows each go on with a copy of them.
         sources = [0 if old_layout.copies == 1 else copy for copy in range(layout.copies)]
         taken = [copy for copy in range(layout.copies) if sources[copy] < old_layout.copies]
-        if same_width and scaled:
-            _take_table_moments(
-                arrays, old_arrays, layout, old_layout, [(copy, sources[copy]) for copy in taken]
-            )
+        moments = [
+            group for group in _OF_TABLES if same_width and scaled and f"{group}/{layout.name}" in arrays
+        ]
+        for group, copy in itertools.product(moments, taken):
+            source = old_arrays[f"{group}/{old_layout.name}"][sources[copy]]
+            arrays[f"{group}/{layout.name}"][copy] = source
+        for group in feature_state if layout.copies == old_layout.copies else ():
+            number, old_number = layout.features.index(feature), old_layout.features.index(old_feature)
+            arrays[f"{group}/{layout.name}"][number] = old_arrays[f"{group}/{old_layout.name}"][old_number]
         for group in ("rows", *row_state):
             if group in _MOMENTS and not same_width:
                 # They are of embeddings, which begin fresh.
@@ -180,26 +189,6 @@ def take_rows(
     gone = [name for name in places if name not in meanings]
     entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
     return entries, frozenset(kept)
-
-
-def _take_table_moments(
-    arrays: dict[str, np.ndarray],
-    old_arrays: Arrays,
-    layout: TableLayout,
-    old_layout: TableLayout,
-    copies: Sequence[tuple[int, int]],
-) -> None:
-    """Puts in what Adafactor knows of a table's columns, without which moments of rows mean nothing.
-
-    Args:
-        arrays, old_arrays: see ``take_rows``.
-        layout, old_layout: tables of one width.
-        copies: by copy of the new table that of the old one.
-    """
-    for group in ("columns_moment", "table_steps"):
-        if f"{group}/{layout.name}" in arrays:
-            for copy, source in copies:
-                arrays[f"{group}/{layout.name}"][copy] = old_arrays[f"{group}/{old_layout.name}"][source]
 
 
 def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
@@ -361,6 +350,13 @@ def match(
         indices.append(index)
         old_indices.append(old_index)
     return Moved(tuple(indices), tuple(old_indices), exact)
+
+
+def take_fitted(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
+    """Puts in what is known of the biases, the offset and the gate, where both runs fit them."""
+    for name in arrays:
+        if name.startswith("newton/") and name in old_arrays and old_arrays[name].shape == arrays[name].shape:
+            arrays[name][...] = old_arrays[name]
 
 
 # Dual variables.

@@ -58,8 +58,8 @@ def test_norms_are_those_of_the_rows_that_the_trainer_looks_up(run):
             if "tags" in [one.name for one in layout.growing]
         ]
         place = [one.name for one in layout.growing].index("tags")
-        places = state.id_maps[number].look_up(np.full(len(prints), place, np.int16), prints)
-        table = state.tables[number].numpy()[places]
+        places = state.tables.id_maps[number].look_up(np.full(len(prints), place, np.int16), prints)
+        table = state.tables.weights[number].numpy()[places]
     for entry, row in zip(found.entries, table, strict=True):
         assert (
             entry.norm == pytest.approx(np.linalg.norm(row[:4].astype(np.float64)), rel=1e-12) and entry.norm

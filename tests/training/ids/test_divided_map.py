@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig
 from ctr.training.ids.eviction import lowest, lowest_of_all
 from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap
-from ctr.workers.parts import merge, rows_of
+from ctr.workers.parts import reshard, rows_of
 from id_streams import SECOND, VALUES, arrays, make_features, streams
 from thread_group import Threads
 
@@ -53,7 +53,7 @@ class DividedMap:
         parts = self.threads.all(IdMap.to_arrays)
         whole = dict(parts[0])
         for name, length in self.entries().items():
-            whole[name] = merge(
+            whole[name] = reshard(
                 [(rows_of(rank, self.size, length), part[name]) for rank, part in enumerate(parts)]
             )
         for part in parts:

@@ -237,15 +237,7 @@ def test_shared_rows_are_used_evenly_and_by_the_fingerprint_alone():
 
 
 def adopt(one, found, features=None):
-    return one.adopt(
-        found.features if features is None else features,
-        found.fingerprints,
-        found.first_seen,
-        found.last_seen,
-        found.uses,
-        found.frequency,
-        found.time_us,
-    )
+    return one.adopt(found.features if features is None else features, found)
 
 
 def test_adopted_ids_are_what_they_were():

@@ -1,0 +1,309 @@
+"""The plan of a batch: the distinct rows that it needs of a table. NumPy, in the thread that reads ahead.
+
+A batch lists each row that it needs once (``distinct``) and refers to it by position. So a row is gathered once,
+however often it occurs, and its gradient is already summed over the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from ctr.models.rows import FeatureRows, TableLayout, padded_size
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features.
+
+    Attributes:
+        distinct: int32 [U], rows of the table, each once; padded with rows that the batch does not need, whose gradient
+            is zero.
+        single: int32 [B, S], positions in ``distinct``.
+        values: int32 [V], positions in ``distinct`` of the multivalent ids, row by row and in a row
+            feature by feature.
+        segments: int32 [V], non-decreasing, ``row * M + feature``; B * M for padding.
+        distinct_count: number of entries of ``distinct`` before the padding.
+        counts: int64 [distinct_count], how often the batch refers to each of these.
+        pending: the ids that grow, until ``assign_rows`` gives them rows; None where there are none.
+        capacity: what ``distinct`` is padded to, U; None: one of few sizes.
+    """
+
+    distinct: np.ndarray
+    single: np.ndarray
+    values: np.ndarray
+    segments: np.ndarray
+    distinct_count: int
+    counts: np.ndarray
+    pending: "PendingIds | None" = None
+    capacity: int | None = None
+
+
+@dataclass(frozen=True)
+class PendingIds:
+    """The G different ids of a batch that grow.
+
+    Attributes:
+        at: int64 [G], their positions in ``TablePlan.distinct``.
+        features: int16 [G], their features, as numbers in ``TableLayout.growing``.
+        fingerprints: int64 [G], none of them 0.
+        counts: int64 [G], how often each occurs.
+        admitted: bool [G], which of them get a slot because one of their occurrences was drawn; None where none is.
+    """
+
+    at: np.ndarray
+    features: np.ndarray
+    fingerprints: np.ndarray
+    counts: np.ndarray
+    admitted: np.ndarray | None
+
+
+def plan_table(
+    layout: TableLayout,
+    ids: np.ndarray,
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    padded_rows: int,
+    drawn: np.ndarray | None = None,
+) -> TablePlan:
+    """Finds the distinct rows of a batch in one table.
+
+    Args:
+        ids: [N, F], the ids of all single-valued features.
+        multivalent: for each multivalent feature its ids [v] row after row and lengths int32 [N].
+        padded_rows: B >= N; rows from N on refer to some row, and the model gives them weight 0.
+        drawn: bool [N], rows whose ids get a slot at once; for ids that grow.
+    """
+    rows = len(ids)
+    keys = _keys(layout)
+    single_columns = [f.single for f in layout.single if f.single is not None]
+    single = keys.of_matrix(_columns(ids, single_columns))
+    values, segments = _merge_multivalent(layout, keys, multivalent, rows)
+    everything = np.concatenate([single.ravel(), values]) if len(values) else single.ravel()
+    if layout.growing:
+        distinct, positions, counts = _find_distinct_keys(everything)
+    else:
+        distinct, positions, counts = _find_distinct(everything)
+    padded_single = np.zeros((padded_rows, len(single_columns)), np.int32)
+    padded_single[:rows] = positions[: single.size].reshape(single.shape)
+    value_capacity = padded_size(len(values)) if layout.multivalent else 0
+    padded_values = np.zeros(value_capacity, np.int32)
+    padded_values[: len(values)] = positions[single.size :]
+    padded_segments = np.full(value_capacity, padded_rows * len(layout.multivalent), np.int32)
+    padded_segments[: len(values)] = segments
+    arrays = padded_single, padded_values, padded_segments, len(distinct), counts
+    if not layout.growing:
+        return TablePlan(_pad_rows(distinct, layout.rows), *arrays)
+    # As an unsigned number a negative key exceeds any number of rows.
+    at = np.flatnonzero(distinct.view(np.uint64) >= layout.rows)
+    features = keys.features(positions, segments, single.shape[1], len(distinct))[at]
+    admitted = None
+    if drawn is not None:
+        row_of = np.concatenate(
+            [np.repeat(np.arange(rows), single.shape[1]), segments // max(len(layout.multivalent), 1)]
+        )
+        admitted = np.zeros(len(distinct), np.bool_)
+        admitted[positions[drawn[row_of]]] = True
+        admitted = admitted[at]
+    pending = PendingIds(at, features, distinct[at] ^ keys.salts[features], counts[at], admitted)
+    return TablePlan(distinct, *arrays, pending)
+
+
+def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
+    """The number of multivalent ids that a plan for so many rows has, without padding."""
+    return int(np.searchsorted(plan.segments, rows * len(layout.multivalent)))
+
+
+def pad_plan(layout: TableLayout, plan: TablePlan, padded_rows: int, ids: int, values: int) -> TablePlan:
+    """Pads a plan to given sizes.
+
+    Args:
+        plan: of ``plan_table`` for rows without padding.
+        padded_rows: B.
+        ids: U, at least ``plan.distinct_count``, at most the rows that the table may get.
+        values: V, at least ``value_count``.
+    """
+    rows, count = plan.single.shape[0], len(layout.multivalent)
+    used = value_count(layout, plan, rows)
+    single = np.zeros((padded_rows, plan.single.shape[1]), np.int32)
+    single[:rows] = plan.single
+    padded_values = np.zeros(values, np.int32)
+    padded_values[:used] = plan.values[:used]
+    segments = np.full(values, padded_rows * count, np.int32)
+    segments[:used] = plan.segments[:used]
+    distinct = plan.distinct[: plan.distinct_count]
+    if plan.pending is None:
+        distinct = _pad_rows(distinct, layout.rows, ids)
+    return replace(
+        plan, distinct=distinct, single=single, values=padded_values, segments=segments, capacity=ids
+    )
+
+
+def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
+    """Gives the ids that grow their rows of the table.
+
+    Args:
+        plan: with ids that have none.
+        rows: int32 [G], of ``plan.pending``; ids may share one.
+        table_rows: number of rows that the table has by now.
+    """
+    # Loaded here: commands that need no tables start sooner.
+    import pandas as pd
+
+    assert plan.pending is not None
+    distinct = plan.distinct.astype(np.int32)
+    distinct[plan.pending.at] = rows
+    # In the order in which the batch has them, so that nothing depends on which slot an id has.
+    positions, kept = pd.factorize(distinct)
+    if len(kept) < len(distinct):
+        positions = positions.astype(np.int32)
+        counts = np.bincount(positions, plan.counts, len(kept)).astype(np.int64)
+        plan = replace(plan, single=positions[plan.single], values=positions[plan.values], counts=counts)
+    distinct = _pad_rows(kept, table_rows, plan.capacity)
+    return replace(plan, distinct=distinct, distinct_count=len(kept), pending=None)
+
+
+def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
+    capacity = min(row_capacity(len(distinct)) if capacity is None else capacity, table_rows)
+    return np.concatenate([distinct, _unused_rows(np.sort(distinct), capacity - len(distinct))])
+
+
+class _Keys:
+    """Numbers for the ids of all features of a table: of fixed rows the row, else an id's fingerprint and its salt."""
+
+    def __init__(self, layout: TableLayout) -> None:
+        """``salts`` is int64, one for each of ``layout.growing``."""
+        self._layout = layout
+        self._offsets = layout.offsets()
+        numbers = {feature.name: number for number, feature in enumerate(layout.growing)}
+        self._numbers = np.array([numbers.get(feature.name, -1) for feature in layout.features], np.int16)
+        self.salts = np.array([feature.salt for feature in layout.growing], np.int64)
+        single = layout.single
+        self._single_offsets = np.array([self._offsets[feature.name] for feature in single], np.int64)
+        self._grows = np.array([feature.growing for feature in single], np.bool_)
+        self._single_salts = np.array(
+            [feature.salt if feature.growing else 0 for feature in single], np.int64
+        )
+
+    def of_matrix(self, ids: np.ndarray) -> np.ndarray:
+        """Of the ids [N, S] of the single-valued features."""
+        offsets, grows = self._single_offsets, self._grows
+        if not self._layout.growing:
+            # The ids of a log with features elsewhere that grow are int64.
+            return (ids + offsets.astype(np.int32)).astype(np.int32, copy=False)
+        keys = ids ^ self._single_salts
+        if not grows.all():
+            keys[:, ~grows] += offsets[~grows]
+        missing = ids == 0
+        if missing.any():
+            rows, columns = np.nonzero(missing & grows)
+            keys[rows, columns] = offsets[columns]
+        return keys
+
+    def of_feature(self, feature: FeatureRows, ids: np.ndarray) -> np.ndarray:
+        """Of a feature's ids."""
+        offset = self._offsets[feature.name]
+        if not feature.growing:
+            return ids + ids.dtype.type(offset)
+        return np.where(ids == 0, np.int64(offset), ids ^ feature.salt)
+
+    def features(
+        self, positions: np.ndarray, segments: np.ndarray, singles: int, distinct: int
+    ) -> np.ndarray:
+        """int16 [distinct]: the number in ``TableLayout.growing`` of each different key's feature, or -1.
+
+        Args:
+            positions: of the keys of the single-valued features, row by row, then of the others.
+            segments: of the latter.
+        """
+        found = np.full(distinct, -1, np.int16)
+        count = len(positions) - len(segments)
+        if singles:
+            found[positions[:count].reshape(-1, singles)] = self._numbers[:singles]
+        if len(segments):
+            of_values = self._numbers[singles:]
+            found[positions[count:]] = of_values[segments % len(of_values)]
+        return found
+
+
+@cache
+def _keys(layout: TableLayout) -> _Keys:
+    return _Keys(layout)
+
+
+def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
+    """Columns of a matrix; without a copy where they stand together, as those of a log with one table do."""
+    first = columns[0] if columns else 0
+    if list(columns) == list(range(first, first + len(columns))):
+        return ids[:, first : first + len(columns)]
+    return ids[:, columns]
+
+
+def row_capacity(count: int) -> int:
+    """Returns a capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
+
+    These capacities are closer together than those of batches, since every row costs time, padding too; and further
+    apart than the numbers of rows in batches of one size, since XLA compiles for each capacity.
+    """
+    step = max(256, 1 << (count.bit_length() - 6) if count >= 64 else 0)
+    return max(step, -(-count // step) * step)
+
+
+def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the distinct values of ``rows``, int32 [N], not negative.
+
+    Returns:
+        The values, sorted; the position of each row among them, int32 [N]; and how often each occurs, int64.
+    """
+    # Row and position in one number: NumPy sorts numbers several times as fast as it finds their order.
+    keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))
+    keys.sort()
+    ordered = (keys >> 32).astype(np.int32)
+    is_new = np.ones(len(rows), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    positions = np.empty(len(rows), np.int32)
+    positions[keys & 0xFFFFFFFF] = np.cumsum(is_new, dtype=np.int32) - 1
+    counts = np.diff(np.flatnonzero(is_new), append=len(rows))
+    return ordered[is_new], positions, counts
+
+
+def _find_distinct_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the distinct values of ``keys``, int64 [N], in the order in which they occur.
+
+    Returns:
+        The values; the position of each key among them and how often each occurs, int64.
+    """
+    # Loaded here: commands that need no tables start sooner.
+    import pandas as pd
+
+    positions, distinct = pd.factorize(keys)
+    return distinct, positions, np.bincount(positions, minlength=len(distinct))
+
+
+def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:
+    """Returns the first ``count`` row numbers, int32, that are not in ``distinct``, which is sorted."""
+    numbers = np.arange(count)
+    missing_before = distinct - np.arange(len(distinct))
+    return (numbers + np.searchsorted(missing_before, numbers, side="right")).astype(np.int32)
+
+
+def _merge_multivalent(
+    layout: TableLayout,
+    keys: _Keys,
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    rows: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    count = len(layout.multivalent)
+    if not count:
+        return np.zeros(0, np.int64 if layout.growing else np.int32), np.zeros(0, np.int32)
+    values = []
+    segments = []
+    for index, feature in enumerate(layout.multivalent):
+        ids, lengths = multivalent[feature.name]
+        values.append(keys.of_feature(feature, ids))
+        segments.append(np.repeat(np.arange(rows, dtype=np.int32) * count + index, lengths))
+    if count == 1:
+        return values[0], segments[0]
+    all_segments = np.concatenate(segments)
+    order = np.argsort(all_segments, kind="stable")
+    return np.concatenate(values)[order], all_segments[order]

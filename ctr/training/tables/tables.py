@@ -1,0 +1,334 @@
+"""The embedding tables of a run, with all that depends on where their rows lie.
+
+A table is whole in the process that trains alone; of several workers each has a part of the rows of large tables
+(``ctr.training.tables.shares``) and the others whole; on chips rows lie in lines (``ctr.optim.row_lines``). Ids that
+grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
+
+    before a step    find_rows        the rows of ids that grow; new ones begin in rows of their own
+    in it            gather           the rows that a batch needs, and what the optimizer keeps of them
+                     add_up           their gradients, summed over those that train together
+                     update           the optimizer's step
+    between steps    grow, adopt, whole, variables, id_arrays, restore
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.models.embeddings import create_table, first_rows, new_rows
+from ctr.models.rows import TableLayout
+from ctr.optim.protocol import RowGradient
+from ctr.optim.row_variables import (
+    Rows,
+    create_lines,
+    gather_rows,
+    grow_rows,
+    read_rows,
+    row_count,
+    set_rows,
+)
+from ctr.training.config import TrainConfig
+from ctr.training.device import has_few_shapes
+from ctr.training.ids.id_map import Occupants
+from ctr.training.ids.of_tables import find_slots, id_arrays, make_id_map, named
+from ctr.training.optimizers import table_optimizer
+from ctr.training.shapes import most_rows
+from ctr.training.tables.exchange import Curvature, Plan, add_up, deliver
+from ctr.training.tables.plan import TablePlan
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
+
+_PIECE = 65536
+_FIRST_SLOTS = 1024
+
+
+class Gathered(NamedTuple):
+    """What a step has read of all tables.
+
+    Attributes:
+        plans: of the batch, of what is here of each table.
+        held: float32 [Q, C], the distinct rows of each table that are here.
+        state: what the optimizer keeps of these rows.
+        rows: float32 [., C], those that this part of the batch needs: ``held``, or of a divided table those of all.
+        views: the plans as they refer to ``rows``.
+    """
+
+    plans: Sequence[Plan]
+    held: list[tf.Tensor]
+    state: list[Any]
+    rows: list[tf.Tensor]
+    views: list[Plan]
+
+
+class EmbeddingTables:
+    """The tables, the maps of ids that grow, and the optimizer of both embeddings and linear weights.
+
+    Attributes:
+        layouts: of the tables.
+        weights: float32 rows [R, C] of each; where ids grow with slots behind the fixed rows.
+        divided: for each table whether it is divided over the workers; over chips it is where ``RowLines`` says so.
+        id_maps: of the tables in which ids grow, by the tables' numbers.
+        optimizer: of the tables.
+    """
+
+    def __init__(
+        self,
+        layouts: tuple[TableLayout, ...],
+        config: TrainConfig,
+        group: Workers = ALONE,
+        in_lines: bool = False,
+    ) -> None:
+        """Creates rows with which nothing is learned yet.
+
+        Args:
+            group: those who divide large tables: workers, or the chips of this process.
+            in_lines: whether rows lie in lines: the group is the chips of one process, which has all rows.
+        """
+        self.layouts, self._group = layouts, group
+        self._init_scale = config.model.init_scale
+        seed = config.model.embedding_seed
+        self._seed = config.seed if seed is None else seed
+        most, from_bytes = [most_rows(config, layout) for layout in layouts], config.workers.divided_bytes
+        owners = [
+            group if is_divided(layout, group.size, rows, from_bytes) else ALONE
+            for layout, rows in zip(layouts, most, strict=True)
+        ]
+        create = self._create_lines if in_lines else self._create
+        self.weights = [create(layout, of) for layout, of in zip(layouts, owners, strict=True)]
+        # Lines are read and set as if all rows were here.
+        self._owners = [ALONE] * len(layouts) if in_lines else owners
+        self.divided = tuple(of.size > 1 for of in self._owners)
+        # Of all owners' parts.
+        self._counts = [layout.rows for layout in layouts]
+        self.id_maps = {
+            number: make_id_map(layout, config.ids, ALONE if in_lines else group)
+            for number, layout in enumerate(layouts)
+            if layout.growing
+        }
+        self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self._owners)
+        names = [layout.name for layout in layouts]
+        self.optimizer.build(dict(zip(names, self.weights, strict=True)))
+        if has_few_shapes(config):
+            for number in self.id_maps:
+                self.grow(number, most[number])
+        self._first_counts = list(self._counts)
+
+    def _create(self, layout: TableLayout, owners: Workers) -> Rows:
+        return create_table(layout, self._init_scale, self._seed, owners.rank, owners.size)
+
+    def _create_lines(self, layout: TableLayout, owners: Workers) -> Rows:
+        def part(chip: int) -> np.ndarray:
+            return np.asarray(first_rows(layout, self._init_scale, self._seed, chip, owners.size))
+
+        shape, grows = (layout.rows, layout.columns), bool(layout.growing)
+        return create_lines(part, shape, owners, grows, f"rows/{layout.name}")
+
+    def count(self, number: int) -> int:
+        """The number of rows that a table has by now, those of all workers' parts."""
+        return self._counts[number]
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, without those of rows that no id has had yet."""
+        return sum(
+            layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
+            for number, layout in enumerate(self.layouts)
+        )
+
+    # Ids that grow.
+
+    def find_rows(
+        self, plans: Sequence[TablePlan], time_us: int, learning: bool = False
+    ) -> dict[int, np.ndarray]:
+        """Finds the rows of the ids of a batch that grow: by table, int32 [G], of ``TablePlan.pending``.
+
+        Args:
+            time_us: the query time of the batch's last row.
+            learning: whether the batch is going to be learned from, once: then ids are counted, admitted and evicted,
+                and rows that are used anew begin anew.
+        """
+        pending = {number: ids for number in self.id_maps if (ids := plans[number].pending) is not None}
+        maps = [self.id_maps[number] for number in pending]
+        slots = find_slots(maps, [(ids.features, ids.fingerprints) for ids in pending.values()])
+        found = {}
+        for (number, ids), id_map, own in zip(pending.items(), maps, slots, strict=True):
+            if learning:
+                learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own)
+                new = learned.fresh
+                self._reset_rows(number, learned.rows[new], ids.features[new], ids.fingerprints[new])
+                found[number] = learned.rows
+            else:
+                found[number] = id_map.look_up(ids.features, ids.fingerprints, own)
+        return found
+
+    def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
+        """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
+
+        Args:
+            number: of the table.
+            feature: the ids' feature, by its number in ``TableLayout.growing``.
+            known: what the other run's map has of them.
+
+        Returns:
+            int32 [N], their rows; -1 for ids that did not fit.
+        """
+        features = np.full(len(known.rows), feature, np.int16)
+        rows = self.id_maps[number].adopt(features, known)
+        fits = rows >= 0
+        self._reset_rows(number, rows[fits], features[fits], known.fingerprints[fits])
+        return rows
+
+    def _reset_rows(
+        self, number: int, rows: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
+    ) -> None:
+        """Lets the rows of ids that have just been admitted begin anew; slots double where there are too few."""
+        layout, size, owners = self.layouts[number], self.count(number), self._owners[number]
+        while size < self.id_maps[number].rows:
+            size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
+        self.grow(number, size)
+        which = np.flatnonzero(rows % owners.size == owners.rank)
+        if len(which):
+            own = rows[which] // owners.size
+            values = new_rows(layout, features[which], fingerprints[which], self._init_scale, self._seed)
+            set_rows(self.weights[number], own, values)
+            self.optimizer.reset_rows(number, own, row_count(self.weights[number]))
+
+    def grow(self, number: int, size: int) -> None:
+        """Gives a table rows until all its parts together have ``size``."""
+        if size > self._counts[number]:
+            owners = self._owners[number]
+            own = len(range(owners.rank, size, owners.size))
+            grow_rows(self.weights[number], own)
+            self.optimizer.reset_rows(number, np.zeros(0, np.int32), own)
+            self._counts[number] = size
+
+    # In a step.
+
+    def signature(self) -> list[dict[str, tf.TensorSpec]]:
+        """Of the tensors of plans (``ctr.training.tables.shares.plan_tensors``)."""
+        indices = tf.TensorSpec([None], tf.int32)
+        return [
+            {
+                "distinct": indices,
+                "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
+                "values": indices,
+                "segments": indices,
+                **({"asked": tf.TensorSpec([self._group.size, None], tf.int32)} if is_divided else {}),
+            }
+            for layout, is_divided in zip(self.layouts, self.divided, strict=True)
+        ]
+
+    def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
+        """Reads the distinct rows of a batch; to learn from it also what the optimizer keeps of them."""
+        distinct = [plan["distinct"] for plan in plans]
+        with tf.name_scope("gather"):
+            held = [gather_rows(table, rows) for table, rows in zip(self.weights, distinct, strict=True)]
+            state = self.optimizer.read(distinct) if learning else []
+        return Gathered(plans, held, state, *deliver(self._group, self.divided, held, plans))
+
+    def add_up(
+        self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
+    ) -> tuple[list[tf.Tensor], list[Curvature]]:
+        """Gradients and curvatures of ``gathered.rows``, summed over the group: those of ``gathered.held``."""
+        return add_up(self._group, self.divided, self.layouts, gathered.plans, gradients, curvatures)
+
+    def update(
+        self,
+        gathered: Gathered,
+        gradients: Sequence[tf.Tensor],
+        curvatures: Sequence[Curvature],
+        rate: tf.Tensor,
+        compiled: bool,
+    ) -> None:
+        """One step on the rows of a batch; see ``ctr.optim.protocol.Optimizer.update``."""
+        parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
+        self.optimizer.update(
+            [
+                RowGradient(plan["distinct"], held, state, gradient, *curvature)
+                for plan, held, state, gradient, curvature in parts
+            ],
+            rate,
+            compiled,
+        )
+
+    # Between two steps.
+
+    @property
+    def variables(self) -> dict[str, Rows]:
+        """The rows and what the optimizer has, under names that do not depend on the process."""
+        rows = {
+            f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.weights, strict=True)
+        }
+        return rows | self.optimizer.variables
+
+    def id_arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of the maps; of those that are divided this worker's part."""
+        return named(self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()})
+
+    def lengths(self) -> dict[str, int]:
+        """The arrays whose entries are dealt out to the workers in turn, with the number of entries of all."""
+        rows = {
+            f"{kind}/{layout.name}": self.count(number)
+            for number, layout in enumerate(self.layouts)
+            if self.divided[number]
+            for kind in ("rows", *self.optimizer.row_state)
+        }
+        maps = {number: id_map.entries() for number, id_map in self.id_maps.items() if id_map.group.size > 1}
+        return rows | named(self.layouts, maps)
+
+    def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part]) -> None:
+        """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""
+        for number, layout in enumerate(self.layouts):
+            part = parts.get(f"rows/{layout.name}")
+            whole = self._first_counts[number] if self.divided[number] else row_count(self.weights[number])
+            self._counts[number] = whole if part is None else part.total
+        for number, id_map in self.id_maps.items():
+            lengths = {name: part.total for name, part in id_arrays(self.layouts[number], parts).items()}
+            id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
+
+    def whole(self) -> list[tf.Variable]:
+        """The tables with all their rows, which all workers have to ask for and the first one has.
+
+        A table that is whole here is not copied.
+        """
+        return [self._whole(number) for number in range(len(self.layouts))]
+
+    def _whole(self, number: int) -> tf.Variable:
+        layout, table = self.layouts[number], self.weights[number]
+        if self.divided[number]:
+            values = self._rows_of_all(number)
+        elif isinstance(table, tf.Variable):
+            return table
+        else:
+            values = table.read_value()
+        shape = [None if layout.growing else len(values), layout.columns]
+        return tf.Variable(values, name=table.name.partition(":")[0], shape=shape)
+
+    def _rows_of_all(self, number: int) -> np.ndarray:
+        """The rows of a divided table in the first worker; in others there are none."""
+        owners, rows, columns = self._owners[number], self.count(number), self.layouts[number].columns
+        values = np.zeros((rows if owners.is_chief else 0, columns), np.float32)
+        most, piece = len(range(0, rows, owners.size)), _PIECE // owners.size
+        for begin in range(0, most, piece):
+            end = min(begin + piece, most)
+            own = np.zeros((end - begin, columns), np.float32)
+            held = range(begin, min(end, len(range(owners.rank, rows, owners.size))))
+            own[: len(held)] = read_rows(self.weights[number], held.start, held.stop)
+            parts = owners.gather_array(own)
+            if owners.is_chief:
+                together = parts.transpose(1, 0, 2).reshape(-1, columns)
+                values[begin * owners.size : end * owners.size] = together[: rows - begin * owners.size]
+        return values
+
+
+def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
+    """Whether a table is divided over W workers.
+
+    Args:
+        most_rows: the rows that it may get.
+        from_bytes: from which size on.
+    """
+    # Each worker has at least one of the rows that are there from the beginning.
+    return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
