@@ -2,7 +2,7 @@
 
 Under ``network`` of ``ctr.json``::
 
-    architecture    of ``ctr.models.click_model``, key by key
+    architecture    of ``ctr.models.architecture``, key by key
     tables          name, tower, width, copies, and features: name, buckets, single, growing, salt
     variables       what each variable of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``, ``alpha2``,
                     or the readable name of a dense weight, ``quality/deep_0/w``
@@ -25,9 +25,9 @@ def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, 
     Args:
         variables: the names of its variables, in their order, as deltas have them.
     """
-    readable = dict(zip(dense_weights(snapshot.network), snapshot.network.weights(), strict=True))
+    readable = dict(zip(dense_weights(snapshot.weights), snapshot.weights, strict=True))
     return {
-        "architecture": dataclasses.asdict(snapshot.network.architecture),
+        "architecture": dataclasses.asdict(snapshot.architecture),
         "tables": [_describe_table(layout) for layout in snapshot.layouts],
         "variables": [readable.get(name, name) for name in variables],
     }

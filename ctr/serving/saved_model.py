@@ -43,7 +43,6 @@ def is_updatable(snapshot: Snapshot) -> bool:
 
 def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """Returns the values of all variables that an updatable model has, by name."""
-    snapshot.network.round_weights()
     weights = {name: variable.numpy() for name, variable in _variables(snapshot).items()}
     return {**weights, _ALPHA2: np.array(snapshot.alpha2, np.float32)}
 
@@ -56,18 +55,19 @@ def weights_hash(snapshot: Snapshot) -> str:
     if is_updatable(snapshot):
         return hash_weights(snapshot_weights(snapshot))
     digest = hashlib.sha256()
-    for name, variable in _variables(snapshot).items():
+    for name, variable in _variables(snapshot, is_rounded=False).items():
         values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
         digest.update(f"{name} {values.shape}\n".encode())
         digest.update(values.data)
     return digest.hexdigest()
 
 
-def _variables(snapshot: Snapshot) -> dict[str, tf.Variable]:
+def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Variable]:
     names = [layout.name for layout in snapshot.layouts]
     tables = zip((f"rows/{name}" for name in names), snapshot.tables, strict=True)
     keys = {f"keys/{names[number]}": variable for number, variable in snapshot.keys.items()}
-    return {**dict(tables), **keys, **dense_weights(snapshot.network)}
+    dense = dense_weights(snapshot.served_weights if is_rounded else snapshot.weights)
+    return {**dict(tables), **keys, **dense}
 
 
 def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
