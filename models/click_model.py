@@ -105,20 +105,17 @@ def _plain_scores(
     multiply: Multiply | None,
 ) -> Scores:
     alone = inputs.linear + stacked(components, "output_bias")[:, tf.newaxis]
-    of_heads: list[tf.Tensor] = []
-    if a.has_network:
-        outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
-        of_heads = [tf.squeeze(output, axis=2) for output in outputs]
+    logits = alone + components[0]["offset"] if a.gated else alone
+    if not a.has_network:
+        return Scores(logits, logits, alone if a.gated else None)
+    outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
+    network, *ranked = [tf.squeeze(output, axis=2) for output in outputs]
     if a.gated:
-        (own,) = components
-        logits = alone + own["offset"]
-        if not of_heads:
-            return Scores(logits, logits, alone)
-        network = of_heads[0] + own["network_bias"]
-        logits += own["gate"] * (network - alone)
+        network += components[0]["network_bias"]
+        logits += components[0]["gate"] * (network - alone)
         return Scores(logits, logits, alone, network)
-    logits = alone + of_heads[0] if of_heads else alone
-    return Scores(logits, of_heads[1] if len(of_heads) > 1 else logits)
+    logits += network
+    return Scores(logits, ranked[0] if ranked else logits)
 
 
 def quality(architecture: Architecture, weights: Weights, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:

@@ -114,7 +114,7 @@ def accumulators(state: TrainState) -> list[tf.Variable]:
 def parameters(state: TrainState) -> dict[str, np.ndarray]:
     """All weights in float64, under the reference's names."""
     named = {layout.name: table.numpy() for layout, table in zip(state.layouts, state.tables, strict=True)}
-    named |= {name: weight.numpy() for name, weight in state.network.weights().items()}
+    named |= {name: weight.numpy() for name, weight in state.weights.items()}
     return {name: np.array(np.atleast_1d(value), np.float64) for name, value in named.items()}
 
 
@@ -456,8 +456,8 @@ def alone(config: TrainConfig, together: TrainState, component: int) -> TrainSta
     """A model of one component that starts where a component of an ensemble does."""
     single = config.model.model_copy(update={"ensemble": type(config.model.ensemble)()})
     state = make_state(config.model_copy(update={"model": single}))
-    for name, weight in state.network.weights().items():
-        weight.assign(together.network.weights()[f"component_{component}/{name}"])
+    for name, weight in state.weights.items():
+        weight.assign(together.weights[f"component_{component}/{name}"])
     for layout, table, source in zip(state.layouts, state.tables, together.tables, strict=True):
         begin = component * layout.columns if source.shape[1] > layout.columns else 0
         table.assign(source[:, begin : begin + layout.columns])
