@@ -207,7 +207,9 @@ def test_weights_that_are_rounded_before_give_the_same_scores(components):
     architecture = replace(FACTORIZED, components=components, compute_dtype="bfloat16")
     weights, given = learned(architecture), inputs(architecture)
     rounded = rounded_weights(architecture, weights)
-    dtypes = {name.rpartition("component_")[2].lstrip("01/"): weight.dtype for name, weight in rounded.items()}
+    dtypes = {
+        name.rpartition("component_")[2].lstrip("01/"): weight.dtype for name, weight in rounded.items()
+    }
     assert dtypes["quality/cross_0/u"] == dtypes["ui/deep_0/w_bias"] == tf.bfloat16
     assert dtypes["quality_head"] == dtypes["transfer_scale"] == tf.float32
     found = [forward(architecture, own, given, tf.constant(0.7)).logits for own in (weights, rounded)]

@@ -57,7 +57,10 @@ def test_weights_have_the_order_of_checkpoints():
         "offset": (),
     }
     assert list(found)[-4:] == ["output_bias", "network_bias", "gate", "offset"]
-    for pieces, names in ((0, ["transfer_scale", "transfer_bias"]), (3, ["transfer_slopes", "transfer_bias"])):
+    for pieces, names in (
+        (0, ["transfer_scale", "transfer_bias"]),
+        (3, ["transfer_slopes", "transfer_bias"]),
+    ):
         shape = Architecture(0, 0, (5,), rank_head=True, factors=Factors(2, (), pieces, 1.0))
         layers = ["quality/deep_0/w", "quality/deep_0/w_bias"]
         heads = ["ui_head", "ui_head_bias", "quality_head", "rank_head"]
@@ -83,7 +86,9 @@ def test_a_seed_gives_the_weights_that_it_has_always_given():
     architecture = Architecture(2, 8, (64, 32), (16, 0), rank_head=True, components=2, factors=factors)
     widths = {"quality": 26, "ui": 12}
     weights, other = (init_weights(architecture, widths, seed) for seed in (17, 18))
-    assert {name: tuple(weight.shape) for name, weight in weights.items()} == weight_shapes(architecture, widths)
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == weight_shapes(
+        architecture, widths
+    )
     for name, start in STARTS.items():
         np.testing.assert_allclose(weights[name].numpy().ravel()[:2], start, rtol=1e-5)
         assert (weights[name].numpy() != other[name].numpy()).mean() > 0.99

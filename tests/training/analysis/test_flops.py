@@ -9,7 +9,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from ctr.config import parse_model
 from ctr.models.click_model import TowerInput, ensemble_logit, forward
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import init_weights
+from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
 from ctr.training.analysis.flops import Touched, count_flops, dense_forward, dense_parameters
 from ctr.training.config import TrainConfig
@@ -111,7 +111,7 @@ def test_as_many_as_tensorflow_counts(case):
     copies = config.model.ensemble.components if config.model.ensemble.embeddings == "separate" else 1
     counted = profiled(config, copies, ranked=True)
     factors = model.factors
-    products = 2 * sum(math.prod(shape) for shape in weight_shapes(model, widths) if len(shape) == 2)
+    products = 2 * sum(math.prod(shape) for shape in weight_shapes(model, widths).values() if len(shape) == 2)
     if factors is not None:
         # The slopes of a piecewise linear function are multiplied as a matrix too.
         products += model.components * 2 * factors.pieces
