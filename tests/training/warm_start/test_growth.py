@@ -33,7 +33,7 @@ def side_of(model: dict[str, Any], seed: int) -> tuple[Side, dict[str, np.ndarra
     rng, widths = np.random.default_rng(seed), tower_widths(layouts, config.model.factorized is not None)
     weights = {
         # Biases as training leaves them.
-        name: np.asarray(rng.normal(size=weight.shape) if name.endswith("bias") else weight, np.float32)
+        name: np.array(rng.normal(size=weight.shape) if name.endswith("bias") else weight, np.float32)
         for name, weight in init_weights(architecture(config, "float32"), widths, seed).items()
     }
     shapes = {name: weight.shape for name, weight in weights.items()}
