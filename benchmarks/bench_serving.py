@@ -29,7 +29,7 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.run.snapshot import Snapshot
-from ctr.training.state import TrainState, create_network
+from ctr.training.state import TrainState
 
 FEATURES = 26
 UI_FEATURES = 4
@@ -62,11 +62,11 @@ def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str) -> 
     config, schema = parse_model(TrainConfig, content, "benchmark"), make_schema()
     dtype = resolve_compute_dtype(config)
     layouts = config.table_layouts(schema)
-    network = create_network(layouts, config, dtype, compiled=False)
-    tables = TrainState(layouts, config, dtype).tables.weights
+    state = TrainState(layouts, config, dtype)
     position = {"examples": 1, "batches": 1, "trained_examples": 10**9}
     progress = {"position": position, "window_times": [0, 0], "consumed": []}
-    snapshot = Snapshot(folder, config, schema, dtype, layouts, tables, {}, {}, network, progress)
+    parts = state.tables.weights, {}, {}, state.architecture, state.weights
+    snapshot = Snapshot(folder, config, schema, dtype, layouts, *parts, progress)
     return Scorer(publish(snapshot, folder / "models").path)
 
 

@@ -33,7 +33,7 @@ from search_world import BASE, SPACE, make_log
 
 from ctr.config import apply_settings, parse_model
 from ctr.io.files import write_atomic_bytes
-from ctr.models.click_model import ClickModel
+from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
 from ctr.search.cost import Cost, Operations
 from ctr.search.decisions import decisions_of
@@ -124,10 +124,10 @@ class Bench:
             for feature in layout.features:
                 columns += range(begin, begin + kept[feature.name])
                 begin += layout.width
-        small = ClickModel(architecture(config, "float32"), {"quality": len(columns)}, seed=seed)
+        small = init_weights(architecture(config, "float32"), {"quality": len(columns)}, seed)
         arrays = {name: array.copy() for name, array in self.start.items()}
-        names = list(self.trainer.state.network.weights())
-        for name, weight in small.weights().items():
+        names = list(self.trainer.state.weights)
+        for name, weight in small.items():
             big = arrays[f"dense/{names.index(name):03d}"]
             value, where = weight.numpy(), [np.arange(size) for size in weight.shape]
             if "cross" in name or name == "quality/deep_0/w":

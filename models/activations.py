@@ -1,11 +1,17 @@
-"""The activations of the deep layers."""
+"""The activations of the deep layers, alone and with the biases that they follow."""
 
 import functools
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from ctr.models.own_gradient import own_gradient
+from ctr.models.passes import one_pass, sum_of_rows
+
 Activation = Callable[[tf.Tensor], tf.Tensor]
+
+BiasedActivation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""``activation(z + bias)`` of z [n, B, m] and bias [n, 1, m]."""
 
 
 def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
@@ -56,3 +62,40 @@ def make_activation(name: str, smelu_beta: float) -> Activation:
         smelu_beta: the beta of SmeLU.
     """
     return functools.partial(smelu, beta=smelu_beta) if name == "smelu" else ACTIVATIONS[name]
+
+
+@functools.cache
+def biased_activation(activation: Activation, compiled: bool) -> BiasedActivation:
+    """Makes an activation of a product and its bias, which computes in float32 and rounds to the product's dtype.
+
+    Args:
+        activation: takes and returns float32.
+        compiled: whether it is one compiled pass in each direction (``ctr.models.passes``).
+    """
+
+    def value(z: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
+        return [activation(z + bias)]
+
+    def slope(z: tf.Tensor, bias: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
+        total = z + bias
+        with tf.GradientTape() as tape:
+            tape.watch(total)
+            result = activation(total)
+        return [tape.gradient(result, total, output_gradients=upstream)]
+
+    forward, backward = one_pass(value, compiled), one_pass(slope, compiled)
+    if not compiled:
+        return lambda z, bias: forward(z, bias)[0]
+
+    @own_gradient
+    def biased(z: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            with tf.name_scope("gradient_tape/deep"):
+                (own,) = backward(z, bias, upstream)
+                own = tf.ensure_shape(own, z.shape)
+                return [own, sum_of_rows(own)]
+
+        (result,) = forward(z, bias)
+        return tf.ensure_shape(result, z.shape), gradient
+
+    return biased

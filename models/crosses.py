@@ -7,39 +7,37 @@
 """
 
 import functools
-import random
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from ctr.models.linear import Linear, Weights, multiply, small_normal
 from ctr.models.own_gradient import own_gradient
 from ctr.models.passes import one_pass, sum_of_rows
 
+Layer = tuple[Sequence[tf.Tensor], tf.Tensor]
+"""The matrices of n layers of one shape, each [n, ., .], W alone or U and V, and their biases, [n, 1, units]."""
 
-def make_cross_layers(
-    count: int, width: int, rank: int, compute_dtype: str, seeds: random.Random
-) -> list[Linear]:
-    """Makes fresh crosses for inputs of ``width`` numbers; rank 0: full matrices."""
-    sizes = [width, rank, width] if rank else [width, width]
-    initializers = [small_normal] * (len(sizes) - 1)
-    return [Linear(sizes, initializers, seeds, compute_dtype=compute_dtype) for _ in range(count)]
+Multiply = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""Multiplies inputs, [n, B, m], or [1, B, m] for all n layers, by a matrix of each, [n, m, units]."""
 
 
-def crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -> tf.Tensor:
+def crosses(
+    e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer], multiply: Multiply = tf.matmul
+) -> tf.Tensor:
     """Computes the last e_i of n towers, products in the dtype of e_0 and everything else in float32.
 
     Args:
         e0: [n, B, m], or [1, B, m] for all towers.
         alpha2: float32 scalar.
         layers: the weights of each cross, of the dtype of e_0.
+        multiply: computes each product.
 
     Returns:
         [n, B, m] of the dtype of e_0.
     """
     e = e0
     for matrices, bias in layers:
-        inner = _float32(multiply(e, matrices)) + _float32(bias)
+        inner = _float32(functools.reduce(multiply, matrices, e)) + _float32(bias)
         e = tf.cast(alpha2 * _float32(e0) * inner + _float32(e), e0.dtype)
     return e
 
@@ -48,7 +46,7 @@ def _float32(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(x, tf.float32)
 
 
-def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -> tf.Tensor:
+def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]) -> tf.Tensor:
     """Computes the same as ``crosses``, up to rounding, with one compiled pass per cross in each direction.
 
     The gradient is its own: it keeps the products alone and computes everything else again. alpha2 has no gradient, and
@@ -59,7 +57,7 @@ def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -
     def with_gradient(
         e0: tf.Tensor, *weights: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
-        own: Sequence[Weights] = tf.nest.pack_sequence_as(layers, weights)
+        own: Sequence[Layer] = tf.nest.pack_sequence_as(layers, weights)
         e, chains = _forward(e0, alpha2, own)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
@@ -72,7 +70,7 @@ def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -
 
 
 def _forward(
-    e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]
+    e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]
 ) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
     """Returns the last e_i, and for each cross its input and all products."""
     e, chains = e0, []
@@ -91,7 +89,7 @@ def _backward(
     upstream: tf.Tensor,
     e0: tf.Tensor,
     alpha2: tf.Tensor,
-    layers: Sequence[Weights],
+    layers: Sequence[Layer],
     chains: Sequence[Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
     """Returns the gradients of e_0 and of all weights, in their order."""

@@ -1,77 +1,139 @@
-"""The hidden layers of a tower: crosses, then deep layers. The towers of several components are computed at once."""
+"""A tower: crosses, then deep layers, then heads. Those of several components are computed at once.
 
-import random
-from collections.abc import Iterator, Sequence
+    h_i = activation(h_{i-1} W_i + b_i), or with a bottleneck activation(h_{i-1} U_i V_i + b_i)     (FF 3.1)
+
+A layer that may read others as well adds up its products with all of them (``Tower.sources``).
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.models.activations import Activation
-from ctr.models.crosses import crosses, fused_crosses, make_cross_layers
-from ctr.models.deep import biased_activation, deep_layers, make_deep_layers
-from ctr.models.linear import is_recording, stack_weights
+from ctr.models.activations import biased_activation, make_activation
+from ctr.models.architecture import Architecture
+from ctr.models.crosses import Layer, Multiply, crosses, fused_crosses
+
+Weights = Mapping[str, tf.Tensor]
+"""By the names of ``ctr.models.initial_weights``; float32, or as ``rounded_weights`` makes them."""
+
+Products = list[tuple[tf.Tensor, tf.Tensor]]
+"""Inputs [n or 1, B, m] and outputs [n, B, units] of products with matrices, in the order of the work."""
 
 
-class DCN(tf.Module):
-    """Crosses, then deep layers.
+def recorded(products: Products) -> Multiply:
+    """Makes a product that records what it multiplies and returns."""
 
-    Args:
-        width: m of the inputs.
-        cross_layers: number of crosses; 0 for none.
-        cross_rank: k, the rank of U_i V_i; 0 for full matrices.
-        deep_units: widths of the deep layers.
-        deep_ranks: the rank of each deep layer's bottleneck, 0 for none; empty for none at all.
-        activation: of the deep layers.
-        compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
-        compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
-        seeds: of the initial weights.
+    def multiply(inputs: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
+        outputs = tf.matmul(inputs, matrix)
+        products.append((inputs, outputs))
+        return outputs
+
+    return multiply
+
+
+def tower_outputs(
+    architecture: Architecture,
+    components: Sequence[Weights],
+    tower: str,
+    e0: tf.Tensor,
+    alpha2: tf.Tensor,
+    compiled: bool = False,
+    multiply: Multiply | None = None,
+) -> list[tf.Tensor]:
+    """Computes the outputs of the heads of n towers, float32 [n, B, units]: the click's, then the ranking's.
+
+    For the arguments see ``hidden_layers``.
     """
-
-    def __init__(
-        self,
-        width: int,
-        cross_layers: int,
-        cross_rank: int,
-        deep_units: Sequence[int],
-        deep_ranks: Sequence[int],
-        activation: Activation,
-        compute_dtype: str,
-        compiled: bool,
-        seeds: random.Random,
-    ) -> None:
-        super().__init__()
-        self.compute_dtype = compute_dtype
-        self.units = deep_units[-1] if deep_units else width
-        self.activation = biased_activation(activation, compiled)
-        self.cross = fused_crosses if compiled else crosses
-        self.crosses = make_cross_layers(cross_layers, width, cross_rank, compute_dtype, seeds)
-        self.deep = make_deep_layers(width, deep_units, deep_ranks, compute_dtype, seeds)
-
-    def weights(self) -> Iterator[tuple[str, tf.Variable]]:
-        """Yields all weights with readable names: ``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w``."""
-        for kind, layers in (("cross", self.crosses), ("deep", self.deep)):
-            for index, layer in enumerate(layers):
-                for name, weight in layer.weights():
-                    yield f"{kind}_{index}/{name}", weight
+    hidden = hidden_layers(architecture, components, tower, e0, alpha2, compiled, multiply)
+    hidden[-1] = tf.cast(hidden[-1], tf.float32)
+    heads = [f"{tower}_head", *(["rank_head"] if tower == "quality" else [])]
+    outputs = []
+    for head in heads:
+        if head not in components[0]:
+            continue
+        bias = stacked(components, f"{head}_bias") if f"{head}_bias" in components[0] else None
+        matrices = {
+            -1: stacked(components, head),
+            **_detours(architecture, components, tower, len(hidden) - 1),
+        }
+        read = _read(hidden, matrices, multiply or tf.matmul)
+        outputs.append(read if bias is None else read + tf.expand_dims(bias, 1))
+    return outputs
 
 
-def hidden_layers(towers: Sequence[DCN], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
-    """Computes the last hidden layer of n towers of one shape.
+def hidden_layers(
+    architecture: Architecture,
+    components: Sequence[Weights],
+    tower: str,
+    e0: tf.Tensor,
+    alpha2: tf.Tensor,
+    compiled: bool = False,
+    multiply: Multiply | None = None,
+) -> list[tf.Tensor]:
+    """Computes what the deep layers and the head may read: e_0 or the last e_i, then each h_i, [n, B, h].
 
     Args:
-        e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all towers; float32 or the compute dtype.
+        components: the weights of each.
+        tower: its name.
+        e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
-
-    Returns:
-        float32 [n, B, h]; ``e0`` where the towers have no layers.
+        compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
+        multiply: computes each product, none of which is fused then.
     """
-    first, hidden = towers[0], e0
-    if first.crosses:
+    shape, dtype, hidden = architecture.towers[tower], architecture.compute_dtype, [e0]
+    if shape.crosses:
         with tf.name_scope("crosses"):
-            layers = [stack_weights(same) for same in zip(*(tower.crosses for tower in towers), strict=True)]
-            cross = crosses if is_recording() else first.cross
-            hidden = cross(tf.cast(hidden, first.compute_dtype), alpha2, layers)
-    if first.deep:
+            layers = [_layer(components, f"{tower}/cross_{number}", dtype) for number in range(shape.crosses)]
+            e0 = tf.cast(e0, dtype)
+            if compiled and multiply is None:
+                hidden = [fused_crosses(e0, alpha2, layers)]
+            else:
+                hidden = [crosses(e0, alpha2, layers, multiply or tf.matmul)]
+    if shape.units:
         with tf.name_scope("deep"):
-            layers = [stack_weights(same) for same in zip(*(tower.deep for tower in towers), strict=True)]
-            hidden = deep_layers(tf.cast(hidden, first.compute_dtype), layers, first.activation)
-    return tf.cast(hidden, tf.float32)
+            activation = make_activation(architecture.activation, architecture.smelu_beta)
+            biased = biased_activation(activation, compiled)
+            count, hidden = len(shape.units), [tf.cast(hidden[0], dtype)]
+            layers = [_layer(components, f"{tower}/deep_{number}", dtype) for number in range(count)]
+            for place, ((first, *rest), bias) in enumerate(layers):
+                matrices = {-1: first, **_detours(architecture, components, tower, place)}
+                read = _read(hidden, matrices, multiply or tf.matmul)
+                hidden.append(biased(functools.reduce(multiply or tf.matmul, rest, read), bias))
+    return hidden
+
+
+def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor], multiply: Multiply) -> tf.Tensor:
+    """Adds up the products of layers' outputs with matrices."""
+    read = [multiply(tf.cast(hidden[source], own.dtype), own) for source, own in matrices.items()]
+    return read[0] if len(read) == 1 else tf.add_n(read)
+
+
+def _detours(
+    architecture: Architecture, components: Sequence[Weights], tower: str, place: int
+) -> dict[int, tf.Tensor]:
+    """The matrices by which a deep layer, or the head, reads other layers than the one before it."""
+    shape = architecture.towers[tower]
+    is_head = place == len(shape.units)
+    reader, dtype = ("head", "float32") if is_head else (f"deep_{place}", architecture.compute_dtype)
+    return {
+        source: stacked(components, f"{tower}/{reader}_from_{source}", dtype)
+        for source in shape.sources[place]
+    }
+
+
+def _layer(components: Sequence[Weights], name: str, dtype: str) -> Layer:
+    """The weights of n layers of one shape."""
+    names = ["w"] if f"{name}/w" in components[0] else ["u", "v"]
+    bias = stacked(components, f"{name}/{names[-1]}_bias", dtype)
+    return [stacked(components, f"{name}/{part}", dtype) for part in names], tf.expand_dims(bias, 1)
+
+
+def stacked(components: Sequence[Weights], name: str, dtype: str = "float32") -> tf.Tensor:
+    """Stacks a weight of n components, [n, ...]."""
+    return stack([tf.cast(own[name], dtype) for own in components])
+
+
+def stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Stacks tensors of one shape along a new first axis; a single one is not copied."""
+    return tf.expand_dims(tensors[0], 0) if len(tensors) == 1 else tf.stack(tensors)

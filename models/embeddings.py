@@ -7,11 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.models.click_model import TowerInput
-from ctr.models.linear import stack
+from ctr.models.dcn import stack
 from ctr.models.own_gradient import own_gradient
 from ctr.models.row_values import initial_rows
 from ctr.models.rows import TableLayout
-from ctr.models.supernet import Masks, masked
 
 Plan = Mapping[str, tf.Tensor]
 
@@ -98,17 +97,12 @@ class LookedUp(NamedTuple):
     """The entries of B rows in one table, for each of its copies.
 
     Attributes:
-        embeddings: of the compute dtype [B, features * width], feature by feature; multivalent ones averaged (FF 4.3).
-        linear: float32 [B], the sum of the features' linear weights, those of multivalent ones averaged.
+        embeddings: of the compute dtype [B, features, width]; multivalent ones averaged (FF 4.3).
+        linear: float32 [B, features, 1], their linear weights, those of multivalent ones averaged.
     """
 
     embeddings: list[tf.Tensor]
     linear: list[tf.Tensor]
-
-
-def feature_mask(masks: Masks | None, layout: TableLayout) -> tf.Tensor | None:
-    """The mask of what a table gives for each of its features, float32 [features, width + 1]; None without masks."""
-    return None if masks is None else masks[f"features/{layout.name}"]
 
 
 def look_up(
@@ -117,7 +111,6 @@ def look_up(
     plan: Plan,
     compute_dtype: str = "float32",
     gradient_by_products: bool = False,
-    mask: tf.Tensor | None = None,
 ) -> LookedUp:
     """Looks up the embeddings and linear weights of each batch row; a multivalent feature without values gives zeros.
 
@@ -130,8 +123,6 @@ def look_up(
         compute_dtype: ``float32`` or ``bfloat16``, of the embeddings that are returned.
         gradient_by_products: whether the gradient's sums by row are products with a sparse matrix, which a CPU computes
             in a fifth of the time, and which XLA does not compile.
-        mask: float32 [features, width + 1], times which each feature's embedding and linear weight are taken
-            (``ctr.models.supernet``); None: as they are.
     """
     widths = [layout.width, 1] * layout.copies
     dtypes = [compute_dtype, "float32"] * layout.copies
@@ -151,16 +142,7 @@ def look_up(
             tf.cast(looked_up[:, :, end - width : end], dtype)
             for end, width, dtype in zip(ends, widths, dtypes, strict=True)
         ]
-    if mask is not None:
-        of_parts = [mask[:, : layout.width], mask[:, layout.width :]] * layout.copies
-        expanded = [masked(part, own) for part, own in zip(expanded, of_parts, strict=True)]
-    size = len(layout.features) * layout.width
-    return LookedUp(
-        embeddings=[tf.reshape(part, [-1, size]) for part in expanded[::2]]
-        if layout.width
-        else [tf.zeros([tf.shape(plan["single"])[0], 0], compute_dtype)] * layout.copies,
-        linear=[tf.reduce_sum(part, axis=[1, 2]) for part in expanded[1::2]],
-    )
+    return LookedUp(expanded[::2], expanded[1::2])
 
 
 def _expand(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.Tensor:
@@ -248,18 +230,29 @@ def tower_inputs(
     Returns:
         The input of each tower that has a table.
     """
-    groups: dict[str, list[LookedUp]] = {}
-    for value, layout in zip(looked_up, layouts, strict=True):
-        groups.setdefault(_tower(layout, factorized), []).append(value)
+    towers: dict[str, list[tuple[LookedUp, TableLayout]]] = {}
+    for both in zip(looked_up, layouts, strict=True):
+        towers.setdefault(_tower(both[1], factorized), []).append(both)
     inputs = {}
-    for tower, own in groups.items():
-        by_copy = list(zip(*(value.embeddings for value in own), strict=True))
-        linear = list(zip(*(value.linear for value in own), strict=True))
+    for tower, own in towers.items():
+        by_copy = zip(
+            *([_side_by_side(part, layout) for part in value.embeddings] for value, layout in own),
+            strict=True,
+        )
+        linear = zip(
+            *([tf.reduce_sum(part, axis=[1, 2]) for part in value.linear] for value, _ in own), strict=True
+        )
         inputs[tower] = TowerInput(
             e0=stack([_concat_columns(parts) for parts in by_copy]),
             linear=stack([tf.add_n(parts) for parts in linear]),
         )
     return inputs
+
+
+def _side_by_side(embeddings: tf.Tensor, layout: TableLayout) -> tf.Tensor:
+    """[B, features, width] as [B, features * width]."""
+    rows = -1 if layout.width else tf.shape(embeddings)[0]
+    return tf.reshape(embeddings, [rows, len(layout.features) * layout.width])
 
 
 def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -3,12 +3,13 @@
 Both kinds start increasing in Q . U, with tau(0) = prior.
 """
 
-import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from ctr.models.architecture import Factors
+from ctr.models.dcn import Weights
 
 
 class Pieces(NamedTuple):
@@ -25,68 +26,41 @@ class Pieces(NamedTuple):
     bias: float
 
 
-class SigmoidTransfer(tf.Module):
-    """logit = scale * s + bias."""
+def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
+    """Computes logits, float32 [B], of products s, float32 [B].
 
-    def __init__(self, prior: float) -> None:
-        super().__init__()
-        self.scale = tf.Variable(1.0)
-        self.bias = tf.Variable(math.log(prior / (1 - prior)))
+    Without pieces, scale * s + bias. Otherwise a learned continuous function of linear pieces, each of which increases:
+    a slope is the softplus of its weight, so it is always above 0. The first and the last piece are unbounded.
 
-    def __call__(self, s: tf.Tensor) -> tf.Tensor:
-        """Computes logits, float32 [B], of products s, float32 [B]."""
-        return self.scale * s + self.bias
-
-    def weights(self) -> Iterator[tuple[str, tf.Variable]]:
-        """Yields all weights with their names."""
-        yield "transfer_scale", self.scale
-        yield "transfer_bias", self.bias
-
-    def pieces(self) -> Pieces:
-        """Returns its one piece."""
-        return Pieces(np.zeros(0, np.float32), self.scale.numpy()[np.newaxis], float(self.bias.numpy()))
-
-
-class PiecewiseLinearTransfer(tf.Module):
-    """A learned continuous function of ``pieces`` linear pieces, each of which increases.
-
-    The joints are evenly spaced over [-reach, reach], a single one at 0; the first and the last piece are unbounded.
-    All slopes start at 1. A slope is the softplus of its weight, so it is always above 0.
+    Args:
+        weights: of the component.
     """
+    if not factors.pieces:
+        return weights["transfer_scale"] * s + weights["transfer_bias"]
+    inner = _joints(factors)
+    lower, upper = np.append(np.float32(-np.inf), inner), np.append(inner, np.float32(np.inf))
 
-    def __init__(self, prior: float, pieces: int, reach: float) -> None:
-        super().__init__()
-        joints = (
-            np.linspace(-reach, reach, pieces - 1, dtype=np.float32)
-            if pieces > 2
-            else np.zeros(1, np.float32)
-        )
-        self._lower = tf.constant(np.concatenate([[-np.inf], joints]), tf.float32)
-        self._upper = tf.constant(np.concatenate([joints, [np.inf]]), tf.float32)
-        self.slopes = tf.Variable(np.full(pieces, math.log(math.e - 1), np.float32))
-        self.bias = tf.Variable(math.log(prior / (1 - prior)))
-
-    def __call__(self, s: tf.Tensor) -> tf.Tensor:
-        """Computes logits, float32 [B], of products s, float32 [B]."""
-        # The length of the way from 0 to s in each piece.
-        lengths = self._clip(s[:, tf.newaxis]) - self._clip(tf.constant(0.0))
-        return tf.linalg.matvec(lengths, tf.nn.softplus(self.slopes)) + self.bias
-
-    def _clip(self, s: tf.Tensor) -> tf.Tensor:
+    def clip(s: tf.Tensor) -> tf.Tensor:
         """Clips s to each piece."""
         # At a joint the slope is that of the piece above: minimum and maximum alone would give both pieces'.
-        outside = tf.stop_gradient(tf.minimum(tf.maximum(s, self._lower), self._upper))
-        return tf.where((s >= self._lower) & (s < self._upper), s, outside)
+        outside = tf.stop_gradient(tf.minimum(tf.maximum(s, lower), upper))
+        return tf.where((s >= lower) & (s < upper), s, outside)
 
-    def weights(self) -> Iterator[tuple[str, tf.Variable]]:
-        """Yields all weights with their names."""
-        yield "transfer_slopes", self.slopes
-        yield "transfer_bias", self.bias
-
-    def pieces(self) -> Pieces:
-        """Returns the pieces with their present slopes."""
-        slopes = tf.nn.softplus(self.slopes).numpy()
-        return Pieces(self._upper.numpy()[:-1], slopes, float(self.bias.numpy()))
+    # The length of the way from 0 to s in each piece.
+    lengths = clip(s[:, tf.newaxis]) - clip(tf.constant(0.0))
+    return tf.linalg.matvec(lengths, tf.nn.softplus(weights["transfer_slopes"])) + weights["transfer_bias"]
 
 
-Transfer = SigmoidTransfer | PiecewiseLinearTransfer
+def transfer_pieces(factors: Factors, weights: Weights) -> Pieces:
+    """Returns the pieces of a component's transfer function, with their present slopes."""
+    bias = float(np.asarray(weights["transfer_bias"]))
+    if not factors.pieces:
+        return Pieces(np.zeros(0, np.float32), np.asarray(weights["transfer_scale"])[np.newaxis], bias)
+    return Pieces(_joints(factors), tf.nn.softplus(weights["transfer_slopes"]).numpy(), bias)
+
+
+def _joints(factors: Factors) -> np.ndarray:
+    """Evenly spaced over [-reach, reach]; a single one is at 0."""
+    if factors.pieces == 2:
+        return np.zeros(1, np.float32)
+    return np.linspace(-factors.reach, factors.reach, factors.pieces - 1, dtype=np.float32)

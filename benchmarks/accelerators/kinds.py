@@ -171,7 +171,7 @@ def build(
     if kind.device_roots or workers.size > 1:
         shampoo = DeviceShampoo if kind.device_roots else DenseShampoo
         state.dense_optimizer = shampoo(config.optimizer.dense.shampoo)
-        state.dense_optimizer.build(dense_weights(state.network))
+        state.dense_optimizer.build(dense_weights(state.weights))
     return Built(config, state, TrainStep(state, config, jit=True), feeds[0], feeds)
 
 

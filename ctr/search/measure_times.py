@@ -1,9 +1,9 @@
 """Measures the times of layers on this machine, by turns, so that a slow minute is slow for all of them."""
 
 import platform
-import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ from ctr.experiments.measure import BATCHES, first_batches, with_late_roots
 from ctr.experiments.run import Progress
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder
-from ctr.models.activations import make_activation
-from ctr.models.dcn import DCN, hidden_layers
+from ctr.models.architecture import Architecture
+from ctr.models.dcn import hidden_layers
+from ctr.models.initial_weights import init_weights
 from ctr.search.space import Content, Space
 from ctr.search.times import Layer, LayerTime, StepTime, Times, layers_of, layers_to_measure
 from ctr.training.analysis.step_times import TimedModel, take_turns
@@ -91,19 +92,19 @@ class _TimedLayer:
     def __init__(self, layer: Layer, config: TrainConfig) -> None:
         model, is_cross = config.model, layer.kind == "cross"
         dtype, jit = resolve_compute_dtype(config), resolve_jit(config)
-        network = DCN(
-            layer.inputs,
-            int(is_cross),
-            layer.rank,
-            () if is_cross else (layer.outputs,),
-            () if is_cross else (layer.rank,),
-            make_activation(model.deep.activation, model.deep.smelu_beta),
-            dtype,
-            True,
-            random.Random(0),
+        shape = Architecture(
+            cross_layers=int(is_cross),
+            cross_rank=layer.rank,
+            deep_units=() if is_cross else (layer.outputs,),
+            deep_ranks=() if is_cross else (layer.rank,),
+            activation=model.deep.activation,
+            smelu_beta=model.deep.smelu_beta,
+            compute_dtype=dtype,
         )
         self._optimizer = dense_optimizer(config.optimizer.dense)
-        weights = dict(network.weights())
+        initial = init_weights(shape, {"quality": layer.inputs}, seed=0)
+        weights = {name: tf.Variable(one) for name, one in initial.items() if name.startswith("quality/")}
+        run = partial(hidden_layers, shape, [weights], "quality", compiled=True)
         self._optimizer.build(weights)
         rows = config.batch.rows
         inputs = tf.random.stateless_normal([1, rows, layer.inputs], [1, layer.inputs])
@@ -113,13 +114,13 @@ class _TimedLayer:
         def learn() -> tf.Tensor:
             with tf.GradientTape() as tape:
                 tape.watch(inputs)
-                hidden = hidden_layers([network], inputs, one)
+                hidden = run(inputs, one)[-1]
             gradients = tape.gradient(hidden, [inputs, *weights.values()], output_gradients=upstream)
             self._optimizer.update(gradients[1:], rate, jit)
             return tf.reduce_sum(gradients[0])
 
         def score() -> tf.Tensor:
-            return tf.reduce_sum(hidden_layers([network], inputs, one))
+            return tf.reduce_sum(run(inputs, one)[-1])
 
         self._learn = tf.function(learn, jit_compile=jit)
         self._score = tf.function(score, jit_compile=jit)

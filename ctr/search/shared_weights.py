@@ -19,7 +19,7 @@ import tensorflow as tf
 from ctr.data.schema import Schema
 from ctr.io.files import write_atomic_bytes
 from ctr.io.hashing import uniform_hash
-from ctr.models.supernet import Candidate, mask_shapes, masks_of, passed_over
+from ctr.models.supernet import Candidate, MaskedPart, masks_of, passed_over
 from ctr.objective.bias_constraints import Family
 from ctr.search.config import SearchConfig
 from ctr.search.controller import entropy, from_array, learn, new_controller, probabilities, rewards_of
@@ -98,7 +98,7 @@ class Plan:
         )
 
     def sources(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Which layers each layer of the largest network's towers may read, see ``ctr.models.supernet.Detours``."""
+        """Which layers each layer of the largest network's towers may read, see ``ctr.models.architecture.Tower``."""
         largest = self.space.largest
         changed = [
             (*largest[:place], number, *largest[place + 1 :])
@@ -170,19 +170,22 @@ class SharedTrainer(Trainer):
 
     def __init__(self, plan: Plan, state: SharedState, config: TrainConfig, phase: Phase | None) -> None:
         self._plan, self._shared = plan, state
-        self._masks: dict[Choice, dict[str, tf.Tensor]] = {}
-        largest = self.masks_of_choice(plan.space.largest)
-        super().__init__(state, config, phase, largest, candidates=plan.drawn + len(plan.always))
+        self._masks: dict[Choice, np.ndarray] = {}
+        masks = self._masks_of(plan.space.largest)
+        self._parts = [MaskedPart(masks) for _ in range(plan.drawn + len(plan.always))]
+        super().__init__(state, config, phase, self._parts)
         self._records = Records(plan.records)
         self._records.cut(state.remembered(plan.policy.sizes).examples)
 
-    def masks_of_choice(self, choice: Choice) -> dict[str, tf.Tensor]:
-        """The masks of a candidate."""
-        if choice not in self._masks:
-            towers, layouts = self._shared.network.supernet, self._shared.layouts
-            masks = masks_of(self._plan.candidate(choice), mask_shapes(towers, layouts), layouts, towers)
-            self._masks[choice] = {name: tf.constant(mask) for name, mask in masks.items()}
-        return self._masks[choice]
+    def _masks_of(self, choice: Choice) -> dict[str, np.ndarray]:
+        return masks_of(self._plan.candidate(choice), self._shared.architecture, self._shared.layouts)
+
+    def _set_parts(self, *choices: Choice) -> None:
+        """Lets the first parts be candidates."""
+        for part, choice in zip(self._parts, choices, strict=False):
+            if choice not in self._masks:
+                self._masks[choice] = part.packed(self._masks_of(choice))
+            part.set_to(self._masks[choice])
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
         """Scores a batch by the largest network, and changes nothing."""
@@ -190,12 +193,12 @@ class SharedTrainer(Trainer):
 
     def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
         """Makes a step with a batch by the mean of candidates' gradients, without the controller; the first scores."""
-        self.learners = tuple(map(self.masks_of_choice, choices))
+        self._set_parts(*choices)
         return super().learn(feed, ramps, rates)
 
     def score_by(self, choice: Choice, feed: Feed, ramps: Ramps) -> Scores:
         """Scores a batch by a candidate, and changes nothing."""
-        self.masks = self.masks_of_choice(choice)
+        self._set_parts(choice)
         return super().score(feed, ramps)
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:

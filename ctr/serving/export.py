@@ -21,6 +21,7 @@ from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
+from ctr.models.click_model import transfers_as_pieces
 from ctr.serving.calls import calls_text
 from ctr.serving.delta import change_counts, find_changes
 from ctr.serving.metadata import (
@@ -266,8 +267,8 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "config_sha256": snapshot.config.sha256(),
         "compute_dtype": snapshot.compute_dtype,
         "model": {
-            "factorized": snapshot.network.factorized,
-            "components": snapshot.network.components,
+            "factorized": snapshot.architecture.factors is not None,
+            "components": snapshot.architecture.components,
             "alpha2": snapshot.alpha2,
             "transfer": [
                 {
@@ -275,7 +276,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
                     "slopes": pieces.slopes.tolist(),
                     "bias": pieces.bias,
                 }
-                for pieces in (transfer.pieces() for transfer in snapshot.network.transfers)
+                for pieces in transfers_as_pieces(snapshot.architecture, snapshot.weights)
             ],
             **({"ids": dict(snapshot.ids)} if snapshot.keys else {}),
         },

@@ -64,7 +64,7 @@ class RowNetwork:
     """All components of a model.
 
     Args:
-        architecture: of ``ctr.models.click_model.Architecture``, key by key.
+        architecture: of ``ctr.models.architecture.Architecture``, key by key.
         weights: by readable names.
         alpha2: the weight of the crosses.
         transfers: of the components of a factorized model.

@@ -44,7 +44,6 @@ def is_updatable(snapshot: Snapshot) -> bool:
 
 def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """Returns the values of all variables that an updatable model has, by name."""
-    snapshot.network.round_weights()
     weights = {name: variable.numpy() for name, variable in _variables(snapshot).items()}
     return {**weights, _ALPHA2: np.array(snapshot.alpha2, np.float32)}
 
@@ -57,18 +56,19 @@ def weights_hash(snapshot: Snapshot) -> str:
     if is_updatable(snapshot):
         return hash_weights(snapshot_weights(snapshot))
     digest = hashlib.sha256()
-    for name, variable in _variables(snapshot).items():
+    for name, variable in _variables(snapshot, is_rounded=False).items():
         values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
         digest.update(f"{name} {values.shape}\n".encode())
         digest.update(values.data)
     return digest.hexdigest()
 
 
-def _variables(snapshot: Snapshot) -> dict[str, tf.Variable]:
+def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Variable]:
     names = [layout.name for layout in snapshot.layouts]
     tables = zip((f"rows/{name}" for name in names), snapshot.tables, strict=True)
     keys = {f"keys/{names[number]}": variable for number, variable in snapshot.keys.items()}
-    return {**dict(tables), **keys, **dense_weights(snapshot.network)}
+    dense = dense_weights(snapshot.served_weights if is_rounded else snapshot.weights)
+    return {**dict(tables), **keys, **dense}
 
 
 def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,13 +188,13 @@ def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, 
         variables: the names of the model's variables, in their order, as deltas have them.
 
     Returns:
-        ``architecture`` of ``ctr.models.click_model``, key by key; ``tables``; and ``variables``, what each variable
+        ``architecture`` of ``ctr.models.architecture``, key by key; ``tables``; and ``variables``, what each variable
         of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``, ``alpha2``, or the readable name of a dense
         weight, ``quality/deep_0/w``. The weights themselves are only in the SavedModel's own files.
     """
-    readable = dict(zip(dense_weights(snapshot.network), snapshot.network.weights(), strict=True))
+    readable = dict(zip(dense_weights(snapshot.weights), snapshot.weights, strict=True))
     return {
-        "architecture": dataclasses.asdict(snapshot.network.architecture),
+        "architecture": dataclasses.asdict(snapshot.architecture),
         "tables": [_describe_table(layout) for layout in snapshot.layouts],
         "variables": [readable.get(name, name) for name in variables],
     }

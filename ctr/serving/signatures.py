@@ -25,7 +25,7 @@ import tensorflow as tf
 from ctr.data.feature_ops import row_numbers
 from ctr.data.schema import MISSING_ID, InputKind, Schema
 from ctr.data.transform import transform_tensors
-from ctr.models.click_model import TowerInput, ensemble_logit
+from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.training.run.snapshot import LAST_KEY, Snapshot
@@ -90,8 +90,7 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
         snapshot: the model.
         alpha2: the weight of the crosses, where that is a variable of the model; by default it is a constant.
     """
-    schema, network = snapshot.schema, snapshot.network
-    network.round_weights()
+    schema, model = snapshot.schema, (snapshot.architecture, snapshot.served_weights)
     if alpha2 is None:
         alpha2 = tf.constant(snapshot.alpha2, tf.float32)
     # Of all columns, so that one has the same name and type in every function.
@@ -107,32 +106,32 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
             look_up(layout, snapshot.tables[number], _plan(layout, snapshot.keys.get(number), ids))
             for number, layout in chosen.items()
         ]
-        return tower_inputs(looked_up, list(chosen.values()), network.factorized)
+        return tower_inputs(looked_up, list(chosen.values()), snapshot.architecture.factors is not None)
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
-        return _outputs(network(inputs_of(ids), alpha2).logits)
+        return _outputs(forward(*model, inputs_of(ids), alpha2).logits)
 
-    def quality(ids: Ids) -> dict[str, tf.Tensor]:
-        return {"Q": network.quality(inputs_of(ids, "quality")["quality"], alpha2)}
+    def only_q(ids: Ids) -> dict[str, tf.Tensor]:
+        return {"Q": quality(*model, inputs_of(ids, "quality")["quality"], alpha2)}
 
-    def ui(ids: Ids) -> dict[str, tf.Tensor]:
-        return {"U": network.ui(inputs_of(ids, "ui")["ui"])}
+    def only_u(ids: Ids) -> dict[str, tf.Tensor]:
+        return {"U": ui(*model, inputs_of(ids, "ui")["ui"])}
 
-    def combine(made: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return _outputs(network.combine(made["Q"], made["U"]))
+    def combined(made: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return _outputs(combine(*model, made["Q"], made["U"]))
 
     signatures = {
         "predict": _raw_signature(served_schema(snapshot), names, kinds, scores),
         "predict_ids": _packed_signature(schema, scores),
     }
     if (factors := snapshot.config.model.factorized) is not None:
-        for tower, function in (("quality", quality), ("ui", ui)):
+        for tower, function in (("quality", only_q), ("ui", only_u)):
             own = [layout for layout in snapshot.layouts if layout.tower == tower]
             needed = schema.only(feature.name for layout in own for feature in layout.features)
             signatures[tower] = _raw_signature(needed, names, kinds, function)
-        shape = [None, network.components, factors.width + 2]
+        shape = [None, snapshot.architecture.components, factors.width + 2]
         specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
-        signatures["combine"] = Signature(_graph_function(combine, specs), {"Q": "Q", "U": "U"})
+        signatures["combine"] = Signature(_graph_function(combined, specs), {"Q": "Q", "U": "U"})
     return signatures
 
 

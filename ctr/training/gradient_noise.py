@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.linear import Products
+from ctr.models.dcn import Products
 
 
 def squared_norms(products: Products, gradients: Sequence[tf.Tensor | None], present: tf.Tensor) -> tf.Tensor:

@@ -93,7 +93,7 @@ def make_averaging(config: DenseOptimizerConfig, weights: Mapping[str, tf.Variab
 
 
 def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[Calibrator, ...]:
-    """The optimizers of ``ClickModel.calibrated``; none without weights.
+    """The optimizers of what is fitted beside a gated network; none without weights.
 
     The first ones are of the biases, that of the linear weights and that of the network, which each learn with their
     own model. The last one sees the prediction: of the offset and the gate, with a prior, as an offset that swings

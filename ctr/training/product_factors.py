@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from ctr.models.click_model import Scores
-from ctr.models.linear import recording
+from ctr.models.crosses import Multiply
+from ctr.models.dcn import Products, recorded
 from ctr.optim.kfac import Factors, chosen_rows, factors, row_stride
 from ctr.optim.kfac_core import Layer
 from ctr.optim.protocol import ProductOptimizer
@@ -48,7 +49,7 @@ def click_likelihood(
 
 def product_factors(
     optimizer: ProductOptimizer,
-    forward: Callable[[tf.Tensor | None], Scores],
+    forward: Callable[[tf.Tensor | None, Multiply], Scores],
     watched: Sequence[tf.Tensor],
     layers: Sequence[Layer],
     targets: Mapping[str, tf.Tensor],
@@ -56,13 +57,13 @@ def product_factors(
 ) -> list[Factors]:
     """Computes the means over rows of the batch of each layer's factors, in passes of its own over the network.
 
-    Those of training show no products: they are fused (``ctr.models.linear.is_recording``). The rows are every n-th one
+    Those of training show no products: they are fused. The rows are every n-th one
     (``ProductOptimizer.statistics_rows``), the same ones for any number of workers; several compute all of their own
     rows, as one may have any number of those that count.
 
     Args:
         optimizer: whom the factors are for.
-        forward: scores the rows of the batch with these numbers; of None, all.
+        forward: scores the rows of the batch with these numbers, of None all, by a function that multiplies.
         watched: what all products depend on.
         layers: in the order of the work; each product is one of as many layers as there are components.
         targets: of the batch; rows of padding have no weight.
@@ -76,10 +77,10 @@ def product_factors(
     else:
         stride = row_stride(targets["batch_capacity"], optimizer.statistics_rows)
         present = tf.where(targets["number"] % stride == 0, present, 0.0)
+    products: Products = []
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(watched)
-        with recording() as products:
-            scores = forward(chosen)
+        scores = forward(chosen, recorded(products))
         likelihood = click_likelihood(optimizer.seed, scores, targets, chosen)
     outputs = [output for _, output in products]
     gradients = tape.gradient(likelihood, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)

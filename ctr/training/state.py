@@ -2,14 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.data.schema import Schema
-from ctr.models.click_model import Architecture, ClickModel, Factors
+from ctr.models.architecture import Architecture, Factors
 from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import fitted_names, init_weights
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
@@ -35,8 +35,8 @@ Sources = Mapping[str, tuple[tuple[int, ...], ...]]
 """Of a supernet, see ``Architecture``."""
 
 
-def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
-    """The model's architecture under a configuration."""
+def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | None = None) -> Architecture:
+    """The model's architecture under a configuration; ``sources`` as ``Architecture``."""
     model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
     factors = None
     if factorized is not None:
@@ -55,42 +55,27 @@ def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
         components=model.ensemble.components,
         factors=factors,
         gated=model.network_loss == "own",
+        sources=sources or {},
     )
 
 
-def create_network(
-    layouts: tuple[TableLayout, ...],
-    config: TrainConfig,
-    compute_dtype: str,
-    compiled: bool = True,
-    sources: Sources | None = None,
-) -> ClickModel:
-    """The model without its tables, with fresh weights.
-
-    ``compiled`` as ``ctr.models.passes`` says, ``sources`` as ``Architecture``.
-    """
-    widths = tower_widths(layouts, config.model.factorized is not None)
-    shape = replace(architecture(config, compute_dtype), sources=sources or {})
-    return ClickModel(shape, widths, compiled, seed=config.seed)
+def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Weights of a model by their names in checkpoints."""
+    return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
 
 
-def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:
-    """The weights of a network by their names in checkpoints."""
-    return {f"dense/{index:03d}": weight for index, weight in enumerate(network.weights().values())}
-
-
-def linear_layers(network: ClickModel) -> list[Layer]:
+def linear_layers(shape: Architecture, weights: Mapping[str, tf.Tensor]) -> list[Layer]:
     """The linear products of a plain model in the order of the work, those of all components one after the other.
 
     By the numbers of their weights, in the order of ``dense_weights``.
     """
-    numbers = {name: number for number, name in enumerate(network.weights())}
+    numbers = {name: number for number, name in enumerate(weights)}
     layers: dict[str, list[Layer]] = {}
     for name, number in numbers.items():
         last = name.rpartition("/")[2]
         if last in ("w", "u", "v") or last.endswith("_head"):
             # Of one component: products of all components are computed at once.
-            plain = name.partition("/")[2] if network.components > 1 else name
+            plain = name.partition("/")[2] if shape.components > 1 else name
             layers.setdefault(plain, []).append(Layer(number, numbers.get(f"{name}_bias")))
     return [layer for same in layers.values() for layer in same]
 
@@ -107,8 +92,10 @@ class TrainState:
         workers: those that train together.
         chips: those of this process that make each step together, each with a variable of its own of all that follow;
             None: one device does.
-        network: the dense part of the model.
-        dense: its weights.
+        architecture: of the dense part of the model.
+        weights: its weights, by the names of ``ctr.models.initial_weights``.
+        dense: the same without their names.
+        fitted: those that are fitted beside the network where it is gated.
         layers: the linear products among them.
         dense_optimizer: their optimizer.
         averaging: what averages them but those that are fitted; None: nothing.
@@ -147,21 +134,23 @@ class TrainState:
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
         optimizer = config.optimizer.dense
-        self.network = create_network(self.layouts, config, compute_dtype, sources=sources)
-        weights = dense_weights(self.network)
-        self.dense = list(weights.values())
-        self.layers = linear_layers(self.network)
+        self.architecture = architecture(config, compute_dtype, sources)
+        widths = tower_widths(self.layouts, config.model.factorized is not None)
+        initial = init_weights(self.architecture, widths, config.seed)
+        self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
+        self.fitted = {name: self.weights[name] for name in fitted_names(self.architecture)}
+        self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
+        self.layers = linear_layers(self.architecture, self.weights)
         self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)
         self.dense_optimizer.build(weights)
-        fitted = self.network.calibrated
-        names = zip(weights, self.network.weights(), strict=True)
-        learned = {name: weights[name] for name, weight in names if weight not in fitted}
+        names = zip(weights, self.weights, strict=True)
+        learned = {name: weights[name] for name, own in names if own not in self.fitted}
         self.averaging = make_averaging(optimizer, learned)
-        self.calibrators = make_calibrators(fitted)
+        self.calibrators = make_calibrators(self.fitted)
 
     def variables(self) -> dict[str, Rows]:
         """All variables under names that do not depend on the process."""
-        named = self.tables.variables | dense_weights(self.network) | self.dense_optimizer.variables
+        named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
         if self.averaging is not None:
             named |= self.averaging.variables
         named |= all_variables(self.calibrators)

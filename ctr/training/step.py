@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from ctr.models.click_model import Scores, TowerInput, ensemble_logit
-from ctr.models.embeddings import feature_mask, look_up, tower_inputs
-from ctr.models.linear import recording
+from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
+from ctr.models.crosses import Multiply
+from ctr.models.dcn import Products, recorded
+from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.part import WHOLE, Part
 from ctr.models.query_effect import query_effect
-from ctr.models.row_curvature import of_present, row_curvature
+from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
@@ -32,7 +34,6 @@ from ctr.training.tables.tables import Gathered
 log = logging.getLogger(__name__)
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
-_Given: TypeAlias = Mapping[str, tf.Tensor]
 
 
 class StepResult(NamedTuple):
@@ -91,17 +92,15 @@ class TrainStep:
         state: TrainState,
         config: TrainConfig,
         jit: bool,
-        masks: Mapping[str, Sequence[int]] | None = None,
-        candidates: int = 1,
+        parts: Sequence[Part] = (WHOLE,),
     ) -> None:
-        """Makes the functions of a run, or of a supernet (``ctr.models.supernet``).
+        """Makes the functions of a run.
 
         Args:
             state, config, jit: the attributes.
-            masks: the shapes of those that ``learn`` and ``score`` take; None: none.
-            candidates: how many candidates, each with its masks, ``learn`` learns by at once.
+            parts: of the model; it learns by the mean of their gradients, and the first one scores.
         """
-        self.state, self.config, self.jit = state, config, jit
+        self.state, self.config, self.jit, self._parts = state, config, jit, parts
         chips = state.chips
         self.exchanges = jit or chips is not None
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
@@ -117,17 +116,8 @@ class TrainStep:
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
         )
-        learning, scoring = [self._learned_targets, plans, ramps, rates], [self._scored_targets, plans, ramps]
-        if masks is None:
-            # An argument with a default would still be one of the program that is lowered for accelerators.
-            self._learning = self._compile(
-                lambda targets, plans, ramps, rates: self._learn(targets, plans, ramps, rates), learning
-            )
-            score = self._compile(lambda targets, plans, ramps: self._score(targets, plans, ramps), scoring)
-        else:
-            more = {name: tf.TensorSpec(shape, tf.float32) for name, shape in masks.items()}
-            self._learning = self._compile(self._learn, [*learning, *[more] * candidates])
-            score = self._compile(self._score, [*scoring, more])
+        self._learning = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
+        score = self._compile(self._score, [self._scored_targets, plans, ramps])
         self._compiled_learn, self._compiled_score = (
             _timed("learns", self._learning, jit),
             _timed("scores", score, jit),
@@ -144,23 +134,15 @@ class TrainStep:
         )
         return compiled
 
-    def learn(
-        self,
-        feed: Feed,
-        ramps: Mapping[str, float],
-        rates: Mapping[str, float],
-        masks: Sequence[_Given] = (),
-    ) -> StepResult:
+    def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
         """Scores a batch and then learns from it.
 
         Args:
             feed: the batch.
             ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
             rates: the learning rates (``TrainConfig.rates_at``).
-            masks: where the step takes masks, those of the candidates that learn; the first one scores.
         """
-        arguments = *self._learning_arguments(feed, ramps, rates), *masks
-        result = self._compiled_learn(*arguments)
+        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
         if self.exchanges:
             # XLA compiles no call to the host, and there is one host for all chips.
             self.state.tables.optimizer.exchange()
@@ -179,13 +161,10 @@ class TrainStep:
         feed = feed.with_rows(self.state.tables, learning=True)
         return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
 
-    def score(
-        self, feed: Feed, ramps: Mapping[str, float], masks: _Given | None = None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``. ``masks``: of a candidate."""
+    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
         feed = feed.with_rows(self.state.tables)
-        arguments = *_tensors(feed, self._scored_targets), _scalars(ramps), *_if_given(masks)
-        logit, slices = self._compiled_score(*arguments)
+        logit, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
         return logit, slices
 
     def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -208,23 +187,17 @@ class TrainStep:
     # The functions that are compiled.
 
     def _learn(
-        self,
-        targets: _Tensors,
-        plans: list[_Tensors],
-        ramps: _Tensors,
-        rates: _Tensors,
-        *masks: _Tensors,
+        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors
     ) -> StepResult:
         state = self.state
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
         gathered = state.tables.gather(plans, learning=True)
         needed, views = gathered.rows, gathered.views
         duals = [dual.read_value() for dual in state.duals]
-        found = self._differentiate(targets, views, needed, ramps, duals, *masks[:1])
-        curvatures: list[tuple[tf.Tensor, ...]] | None = None
-        if len(masks) > 1:
-            others = [self._differentiate(targets, views, needed, ramps, duals, own) for own in masks[1:]]
-            found, curvatures = self._of_candidates(targets, plans, [found, *others], masks)
+        each = [self._differentiate(targets, views, needed, ramps, duals, part) for part in self._parts]
+        found, curvatures = each[0], None
+        if len(each) > 1:
+            found, curvatures = self._mean_of_parts(targets, plans, each)
         if self._workers.size > 1:
             found, curvatures = self._of_whole_batch(targets, gathered, found)
         seen = [weights.read_value() for weights in state.slices_seen]
@@ -246,11 +219,11 @@ class TrainStep:
         def update() -> tf.Tensor:
             of_rows = curvatures
             if of_rows is None:
-                of_rows = self._curvatures(plans, targets, found, *masks[:1])
+                of_rows = self._curvatures(plans, targets, found, self._parts[0])
             rate = rates["embeddings"]
             state.tables.update(gathered, found.row_gradients, of_rows, rate, self.exchanges)
             if isinstance(state.dense_optimizer, ProductOptimizer):
-                forward = partial(self._forward, needed, views, ramps["alpha2"], None)
+                forward = partial(self._forward, needed, views, ramps["alpha2"], self._parts[0])
                 given = state.dense_optimizer, forward, needed, state.layers, targets, self._workers
                 state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(found.dense_gradients, rates["dense"])
@@ -267,14 +240,11 @@ class TrainStep:
         return StepResult(logit, found.loss, applied, slices, found.terms)
 
     def _score(
-        self,
-        targets: _Tensors,
-        plans: list[_Tensors],
-        ramps: _Tensors,
-        masks: _Tensors | None = None,
+        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         gathered = self.state.tables.gather(plans)
-        logit = ensemble_logit(self._forward(gathered.rows, gathered.views, ramps["alpha2"], masks).logits)
+        scores = self._forward(gathered.rows, gathered.views, ramps["alpha2"], self._parts[0])
+        logit = ensemble_logit(scores.logits)
         slices = slices_of(self.state.families, targets, logit)
         return gather_scores(self._workers, tf.constant(True), logit, slices)[1:]
 
@@ -282,29 +252,29 @@ class TrainStep:
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         gathered, duals = self.state.tables.gather(plans), [dual.read_value() for dual in self.state.duals]
-        found = self._differentiate(targets, gathered.views, gathered.rows, ramps, duals)
+        found = self._differentiate(targets, gathered.views, gathered.rows, ramps, duals, self._parts[0])
         return found.row_gradients, found.dense_gradients
 
     def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
+        products: Products = []
         with tf.GradientTape() as tape:
-            with recording() as products:
-                gathered = self.state.tables.gather(plans)
-                scores = self._forward(gathered.rows, gathered.views, ramps["alpha2"])
+            gathered = self.state.tables.gather(plans)
+            scores = self._forward(
+                gathered.rows, gathered.views, ramps["alpha2"], self._parts[0], multiply=recorded(products)
+            )
             loss = click_likelihood(None, scores, targets)
         gradients = tape.gradient(loss, [output for _, output in products])
         return [squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))]
 
     # Their parts.
 
-    def _of_candidates(
-        self,
-        targets: _Tensors,
-        plans: list[_Tensors],
-        found: Sequence[_Differentiated],
-        masks: Sequence[_Tensors],
+    def _mean_of_parts(
+        self, targets: _Tensors, plans: list[_Tensors], found: Sequence[_Differentiated]
     ) -> tuple[_Differentiated, list[tuple[tf.Tensor, ...]]]:
-        """What several candidates found: the means of their gradients and curvatures, all else of the first one."""
-        curvatures = [self._curvatures(plans, targets, *one) for one in zip(found, masks, strict=True)]
+        """What several parts found: the means of their gradients and curvatures, all else of the first one."""
+        curvatures = [
+            self._curvatures(plans, targets, *both) for both in zip(found, self._parts, strict=True)
+        ]
         rows = [_mean(parts) for parts in zip(*(one.row_gradients for one in found), strict=True)]
         dense = [_mean(parts) for parts in zip(*(one.dense_gradients for one in found), strict=True)]
         means: list[tuple[tf.Tensor, ...]] = [
@@ -321,7 +291,7 @@ class TrainStep:
 
         Of divided tables those of this worker's rows.
         """
-        curvatures = self._curvatures(gathered.views, targets, found)
+        curvatures = self._curvatures(gathered.views, targets, found, self._parts[0])
         row_gradients, curvatures = self.state.tables.add_up(gathered, found.row_gradients, curvatures)
         # By themselves: of static shapes, their number of bytes is known, and nothing is padded.
         with tf.name_scope("all_reduce"):
@@ -337,30 +307,27 @@ class TrainStep:
         rows: Sequence[tf.Tensor],
         plans: Sequence[_Tensors],
         alpha2: tf.Tensor,
-        masks: _Tensors | None = None,
+        part: Part,
         chosen: tf.Tensor | None = None,
+        multiply: Multiply | None = None,
     ) -> Scores:
         """Scores the batch, or the rows of these numbers alone."""
-        network, layouts = self.state.network, self.state.layouts
+        model, layouts = self.state.architecture, self.state.layouts
         with tf.name_scope("look_up"):
             looked_up = [
-                look_up(
-                    layout,
-                    part,
-                    plan,
-                    network.input_dtype(layout.tower),
-                    self._by_products,
-                    feature_mask(masks, layout),
+                part.looked_up(
+                    layout, look_up(layout, own, plan, model.input_dtype(layout.tower), self._by_products)
                 )
-                for layout, part, plan in zip(layouts, rows, plans, strict=True)
+                for layout, own, plan in zip(layouts, rows, plans, strict=True)
             ]
-            inputs = tower_inputs(looked_up, layouts, network.factorized)
+            inputs = tower_inputs(looked_up, layouts, model.factors is not None)
         if chosen is not None:
             inputs = {
-                name: TowerInput(*(tf.gather(part, chosen, axis=1) for part in own))
+                name: TowerInput(*(tf.gather(value, chosen, axis=1) for value in own))
                 for name, own in inputs.items()
             }
-        return network(inputs, alpha2, masks)
+        weights = part.weights(self.state.weights)
+        return forward(model, weights, inputs, alpha2, compiled=True, multiply=multiply)
 
     def _differentiate(
         self,
@@ -369,14 +336,14 @@ class TrainStep:
         rows: list[tf.Tensor],
         ramps: _Tensors,
         duals: list[tf.Tensor],
-        masks: _Tensors | None = None,
+        part: Part,
     ) -> _Differentiated:
         """Scores, loss, and the gradients to learn by."""
         state, objective = self.state, self.config.objective
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            scores = self._forward(rows, plans, ramps["alpha2"], masks)
+            scores = self._forward(rows, plans, ramps["alpha2"], part)
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
@@ -401,7 +368,7 @@ class TrainStep:
             learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
-        components = state.network.components
+        components = state.architecture.components
         if components > 1:
             dense_gradients = [gradient * components for gradient in dense_gradients]
             row_gradients = [
@@ -444,41 +411,34 @@ class TrainStep:
         plans: Sequence[_Tensors],
         targets: _Tensors,
         found: _Differentiated,
-        masks: _Tensors | None = None,
+        part: Part,
     ) -> list[tuple[tf.Tensor, ...]]:
         """For each table the last fields of a ``RowGradient``, where the optimizer needs them."""
         if not self.state.tables.optimizer.needs_curvature:
             return [() for _ in plans]
         return [
-            self._curvature(layout, plan, targets, found, feature_mask(masks, layout))
+            self._curvature(layout, plan, targets, found, part)
             for layout, plan in zip(self.state.layouts, plans, strict=True)
         ]
 
     def _curvature(
-        self,
-        layout: TableLayout,
-        plan: _Tensors,
-        targets: _Tensors,
-        found: _Differentiated,
-        mask: tf.Tensor | None,
+        self, layout: TableLayout, plan: _Tensors, targets: _Tensors, found: _Differentiated, part: Part
     ) -> tuple[tf.Tensor, ...]:
         # Rows of constraint logs learn from their constraint alone.
         weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
         curvature, query = weight * logit_curvature(found.alone), targets["query"]
         left = _query_effect(targets, found.alone)[1] if found.left is None else found.left
-        of_rows = row_curvature(layout, plan, curvature, query, left)
-        return of_rows if mask is None else of_present(of_rows, mask[:, -1])
+        return part.curvature(layout, row_curvature(layout, plan, curvature, query, left))
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
-        fitted = set(self.state.network.calibrated)
         gradients = [
-            tf.zeros_like(gradient) if name in fitted else gradient
-            for name, gradient in zip(self.state.network.weights(), gradients, strict=True)
+            tf.zeros_like(gradient) if name in self.state.fitted else gradient
+            for name, gradient in zip(self.state.weights, gradients, strict=True)
         ]
         norm = self.config.optimizer.dense.clip_norm
         if norm is not None:
             # Each component by itself, as everything else that it learns by.
-            size = len(gradients) // self.state.network.components
+            size = len(gradients) // self.state.architecture.components
             gradients = [
                 gradient
                 for begin in range(0, len(gradients), size)
@@ -510,10 +470,6 @@ def _tensors(feed: Feed, needed: Mapping[str, tf.TensorSpec]) -> tuple[_Tensors,
 
 def _scalars(numbers: Mapping[str, float]) -> _Tensors:
     return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
-
-
-def _if_given(masks: _Given | None) -> tuple[_Given, ...]:
-    return () if masks is None else (masks,)
 
 
 def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:

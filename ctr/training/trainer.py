@@ -1,7 +1,7 @@
 """The weights of a run and its compiled step: scoring batches, and learning from them."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from ctr.data.reader import FAULTS, Rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
+from ctr.models.part import WHOLE, Part
 from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, resolve_jit
@@ -55,8 +56,6 @@ class Trainer:
         state: the weights, and what else a step changes.
         last_applied: the feed of the last step that changed the weights; None before one.
         throughput: of the passes that it made.
-        masks: of the candidate of a supernet that scores next; None: it takes no masks.
-        learners: the masks of those that learn in the next step.
     """
 
     def __init__(
@@ -64,8 +63,7 @@ class Trainer:
         state: TrainState,
         config: TrainConfig,
         phase: Phase | None = None,
-        masks: Mapping[str, tf.Tensor] | None = None,
-        candidates: int = 1,
+        parts: Sequence[Part] = (WHOLE,),
     ) -> None:
         """Begins with nothing learned.
 
@@ -73,17 +71,13 @@ class Trainer:
             state: the attribute.
             config: of the run.
             phase: see ``ctr.training.loop.open_session``.
-            masks: of a candidate of a supernet; None: it is none.
-            candidates: of the supernet that learn in a step.
+            parts: see ``TrainStep``.
         """
         self.state = state
-        self.masks = masks
-        self.learners = () if masks is None else (masks,) * candidates
         self._config = config
         # XLA compiles the functions for each size of their arguments.
         self._jit = resolve_jit(config, state.workers.size)
-        shapes = None if masks is None else {name: tuple(mask.shape) for name, mask in masks.items()}
-        self._step = TrainStep(state, config, self._jit, shapes, candidates)
+        self._step = TrainStep(state, config, self._jit, parts)
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningMedian()
@@ -103,7 +97,7 @@ class Trainer:
         # Here, and not by the step alone: what is compiled depends on how many rows there are.
         feed = self._with_rows("learn", feed)
         with self._calling("learn", feed):
-            result = self._step.learn(feed, ramps, rates, self.learners)
+            result = self._step.learn(feed, ramps, rates)
         logit = feed.in_order(result.logit.numpy())
         slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = bool(result.applied), result.terms.numpy()
@@ -118,7 +112,7 @@ class Trainer:
             return self._no_scores()
         feed = self._with_rows("score", feed)
         with self._calling("score", feed):
-            logit, slices = self._step.score(feed, ramps, self.masks)
+            logit, slices = self._step.score(feed, ramps)
         return Scores(feed.in_order(logit.numpy()), [feed.in_order(index.numpy()) for index in slices])
 
     def _no_scores(self) -> Scores:
@@ -173,7 +167,7 @@ class Trainer:
         Of an embedding table the rows that the batch has; without a batch only the dense weights.
         """
         state, feed = self.state, self.last_applied
-        dense = state.network.weights()
+        dense = state.weights
         out = {f"weights/{name}": weight.numpy() for name, weight in dense.items()}
         if feed is None:
             return out
@@ -193,9 +187,9 @@ class Trainer:
         state, feed = self.state, self.last_applied
         if feed is None or not state.layers:
             return {}
-        weights = list(state.network.weights())
+        weights = list(state.weights)
         # Products of all components are computed at once.
-        names = [weights[layer.weight] for layer in state.layers[:: state.network.components]]
+        names = [weights[layer.weight] for layer in state.layers[:: state.architecture.components]]
         norms = self._step.gradient_norms(feed, ramps).numpy()
         rows = int(np.count_nonzero(feed.targets["own_weight"] > 0))
         return noise_numbers(names, norms, rows)

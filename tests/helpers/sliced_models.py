@@ -13,7 +13,7 @@ def sliced(
     kept: np.ndarray,
     kept_ui: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Slices the dense weights of a model of one component, by the names of ``ClickModel.weights``.
+    """Slices the dense weights of a model of one component, by the names of ``ctr.models.initial_weights``.
 
     Args:
         weights: of the largest network.

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import erf
 
-from ctr.models.activations import ACTIVATIONS, make_activation, smelu
-from ctr.models.deep import biased_activation
+from ctr.models.activations import ACTIVATIONS, biased_activation, make_activation, smelu
 
 NAMES = ["smelu", *sorted(ACTIVATIONS)]
 BETA = 0.75
@@ -124,3 +123,20 @@ def test_layers_of_many_sizes_share_one_trace():
         assert value.shape == slope.shape == (1, 2, size)
         tf.function(biased).get_concrete_function(tf.TensorSpec([1, None, size]), tf.TensorSpec([1, 1, size]))
     assert traces == [tf.float32] * 2  # of the value, and of its slope
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("towers", [1, 3])
+def test_the_bias_of_an_activation(towers, compiled):
+    rng = np.random.default_rng(3)
+    z, bias = rng.normal(size=(towers, 5, 4)), rng.normal(size=(towers, 1, 4))
+    upstream = rng.normal(size=z.shape)
+    inputs = tf.constant(z, tf.float32), tf.constant(bias, tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        value = biased_activation(make_activation("tanh", 1.0), compiled)(*inputs)
+    of_z, of_bias = tape.gradient(value, inputs, output_gradients=tf.constant(upstream, tf.float32))
+    exact = upstream / np.cosh(z + bias) ** 2
+    np.testing.assert_allclose(value, np.tanh(z + bias), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(of_z, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_bias, exact.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-5)

@@ -9,7 +9,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.models.click_model import Architecture, ClickModel, Factors, TowerInput, ensemble_logit
+from ctr.models.architecture import Architecture, Factors
+from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, rounded_weights, ui
+from ctr.models.initial_weights import init_weights
 
 PLAIN = Architecture(cross_layers=1, cross_rank=2, deep_units=(5,), prior=0.2, activation="tanh")
 FACTORIZED = replace(PLAIN, factors=Factors(width=4, ui_units=(6,), pieces=0, reach=6.0))
@@ -21,13 +23,17 @@ def widths(architecture):
     return {"quality": 3, "ui": 2} if architecture.factors else {"quality": 3}
 
 
-def model(architecture, seed=0) -> ClickModel:
-    """With weights none of which is where it starts."""
-    made = ClickModel(architecture, widths(architecture), seed=0)
+def fresh(architecture) -> dict[str, tf.Tensor]:
+    return init_weights(architecture, widths(architecture), seed=0)
+
+
+def learned(architecture, seed=0) -> dict[str, tf.Tensor]:
+    """Weights none of which is where it starts."""
     rng = np.random.default_rng(seed)
-    for weight in made.weights().values():
-        weight.assign_add(rng.normal(size=weight.shape) * 0.5)
-    return made
+    return {
+        name: weight + tf.cast(rng.normal(size=weight.shape) * 0.5, tf.float32)
+        for name, weight in fresh(architecture).items()
+    }
 
 
 def inputs(architecture, copies=1, seed=1) -> dict[str, TowerInput]:
@@ -41,11 +47,11 @@ def inputs(architecture, copies=1, seed=1) -> dict[str, TowerInput]:
     }
 
 
-def weights_of(made: ClickModel, component: int | None = None) -> dict[str, np.ndarray]:
+def weights_of(weights: dict[str, tf.Tensor], component: int | None = None) -> dict[str, np.ndarray]:
     prefix = "" if component is None else f"component_{component}/"
     return {
         name.removeprefix(prefix): weight.numpy().astype(np.float64)
-        for name, weight in made.weights().items()
+        for name, weight in weights.items()
         if name.startswith(prefix)
     }
 
@@ -85,9 +91,10 @@ def by_hand(w: dict[str, np.ndarray], given, copy: int, alpha2: float) -> tuple[
 @pytest.mark.parametrize("rank_head", [False, True])
 @pytest.mark.parametrize("architecture", [PLAIN, FACTORIZED, PIECES], ids=["plain", "sigmoid", "pieces"])
 def test_every_kind_follows_its_formula(architecture, rank_head):
-    made = model(replace(architecture, rank_head=rank_head))
-    scores = made(inputs(architecture), tf.constant(0.7))
-    logit, ranked = by_hand(weights_of(made), inputs(architecture), 0, 0.7)
+    architecture = replace(architecture, rank_head=rank_head)
+    weights = learned(architecture)
+    scores = forward(architecture, weights, inputs(architecture), tf.constant(0.7))
+    logit, ranked = by_hand(weights_of(weights), inputs(architecture), 0, 0.7)
     np.testing.assert_allclose(scores.logits, [logit], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(scores.rank_scores, [ranked], rtol=1e-4, atol=1e-5)
     assert rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
@@ -98,58 +105,56 @@ def test_every_kind_follows_its_formula(architecture, rank_head):
 @pytest.mark.parametrize("architecture", [PLAIN, FACTORIZED, PIECES], ids=["plain", "sigmoid", "pieces"])
 def test_an_ensemble_is_its_components_run_one_by_one(architecture, rank_head, copies):
     architecture = replace(architecture, rank_head=rank_head)
-    together = model(replace(architecture, components=3))
+    ensemble = replace(architecture, components=3)
+    weights = learned(ensemble)
     given = inputs(architecture, copies)
-    scores = together(given, tf.constant(0.7))
+    scores = forward(ensemble, weights, given, tf.constant(0.7))
     assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
     for index in range(3):
-        alone = ClickModel(architecture, widths(architecture), seed=0)
-        for name, weight in alone.weights().items():
-            weight.assign(together.weights()[f"component_{index}/{name}"])
+        alone = {name: weights[f"component_{index}/{name}"] for name in fresh(architecture)}
         own = {
             tower: TowerInput(*(value[index : index + 1] if copies > 1 else value for value in both))
             for tower, both in given.items()
         }
-        single = alone(own, tf.constant(0.7))
+        single = forward(architecture, alone, own, tf.constant(0.7))
         np.testing.assert_allclose(scores.logits[index], single.logits[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(scores.rank_scores[index], single.rank_scores[0], rtol=1e-5, atol=1e-6)
-        logit, _ = by_hand(weights_of(together, index), given, index if copies > 1 else 0, 0.7)
+        logit, _ = by_hand(weights_of(weights, index), given, index if copies > 1 else 0, 0.7)
         np.testing.assert_allclose(single.logits[0], logit, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("architecture", [FACTORIZED, PIECES], ids=["sigmoid", "pieces"])
 def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, components):
-    made = model(replace(architecture, components=components))
-    given = inputs(architecture)
-    quality = made.quality(given["quality"], tf.constant(0.7))
-    ui = made.ui(given["ui"])
-    assert quality.shape == ui.shape == (ROWS, components, 4 + 2)
-    direct = made(given, tf.constant(0.7)).logits
-    np.testing.assert_allclose(made.combine(quality, ui), direct, rtol=1e-6, atol=1e-6)
+    architecture = replace(architecture, components=components)
+    made, given = (architecture, learned(architecture)), inputs(architecture)
+    q, u = quality(*made, given["quality"], tf.constant(0.7)), ui(*made, given["ui"])
+    assert q.shape == u.shape == (ROWS, components, 4 + 2)
+    direct = forward(*made, given, tf.constant(0.7)).logits
+    np.testing.assert_allclose(combine(*made, q, u), direct, rtol=1e-6, atol=1e-6)
     # One ad under every treatment: Q needs to be known once.
-    every = made.combine(tf.repeat(quality[:1], ROWS, axis=0), ui).numpy()
+    every = combine(*made, tf.repeat(q[:1], ROWS, axis=0), u).numpy()
     assert np.abs(every[:, 0] - direct[:, 0]).max() < 1e-6
     assert np.ptp(every, axis=1).min() > 0.01
 
 
 def test_towers_are_apart():
-    made = model(FACTORIZED)
-    given = inputs(FACTORIZED)
+    made, given = (FACTORIZED, learned(FACTORIZED)), inputs(FACTORIZED)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(given)
-        quality = made.quality(given["quality"], tf.constant(1.0))
-        ui = made.ui(given["ui"])
-    assert all(gradient is None for gradient in tape.gradient(quality, given["ui"]))
-    assert all(gradient is None for gradient in tape.gradient(ui, given["quality"]))
+        q = quality(*made, given["quality"], tf.constant(1.0))
+        u = ui(*made, given["ui"])
+    assert all(gradient is None for gradient in tape.gradient(q, given["ui"]))
+    assert all(gradient is None for gradient in tape.gradient(u, given["quality"]))
 
 
 def test_a_fresh_factorized_model_learns_in_both_towers():
-    made = ClickModel(FACTORIZED, widths(FACTORIZED), seed=0)
-    given = inputs(FACTORIZED)
+    weights = fresh(FACTORIZED)
     with tf.GradientTape() as tape:
-        total = tf.reduce_sum(made(given, tf.constant(1.0)).logits ** 2)
-    for name, gradient in tape.gradient(total, made.weights()).items():
+        tape.watch(weights)
+        scores = forward(FACTORIZED, weights, inputs(FACTORIZED), tf.constant(1.0))
+        total = tf.reduce_sum(scores.logits**2)
+    for name, gradient in tape.gradient(total, weights).items():
         assert bool(tf.reduce_any(gradient != 0)), name
 
 
@@ -170,35 +175,54 @@ def test_gradients_of_the_mean_are_finite_for_huge_logits():
 
 
 def test_without_layers_it_is_a_logistic_regression_that_starts_at_the_prior():
-    made = ClickModel(Architecture(0, 0, (), prior=0.05), {"quality": 0}, seed=0)
-    assert list(made.weights()) == ["output_bias"]
+    architecture = Architecture(0, 0, (), prior=0.05)
+    weights = init_weights(architecture, {"quality": 0}, seed=0)
+    assert list(weights) == ["output_bias"]
     given = {"quality": TowerInput(tf.zeros([1, 2, 0]), tf.constant([[0.0, 1.5]]))}
-    logit = made(given, tf.constant(1.0)).logits[0]
+    logit = forward(architecture, weights, given, tf.constant(1.0)).logits[0]
     np.testing.assert_allclose(1 / (1 + np.exp(-logit[0])), 0.05, rtol=1e-6)
     assert float(logit[1]) == pytest.approx(float(logit[0]) + 1.5)
 
 
 def test_components_start_differently_and_predict_the_prior_together():
-    made = ClickModel(replace(PLAIN, components=3), widths(PLAIN), seed=0)
-    starts = [weights_of(made, index)["quality/deep_0/w"] for index in range(3)]
+    architecture = replace(PLAIN, components=3)
+    weights = fresh(architecture)
+    starts = [weights_of(weights, index)["quality/deep_0/w"] for index in range(3)]
     assert all(np.abs(a - b).max() > 0.01 for a, b in ((starts[0], starts[1]), (starts[1], starts[2])))
     zero = {"quality": TowerInput(tf.zeros([1, 1, 3]), tf.zeros([1, 1]))}
-    logit = ensemble_logit(made(zero, tf.constant(1.0)).logits)
+    logit = ensemble_logit(forward(architecture, weights, zero, tf.constant(1.0)).logits)
     assert float(logit[0]) == pytest.approx(math.log(0.2 / 0.8), rel=1e-5)
 
 
 def test_heads_compute_in_float32_under_bfloat16():
-    made = ClickModel(replace(FACTORIZED, components=2, compute_dtype="bfloat16"), widths(FACTORIZED), seed=0)
-    scores = made(inputs(FACTORIZED), tf.constant(1.0))
+    architecture = replace(FACTORIZED, components=2, compute_dtype="bfloat16")
+    weights = fresh(architecture)
+    scores = forward(architecture, weights, inputs(FACTORIZED), tf.constant(1.0))
     assert scores.logits.dtype == tf.float32
-    assert {weight.dtype for weight in made.weights().values()} == {tf.float32}
+    assert {weight.dtype for weight in weights.values()} == {tf.float32}
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_weights_that_are_rounded_before_give_the_same_scores(components):
+    architecture = replace(FACTORIZED, components=components, compute_dtype="bfloat16")
+    weights, given = learned(architecture), inputs(architecture)
+    rounded = rounded_weights(architecture, weights)
+    dtypes = {
+        name.rpartition("component_")[2].lstrip("01/"): weight.dtype for name, weight in rounded.items()
+    }
+    assert dtypes["quality/cross_0/u"] == dtypes["ui/deep_0/w_bias"] == tf.bfloat16
+    assert dtypes["quality_head"] == dtypes["transfer_scale"] == tf.float32
+    found = [forward(architecture, own, given, tf.constant(0.7)).logits for own in (weights, rounded)]
+    np.testing.assert_array_equal(*found)
 
 
 def test_architectures_that_are_impossible_are_refused():
     with pytest.raises(ValueError, match="rank head needs crosses or deep layers"):
-        ClickModel(Architecture(0, 0, (), rank_head=True), {"quality": 3}, seed=0)
+        Architecture(0, 0, (), rank_head=True)
     with pytest.raises(ValueError, match="factorized model needs crosses or deep layers"):
-        ClickModel(Architecture(0, 0, (), factors=FACTORIZED.factors), {"quality": 3, "ui": 2}, seed=0)
+        Architecture(0, 0, (), factors=FACTORIZED.factors)
+    with pytest.raises(ValueError, match="gated model is not factorized"):
+        replace(PLAIN, gated=True, components=2)
 
 
 @pytest.mark.parametrize(
@@ -213,5 +237,5 @@ def test_architectures_that_are_impossible_are_refused():
 )
 def test_embeddings_are_rounded_where_a_layer_computes_with_them(changes, dtypes):
     settings = {"cross_layers": 1, "cross_rank": 2, "deep_units": (4,), "compute_dtype": "bfloat16"}
-    model = ClickModel(Architecture(**{**settings, **changes}), {"quality": 3, "ui": 3}, seed=0)
-    assert (model.input_dtype("quality"), model.input_dtype("ui")) == dtypes
+    architecture = Architecture(**{**settings, **changes})
+    assert (architecture.input_dtype("quality"), architecture.input_dtype("ui")) == dtypes

@@ -44,9 +44,9 @@ def tensors(plan):
 
 
 def sides(looked_up):
-    """Embeddings and linear weights of a table without copies."""
+    """Embeddings and linear weights of a table without copies, [B, features, width] and [B, features]."""
     (embeddings,), (linear,) = looked_up
-    return embeddings.numpy(), linear.numpy()
+    return embeddings.numpy(), linear.numpy()[:, :, 0]
 
 
 def table_values(layout, seed=0):
@@ -73,12 +73,10 @@ def test_lookup_is_the_mean_of_the_rows_that_the_ids_name(index, way):
     layout, plan = LAYOUTS[index], plans()[index]
     table = table_values(layout)
     embeddings, linear = sides(look_up(layout, tf.gather(table, plan.distinct), tensors(plan), **way))
-    assert embeddings.shape == (PADDED_ROWS, len(layout.features) * layout.width)
+    assert embeddings.shape == (PADDED_ROWS, len(layout.features), layout.width)
     exact = brute_force(layout, table)
-    np.testing.assert_allclose(
-        embeddings[: len(IDS)], exact[:, :, :-1].reshape(len(IDS), -1), rtol=1e-6, atol=1e-7
-    )
-    np.testing.assert_allclose(linear[: len(IDS)], exact[:, :, -1].sum(axis=1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(embeddings[: len(IDS)], exact[:, :, :-1], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(linear[: len(IDS)], exact[:, :, -1], rtol=1e-6, atol=1e-7)
     assert np.isfinite(embeddings).all() and np.isfinite(linear).all()
 
 
@@ -89,16 +87,14 @@ def test_a_row_gets_the_sum_of_the_gradients_of_all_its_uses(index, way):
     table = table_values(layout)
     # The gradient of sum(upstream * lookup) by each table row, where padded rows have no upstream.
     upstream = np.random.default_rng(1).normal(size=(PADDED_ROWS, len(layout.features), layout.width + 1))
-    # The linear weights are summed over the features.
-    upstream[:, :, -1] = upstream[:, :1, -1]
     upstream[len(IDS) :] = 0
     rows = tf.gather(table, plan.distinct)
     with tf.GradientTape() as tape:
         tape.watch(rows)
         looked_up = look_up(layout, rows, tensors(plan), **way)
-        of_embeddings = upstream[:, :, :-1].reshape(PADDED_ROWS, -1).astype(np.float32)
-        total = tf.reduce_sum(looked_up.embeddings[0] * of_embeddings)
-        total += tf.reduce_sum(looked_up.linear[0] * upstream[:, 0, -1].astype(np.float32))
+        both = upstream.astype(np.float32)
+        total = tf.reduce_sum(looked_up.embeddings[0] * both[:, :, :-1])
+        total += tf.reduce_sum(looked_up.linear[0] * both[:, :, -1:])
     gradient = tf.convert_to_tensor(tape.gradient(total, rows)).numpy()
 
     offsets = layout.offsets()

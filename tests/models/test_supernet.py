@@ -8,9 +8,11 @@ import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ctr.models.click_model import Architecture, ClickModel, Factors, TowerInput
+from ctr.models.architecture import Architecture, Factors
+from ctr.models.click_model import TowerInput, forward
+from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
-from ctr.models.supernet import Candidate, mask_shapes, masked, masks_of, passed_over
+from ctr.models.supernet import Candidate, MaskedPart, candidate_weights, masked, masks_of, passed_over
 from sliced_models import sliced
 
 ROWS = 6
@@ -24,6 +26,7 @@ LAYOUTS = (
     TableLayout("ui", 2, (FeatureRows("c", 5, 2, "ui", 2),)),
 )
 UNITS = (5, 4, 3)
+UI_UNITS, FACTORS = (4, 3), 3
 
 
 def architecture(gated=False, full=False, activation="smelu", dtype="float32") -> Architecture:
@@ -41,38 +44,29 @@ def architecture(gated=False, full=False, activation="smelu", dtype="float32") -
     )
 
 
-def made(shape: Architecture, width=8, seed=0) -> ClickModel:
-    """With weights none of which is where it starts."""
-    model = ClickModel(shape, {"quality": width}, seed=0)
+def made(shape: Architecture, width=8, seed=0) -> dict[str, tf.Tensor]:
+    """Weights none of which is where it starts."""
     rng = np.random.default_rng(seed)
-    for name, weight in model.weights().items():
-        value = rng.normal(size=weight.shape) * 0.4
-        weight.assign(abs(value) if name == "gate" else value)
-    return model
+    weights = {}
+    for name, own in weight_shapes(shape, {"quality": width}).items():
+        value = rng.normal(size=own) * 0.4
+        weights[name] = tf.constant(abs(value) if name == "gate" else value, tf.float32)
+    return weights
 
 
-def alone(shape: Architecture, candidate: Candidate, width: int, weights) -> ClickModel:
-    """The candidate as a plain model with these weights."""
+def alone(shape: Architecture, candidate: Candidate, width: int, weights) -> Architecture:
+    """The candidate as a plain model, whose weights these are."""
     present = [place for place, units in enumerate(candidate.deep_units) if units]
-    plain = ClickModel(
-        Architecture(
-            cross_layers=candidate.crosses,
-            cross_rank=candidate.cross_rank if shape.cross_rank else 0,
-            deep_units=tuple(candidate.deep_units[place] for place in present),
-            deep_ranks=tuple(
-                candidate.deep_ranks[place] if shape.deep_ranks[place] else 0 for place in present
-            ),
-            activation=shape.activation,
-            prior=0.2,
-            gated=shape.gated,
-        ),
-        {"quality": width},
-        seed=5,
+    plain = Architecture(
+        cross_layers=candidate.crosses,
+        cross_rank=candidate.cross_rank if shape.cross_rank else 0,
+        deep_units=tuple(candidate.deep_units[place] for place in present),
+        deep_ranks=tuple(candidate.deep_ranks[place] if shape.deep_ranks[place] else 0 for place in present),
+        activation=shape.activation,
+        prior=0.2,
+        gated=shape.gated,
     )
-    assert plain.weights().keys() == weights.keys()
-    for name, weight in plain.weights().items():
-        assert weight.shape == weights[name].shape
-        weight.assign(weights[name])
+    assert weight_shapes(plain, {"quality": width}) == {name: np.shape(one) for name, one in weights.items()}
     return plain
 
 
@@ -98,10 +92,12 @@ def columns_of(candidate: Candidate) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def masks(model: ClickModel, candidate: Candidate) -> dict[str, tf.Tensor]:
-    towers = model.supernet
-    found = masks_of(candidate, mask_shapes(towers, LAYOUTS), LAYOUTS, towers)
-    return {name: tf.constant(mask) for name, mask in found.items()}
+def candidate_of(shape: Architecture, weights, candidate: Candidate) -> dict[str, tf.Tensor]:
+    """The weights of a candidate, from one mask to the next."""
+    everything = Candidate(shape.deep_units, shape.deep_ranks, 2, 3, {}, (), UI_UNITS, FACTORS)
+    masked_part = MaskedPart(masks_of(everything, shape, LAYOUTS))
+    masked_part.set_to(masked_part.packed(masks_of(candidate, shape, LAYOUTS)))
+    return dict(masked_part.weights(weights))
 
 
 def inputs(kept: np.ndarray | None = None) -> np.ndarray:
@@ -110,10 +106,10 @@ def inputs(kept: np.ndarray | None = None) -> np.ndarray:
     return values if kept is None else values * kept
 
 
-def scores(model: ClickModel, e0: np.ndarray, of=None) -> np.ndarray:
+def scores(shape: Architecture, weights, e0: np.ndarray) -> np.ndarray:
     linear = tf.constant(np.random.default_rng(2).normal(size=(1, ROWS)), tf.float32)
     given = {"quality": TowerInput(tf.constant(e0[np.newaxis], tf.float32), linear)}
-    return model(given, tf.constant(0.7), of).logits.numpy()[0]
+    return forward(shape, weights, given, tf.constant(0.7)).logits.numpy()[0]
 
 
 def smelu(x: np.ndarray) -> np.ndarray:
@@ -145,16 +141,13 @@ def by_hand(w: dict[str, np.ndarray], e0: np.ndarray) -> np.ndarray:
 @given(candidate=candidates())
 def test_a_masked_network_is_the_smaller_one(gated, candidate):
     shape = architecture(gated)
-    model, kept = made(shape), columns_of(candidate)
-    weights = sliced({name: one.numpy() for name, one in model.weights().items()}, candidate, kept)
-    found = scores(model, inputs(kept), masks(model, candidate))
+    largest, kept = made(shape), columns_of(candidate)
+    weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, kept)
+    found = scores(shape, candidate_of(shape, largest, candidate), inputs(kept))
     plain = alone(shape, candidate, int(kept.sum()), weights)
-    np.testing.assert_allclose(found, scores(plain, inputs()[:, kept]), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(found, scores(plain, weights, inputs()[:, kept]), rtol=0, atol=2e-6)
     if not gated:
         np.testing.assert_allclose(found, by_hand(weights, inputs()[:, kept]), rtol=0, atol=1e-5)
-
-
-UI_UNITS, FACTORS = (4, 3), 3
 
 
 def factorized(candidate: Candidate | None = None, pieces: int = 0) -> Architecture:
@@ -191,57 +184,59 @@ def factorized_candidates(draw) -> Candidate:
 @settings(deadline=None, max_examples=15)
 @given(candidate=factorized_candidates())
 def test_a_masked_factorized_model_is_the_smaller_one(pieces, candidate):
-    model = ClickModel(factorized(pieces=pieces), {"quality": 6, "ui": 2}, seed=0)
-    rng = np.random.default_rng(3)
-    for weight in model.weights().values():
-        weight.assign_add(rng.normal(size=weight.shape) * 0.4)
+    shape, rng = factorized(pieces=pieces), np.random.default_rng(3)
+    largest = {
+        name: weight + tf.cast(rng.normal(size=weight.shape) * 0.4, tf.float32)
+        for name, weight in init_weights(shape, {"quality": 6, "ui": 2}, seed=0).items()
+    }
     kept = columns_of(candidate)
     own, own_ui = kept[:6], kept[6:]
     assume(own_ui.any())
-    plain = ClickModel(
-        factorized(candidate, pieces), {"quality": int(own.sum()), "ui": int(own_ui.sum())}, seed=5
-    )
-    weights = sliced({name: one.numpy() for name, one in model.weights().items()}, candidate, own, own_ui)
-    assert plain.weights().keys() == weights.keys()
-    for name, weight in plain.weights().items():
-        assert weight.shape == weights[name].shape, name
-        weight.assign(weights[name])
+    plain = factorized(candidate, pieces)
+    weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, own, own_ui)
+    widths = {"quality": int(own.sum()), "ui": int(own_ui.sum())}
+    assert weight_shapes(plain, widths) == {name: np.shape(one) for name, one in weights.items()}
     linear = {tower: tf.constant(rng.normal(size=(1, ROWS)), tf.float32) for tower in ("quality", "ui")}
     e0 = inputs()
 
-    def logits(of: ClickModel, masked_by=None, **columns: np.ndarray) -> np.ndarray:
+    def logits(of: Architecture, weights, **columns: np.ndarray) -> np.ndarray:
         given_inputs = {
             tower: TowerInput(tf.constant(values[np.newaxis], tf.float32), linear[tower])
             for tower, values in columns.items()
         }
-        return of(given_inputs, tf.constant(0.7), masked_by).logits.numpy()[0]
+        return forward(of, weights, given_inputs, tf.constant(0.7)).logits.numpy()[0]
 
     masked_e0 = inputs(kept)
-    found = logits(model, masks(model, candidate), quality=masked_e0[:, :6], ui=masked_e0[:, 6:])
-    expected = logits(plain, quality=e0[:, :6][:, own], ui=e0[:, 6:][:, own_ui])
+    found = logits(
+        shape, candidate_of(shape, largest, candidate), quality=masked_e0[:, :6], ui=masked_e0[:, 6:]
+    )
+    expected = logits(plain, weights, quality=e0[:, :6][:, own], ui=e0[:, 6:][:, own_ui])
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=4e-6)
 
 
 def test_full_crosses_can_be_left_out():
     shape = architecture(full=True)
     candidate = Candidate((5, 4, 3), (0, 3, 0), crosses=1, cross_rank=0, widths={"a": 1}, without=())
-    model, kept = made(shape), columns_of(candidate)
-    weights = sliced({name: one.numpy() for name, one in model.weights().items()}, candidate, kept)
+    largest, kept = made(shape), columns_of(candidate)
+    weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, kept)
     plain = alone(shape, candidate, int(kept.sum()), weights)
-    found = scores(model, inputs(kept), masks(model, candidate))
-    np.testing.assert_allclose(found, scores(plain, inputs()[:, kept]), rtol=0, atol=2e-6)
+    found = scores(shape, candidate_of(shape, largest, candidate), inputs(kept))
+    np.testing.assert_allclose(found, scores(plain, weights, inputs()[:, kept]), rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(candidate=candidates())
 def test_what_is_masked_has_no_gradient(candidate):
-    model, kept = made(architecture()), columns_of(candidate)
-    own = masks(model, candidate)
-    weights = model.weights()
-    e0 = tf.constant(inputs(kept)[np.newaxis])
+    shape, kept = architecture(), columns_of(candidate)
+    weights, given_inputs = (
+        made(shape),
+        TowerInput(tf.constant(inputs(kept)[np.newaxis]), tf.zeros([1, ROWS])),
+    )
     with tf.GradientTape() as tape:
-        logits = model({"quality": TowerInput(e0, tf.zeros([1, ROWS]))}, tf.constant(0.7), own).logits
+        tape.watch(weights)
+        own = candidate_of(shape, weights, candidate)
+        logits = forward(shape, own, {"quality": given_inputs}, tf.constant(0.7)).logits
         total = tf.reduce_sum(tf.square(logits))
     gradients = tape.gradient(total, weights, unconnected_gradients="zero")
     present = sliced(
@@ -259,20 +254,19 @@ def test_what_is_masked_has_no_gradient(candidate):
 def test_masks_of_ones_change_no_bit():
     for dtype in ("float32", "bfloat16"):
         shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype, gated=True)
-        model = made(shape)
-        everything = Candidate(UNITS, (0, 3, 0), 2, 3, {}, ())
-        own = masks(model, everything)
-        assert all((mask.numpy() == 1).all() for mask in own.values())
+        weights = made(shape)
+        everything = masks_of(Candidate(UNITS, (0, 3, 0), 2, 3, {}, ()), shape, LAYOUTS)
+        assert all((mask == 1).all() for mask in everything.values())
         e0 = tf.constant(inputs()[np.newaxis], dtype)
         found = []
-        for given_masks in (None, own):
+        for masks in ({}, everything):
             with tf.GradientTape() as tape:
-                tape.watch(e0)
-                logits = model(
-                    {"quality": TowerInput(e0, tf.zeros([1, ROWS]))}, tf.constant(0.7), given_masks
-                ).logits
+                tape.watch([e0, weights])
+                given_inputs = {"quality": TowerInput(e0, tf.zeros([1, ROWS]))}
+                own = candidate_weights(weights, masks)
+                logits = forward(shape, own, given_inputs, tf.constant(0.7), compiled=True).logits
                 total = tf.reduce_sum(tf.square(logits))
-            gradients = tape.gradient(total, [e0, *model.weights().values()], unconnected_gradients="zero")
+            gradients = tape.gradient(total, [e0, *weights.values()], unconnected_gradients="zero")
             found.append([logits, *gradients])
         for one, other in zip(*found, strict=True):
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
@@ -282,10 +276,10 @@ def test_each_layer_may_read_the_last_present_one_before_it():
     assert passed_over([(0, 5), (4,), (0, 3)]) == ((), (0,), (), (2,))
     assert passed_over([(0, 5), (0, 4)]) == ((), (0,), (1, 0))
     assert passed_over([(5,), (4,)]) == ((), (), ())
-    model = made(architecture())
-    own = masks(model, Candidate((5, 0, 0), (0, 3, 0), 2, 3, {}, ()))
+    own = masks_of(Candidate((5, 0, 0), (0, 3, 0), 2, 3, {}, ()), architecture(), LAYOUTS)
     # The head reads layer 0: of the outputs 3 (before it), 2, 1 (that of layer 0) and 0.
-    np.testing.assert_array_equal(own["quality/source_3"], [0, 0, 1, 0])
+    matrices = ("quality_head", *(f"quality/head_from_{source}" for source in (2, 1, 0)))
+    assert [own[f"columns/{name}"].tolist() for name in matrices] == [[0], [0], [1], [0]]
 
 
 def test_a_mask_takes_gradients_of_another_dtype():

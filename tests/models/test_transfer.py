@@ -6,13 +6,23 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer
+from ctr.models.architecture import Architecture, Factors
+from ctr.models.initial_weights import init_weights
+from ctr.models.transfer import transfer, transfer_pieces
 
 
-@pytest.mark.parametrize("transfer", [SigmoidTransfer(0.1), PiecewiseLinearTransfer(0.1, 6, 2.0)])
-def test_at_the_start_it_adds_the_prior(transfer):
+def fresh(pieces, reach, prior=0.5):
+    """A factorization, and the weights of its transfer function."""
+    factors = Factors(2, (), pieces, reach)
+    shape = Architecture(0, 0, (2,), prior=prior, factors=factors)
+    return factors, init_weights(shape, {"quality": 3, "ui": 3}, seed=0)
+
+
+@pytest.mark.parametrize("pieces", [0, 6])
+def test_at_the_start_it_adds_the_prior(pieces):
     s = np.array([-50.0, -1.3, 0.0, 0.4, 2.0, 50.0], np.float32)
-    np.testing.assert_allclose(transfer(tf.constant(s)), s + np.log(0.1 / 0.9), rtol=1e-5, atol=1e-5)
+    found = transfer(*fresh(pieces, 2.0, prior=0.1), tf.constant(s))
+    np.testing.assert_allclose(found, s + np.log(0.1 / 0.9), rtol=1e-5, atol=1e-5)
 
 
 @given(
@@ -21,9 +31,8 @@ def test_at_the_start_it_adds_the_prior(transfer):
 )
 @settings(deadline=None, max_examples=50)
 def test_pieces_against_the_integral_of_the_slope(slopes, s):
-    transfer = PiecewiseLinearTransfer(0.5, len(slopes), 4.0)
-    transfer.slopes.assign(slopes)
-    transfer.bias.assign(0.25)
+    factors = Factors(2, (), len(slopes), 4.0)
+    weights = {"transfer_slopes": tf.constant(slopes), "transfer_bias": tf.constant(0.25)}
     joints = np.linspace(-4, 4, len(slopes) - 1) if len(slopes) > 2 else np.zeros(1)
     steps = np.logaddexp(0, np.array(slopes))
 
@@ -38,40 +47,34 @@ def test_pieces_against_the_integral_of_the_slope(slopes, s):
         return 0.25 + (total if end > 0 else -total)
 
     s = sorted(s)
-    found = transfer(tf.constant(s, tf.float32)).numpy()
+    found = transfer(factors, weights, tf.constant(s, tf.float32)).numpy()
     np.testing.assert_allclose(found, [integral(end) for end in s], rtol=1e-4, atol=1e-4)
     assert (np.diff(found) >= 0).all()
 
 
 def test_a_slope_is_above_0_whatever_is_learned():
-    transfer = PiecewiseLinearTransfer(0.5, 2, 1.0)
-    transfer.slopes.assign([-40.0, 3.0])
-    assert float(transfer(tf.constant([-1e6]))[0]) < 0
+    factors, weights = fresh(2, 1.0)
+    weights["transfer_slopes"] = tf.constant([-40.0, 3.0])
+    assert float(transfer(factors, weights, tf.constant([-1e6]))[0]) < 0
 
 
 def test_gradients_reach_the_pieces_that_a_product_crosses():
-    transfer = PiecewiseLinearTransfer(0.5, 4, 1.0)  # joints at -1, 0, 1
+    factors, weights = fresh(4, 1.0)  # joints at -1, 0, 1
     with tf.GradientTape() as tape:
-        total = tf.reduce_sum(transfer(tf.constant([2.0])))
-    gradient = tape.gradient(total, transfer.slopes).numpy()
+        tape.watch(weights)
+        total = tf.reduce_sum(transfer(factors, weights, tf.constant([2.0])))
+    gradient = tape.gradient(total, weights["transfer_slopes"]).numpy()
     assert (gradient != 0).tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize("s", [-1.0, 0.0, 0.3, 1.0])
 def test_at_a_joint_too_one_piece_tells_the_slope(s):
-    transfer = PiecewiseLinearTransfer(0.5, 4, 1.0)
     product = tf.constant([s])
     with tf.GradientTape() as tape:
         tape.watch(product)
-        logit = transfer(product)
+        logit = transfer(*fresh(4, 1.0), product)
     assert float(tape.gradient(logit, product)[0]) == pytest.approx(1)
 
 
 def test_the_joint_of_two_pieces_is_at_0():
-    assert PiecewiseLinearTransfer(0.5, 2, 6.0).pieces().joints.tolist() == [0]
-
-
-def test_names_of_the_weights():
-    assert [name for name, _ in SigmoidTransfer(0.5).weights()] == ["transfer_scale", "transfer_bias"]
-    names = [name for name, _ in PiecewiseLinearTransfer(0.5, 3, 1.0).weights()]
-    assert names == ["transfer_slopes", "transfer_bias"]
+    assert transfer_pieces(*fresh(2, 6.0)).joints.tolist() == [0]

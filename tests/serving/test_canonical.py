@@ -19,16 +19,12 @@ WRITER = """
 import os, sys, tempfile
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 from pathlib import Path
-import numpy as np
 import tensorflow as tf
 from ctr.serving.export import publish
 sys.path.append(sys.argv[1])
 import model_cases
 def write(model, folder):
     case = model_cases.make_case(model_cases.MODELS[model], "float32", Path(tempfile.mkdtemp()))
-    # Dense weights start with Keras' own random numbers, which a configuration's seed is not set for here.
-    for number, weight in enumerate(case.snapshot.network.trainable_variables):
-        weight.assign(np.random.default_rng(number).normal(size=weight.shape))
     return publish(case.snapshot, Path(folder)).path
 if "before" in sys.argv:
     write("plain", tempfile.mkdtemp())

@@ -1,35 +1,26 @@
-"""tau in NumPy against the layers that training uses."""
+"""tau in NumPy against the function that training uses."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ctr.models  # noqa: F401
-from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer
+from ctr.models.architecture import Factors
+from ctr.models.transfer import transfer, transfer_pieces
 from ctr.serving.combine import make_transfer, probabilities, transfers_of
 
 PRODUCTS = np.concatenate([np.linspace(-30, 30, 601), [-1e4, 1e4, -2.0, 2.0, 0.0]]).astype(np.float32)
 
 
-def learned(transfer):
-    rng = np.random.default_rng(0)
-    for _, weight in transfer.weights():
-        weight.assign(weight.numpy() + rng.normal(0, 1, weight.shape))
-    return transfer
-
-
 @pytest.mark.parametrize(
-    "transfer",
-    [
-        SigmoidTransfer(0.1),
-        PiecewiseLinearTransfer(0.1, 2, 1.0),
-        PiecewiseLinearTransfer(0.3, 16, 6.0),
-    ],
-    ids=["sigmoid", "two pieces", "sixteen pieces"],
+    ("pieces", "reach"), [(0, 0.0), (2, 1.0), (16, 6.0)], ids=["sigmoid", "two pieces", "sixteen pieces"]
 )
-def test_it_is_the_layers_function(transfer):
-    expected = learned(transfer)(tf.constant(PRODUCTS)).numpy()
-    joints, slopes, bias = transfer.pieces()
+def test_it_is_the_function_of_training(pieces, reach):
+    rng, factors = np.random.default_rng(0), Factors(4, (), pieces, reach)
+    shapes = {"transfer_scale": (), "transfer_slopes": pieces, "transfer_bias": ()}
+    weights = {name: np.asarray(rng.normal(size=shape), np.float32) for name, shape in shapes.items()}
+    expected = transfer(factors, weights, tf.constant(PRODUCTS)).numpy()
+    joints, slopes, bias = transfer_pieces(factors, weights)
     found = make_transfer(joints.tolist(), slopes.tolist(), bias)(PRODUCTS)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

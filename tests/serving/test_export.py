@@ -205,7 +205,7 @@ def test_nothing_but_what_predicts_is_in_it(case, exported, compute_dtype):
         for name, shape in saved.get_variable_to_shape_map().items()
         if name.startswith("weights/")
     )
-    dense = {name: weight for name, weight in state.network.weights().items() if name != "rank_head"}
+    dense = {name: weight for name, weight in state.weights.items() if name != "rank_head"}
     assert len(dense) == len(state.dense) - 1
     assert shapes == sorted(tuple(weight.shape) for weight in [*state.tables.weights, *dense.values()])
     others = set(saved.get_variable_to_shape_map()) - {
@@ -332,7 +332,7 @@ class TestPublishing:
     def test_nor_one_of_the_same_run_that_learned_otherwise(self, case, exported, tmp_path):
         shutil.copytree(exported("logistic"), tmp_path / "123")
         snapshot = case("logistic").snapshot
-        for weight in (snapshot.tables[0], *dense_weights(snapshot.network).values()):
+        for weight in (snapshot.tables[0], *dense_weights(snapshot.weights).values()):
             before = weight.numpy()
             weight.assign(before + 1)
             try:

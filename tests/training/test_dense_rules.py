@@ -76,7 +76,7 @@ def test_what_is_served_is_the_average(log, make_config, tmp_path):
     rule = {"dense": {"schedule_free": 0.75, "shampoo": {"start_preconditioning_step": None, "momentum": 0}}}
     train(log, make_config({"optimizer": rule}), tmp_path / "run")
     found = weights(tmp_path / "run")
-    served = read_snapshot(tmp_path / "run").network
+    served = read_snapshot(tmp_path / "run").weights
     distances = [name for name in found if name.startswith("weights|averaging/distance/")]
     assert len(distances) == sum(name.startswith("weights|dense/") for name in found)
     by_name = dense_weights(served)

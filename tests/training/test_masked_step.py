@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import rows_of_table
-from ctr.models.supernet import Candidate, mask_shapes, masks_of, passed_over
+from ctr.models.part import WHOLE
+from ctr.models.supernet import Candidate, MaskedPart, masks_of, passed_over
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
@@ -56,17 +56,11 @@ def feeds(state: TrainState) -> list[Feed]:
     ]
 
 
-def masks(state: TrainState, candidate: Candidate) -> dict[str, tf.Tensor]:
-    towers = state.network.supernet
-    found = masks_of(candidate, mask_shapes(towers, state.layouts), state.layouts, towers)
-    return {name: tf.constant(mask) for name, mask in found.items()}
-
-
-def learn(state: TrainState, config: TrainConfig, *learners: dict[str, tf.Tensor], steps: int = STEPS):
-    shapes = {name: mask.shape for name, mask in learners[0].items()} if learners else None
-    step = TrainStep(state, config, False, shapes, len(learners))
+def learn(state: TrainState, config: TrainConfig, *learners: Candidate, steps: int = STEPS):
+    masks = [masks_of(candidate, state.architecture, state.layouts) for candidate in learners]
+    step = TrainStep(state, config, False, [MaskedPart(own) for own in masks] or [WHOLE])
     for feed in feeds(state)[:steps]:
-        result = step.learn(feed, RAMPS, config.rates_at(0), learners)
+        result = step.learn(feed, RAMPS, config.rates_at(0))
         assert result.applied
     return result
 
@@ -86,7 +80,7 @@ def test_what_is_masked_does_not_move(linear_rule):
     config = make_config(linear_rule)
     state = make_state(config, passed_over([(6,), (0, 5)]))
     before = {name: variable.numpy() for name, variable in state.variables().items()}
-    learn(state, config, masks(state, CANDIDATE))
+    learn(state, config, CANDIDATE)
     moved = {name: variable.numpy() != before[name] for name, variable in state.variables().items()}
 
     layout = state.layouts[0]
@@ -102,7 +96,7 @@ def test_what_is_masked_does_not_move(linear_rule):
         assert not changed[rows["user"], 1:4].any() and changed[rows["user"]][:, [0, 4]].any(axis=0).all()
         assert changed[rows["tags"]].any(axis=0).all()
 
-    weights = state.network.weights()
+    weights = state.weights
     numbers = numbered(weights)
     kept_columns = np.concatenate([np.arange(4) < 1, np.zeros(4, bool), np.ones(6, bool)])
     kept = np.concatenate([np.ravel(part) for part in sliced(numbers, CANDIDATE, kept_columns).values()])
@@ -133,14 +127,14 @@ def test_what_is_not_masked_moves_as_in_the_smaller_network():
         table.assign(other)
 
     def now() -> dict[str, np.ndarray]:
-        weights = {name: weight.numpy() for name, weight in state.network.weights().items()}
+        weights = {name: weight.numpy() for name, weight in state.weights.items()}
         return sliced(weights, candidate, np.ones(14, bool))
 
-    for name, weight in small.network.weights().items():
+    for name, weight in small.weights.items():
         weight.assign(now()[name])
-    learn(state, config, masks(state, candidate))
+    learn(state, config, candidate)
     learn(small, small_config)
-    for name, weight in small.network.weights().items():
+    for name, weight in small.weights.items():
         np.testing.assert_allclose(now()[name], weight.numpy(), rtol=0, atol=3e-6, err_msg=name)
     for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
         np.testing.assert_allclose(other.numpy(), table.numpy(), rtol=0, atol=1e-5)
@@ -154,7 +148,7 @@ def test_several_learners_move_weights_by_the_mean_of_their_gradients():
     for chosen in ([CANDIDATE], [largest], [CANDIDATE, largest]):
         state = make_state(config, sources)
         before = {name: variable.numpy() for name, variable in state.variables().items()}
-        result = learn(state, config, *(masks(state, one) for one in chosen), steps=1)
+        result = learn(state, config, *chosen, steps=1)
         after = {name: variable.numpy() for name, variable in state.variables().items()}
         gradients = []
         for index in range(len(state.dense)):

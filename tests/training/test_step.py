@@ -116,7 +116,7 @@ def parameters(state: TrainState) -> dict[str, np.ndarray]:
     named = {
         layout.name: table.numpy() for layout, table in zip(state.layouts, state.tables.weights, strict=True)
     }
-    named |= {name: weight.numpy() for name, weight in state.network.weights().items()}
+    named |= {name: weight.numpy() for name, weight in state.weights.items()}
     return {name: np.array(np.atleast_1d(value), np.float64) for name, value in named.items()}
 
 
@@ -458,8 +458,8 @@ def alone(config: TrainConfig, together: TrainState, component: int) -> TrainSta
     """A model of one component that starts where a component of an ensemble does."""
     single = config.model.model_copy(update={"ensemble": type(config.model.ensemble)()})
     state = make_state(config.model_copy(update={"model": single}))
-    for name, weight in state.network.weights().items():
-        weight.assign(together.network.weights()[f"component_{component}/{name}"])
+    for name, weight in state.weights.items():
+        weight.assign(together.weights[f"component_{component}/{name}"])
     for layout, table, source in zip(
         state.layouts, state.tables.weights, together.tables.weights, strict=True
     ):

@@ -31,8 +31,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ctr.models.click_model import Architecture
+from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
 from ctr.training.optimizers import dense_optimizer, table_optimizer
@@ -106,7 +107,7 @@ def count_flops(
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
-    shapes, optimizer = weight_shapes(model, widths), config.optimizer
+    shapes, optimizer = list(weight_shapes(model, widths).values()), config.optimizer
     dense = dense_optimizer(optimizer.dense).cost(shapes)
     averaging = 0 if optimizer.dense.schedule_free is None else _AVERAGING * sum(map(math.prod, shapes))
     clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
@@ -128,37 +129,11 @@ def count_flops(
 def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> int:
     """How many dense weights a configuration has."""
     widths = tower_widths(layouts, config.model.factorized is not None)
-    return sum(math.prod(shape) for shape in weight_shapes(architecture(config, "float32"), widths))
-
-
-def weight_shapes(model: Architecture, widths: Mapping[str, int]) -> list[Shape]:
-    """The shapes of all dense weights.
-
-    Args:
-        model: what it is.
-        widths: m of each tower's input, see ``ClickModel``.
-    """
-    shapes: list[Shape] = []
-    hidden = _hidden(model.deep_units, widths["quality"])
-    if model.cross_layers or model.deep_units:
-        shapes += _layer_shapes(widths["quality"], model.deep_units, model.deep_ranks)
-        m, k = widths["quality"], model.cross_rank
-        shapes += model.cross_layers * ([(m, k), (k, m), (m,)] if k else [(m, m), (m,)])
-        width = model.factors.width if model.factors is not None else 1
-        shapes += (2 if model.rank_head else 1) * [(hidden, width)]
-    if model.factors is None:
-        # The bias; where the network is gated the offset too, its own bias and the gate.
-        shapes += [()] * (1 if not model.gated else 4 if model.cross_layers or model.deep_units else 2)
-    else:
-        units, width = model.factors.ui_units, model.factors.width
-        shapes += _layer_shapes(widths["ui"], units, ())
-        shapes += [(_hidden(units, widths["ui"]), width), (width,)]
-        shapes += [(model.factors.pieces,) if model.factors.pieces else (), ()]
-    return model.components * shapes
+    return sum(math.prod(shape) for shape in weight_shapes(architecture(config, "float32"), widths).values())
 
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:
-    """The operations of ``ClickModel`` for a row; a rank head's in training alone."""
+    """The operations of a model for a row; a rank head's in training alone."""
     has_network = bool(model.cross_layers or model.deep_units)
     factors, m = model.factors, widths["quality"]
     count = 0

@@ -50,7 +50,7 @@ class _Matrix:
 
 def write_weight_spectra(run_dir: Path, state: TrainState) -> None:
     """Writes weight_spectra.json: what ``weight_spectra`` returns for the dense weights."""
-    weights = ((name, weight.numpy()) for name, weight in state.network.weights().items())
+    weights = ((name, weight.numpy()) for name, weight in state.weights.items())
     write_json(run_dir / "weight_spectra.json", weight_spectra(weights))
 
 

@@ -7,6 +7,7 @@ of an id's fingerprint and its feature's salt, as in ``ctr.models.rows``.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ import tensorflow as tf
 from ctr.data.schema import Schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
-from ctr.models.click_model import ClickModel
+from ctr.models.architecture import Architecture
+from ctr.models.click_model import rounded_weights
+from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import TableLayout, check_table
 from ctr.optim.averaging import served_weights
 from ctr.training.config import TrainConfig
@@ -26,7 +30,7 @@ from ctr.training.ids.of_tables import restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
-from ctr.training.state import create_network, dense_weights
+from ctr.training.state import architecture, dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
 """The last of all keys, which no id has: a search among keys always finds a place."""
@@ -47,7 +51,9 @@ class Snapshot:
         keys: for each layout in which ids grow, by its number, the keys of the rows behind the fixed ones, rising, and
             ``LAST_KEY``: int64 [ids + 1].
         ids: by feature whose ids grow the number of those that have a row.
-        network: everything but the tables, with weights of its own and nothing that XLA compiles.
+        architecture: of everything but the tables.
+        weights: of the same by the names of ``ctr.models.initial_weights``, float32, without those that only training
+            uses.
         progress: where the run stood (``ctr.training.run.run.Run.progress``).
     """
 
@@ -59,13 +65,25 @@ class Snapshot:
     tables: Sequence[tf.Variable]
     keys: Mapping[int, tf.Variable]
     ids: Mapping[str, int]
-    network: ClickModel
+    architecture: Architecture
+    weights: Mapping[str, tf.Variable]
     progress: Mapping[str, Any]
 
     @property
     def examples(self) -> int:
         """The position in the log."""
         return int(self.progress["position"]["examples"])
+
+    @cached_property
+    def served_weights(self) -> Mapping[str, tf.Variable]:
+        """The weights as exports have them: what every product rounds is rounded once."""
+        rounded = rounded_weights(self.architecture, self.weights)
+        return {
+            name: weight
+            if rounded[name].dtype == weight.dtype
+            else tf.Variable(rounded[name], trainable=False, name=name)
+            for name, weight in self.weights.items()
+        }
 
     @property
     def alpha2(self) -> float:
@@ -84,13 +102,13 @@ def take_snapshot(run: Run) -> Snapshot:
     Of several workers all have to take it, and the first one has all rows.
     """
     state, compute_dtype = run.state, resolve_compute_dtype(run.config)
-    kept = dense_weights(state.network) | ({} if state.averaging is None else state.averaging.variables)
+    kept = dense_weights(state.weights) | ({} if state.averaging is None else state.averaging.variables)
     weights = {name: variable.numpy() for name, variable in kept.items()}
     network = _network(state.layouts, run.config, compute_dtype, weights)
     whole = state.tables.whole()
     known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
     tables = _served_tables(state.layouts, whole, known if state.workers.is_chief else {})
-    parts = (state.layouts, *tables, network, run.progress())
+    parts = (state.layouts, *tables, *network, run.progress())
     return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)
 
 
@@ -115,7 +133,7 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
         network = _network(layouts, config, compute_dtype, weights)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
-    return Snapshot(run_dir, config, schema, compute_dtype, layouts, *served, network, progress)
+    return Snapshot(run_dir, config, schema, compute_dtype, layouts, *served, *network, progress)
 
 
 def _trained_tables(
@@ -168,11 +186,16 @@ def _network(
     config: TrainConfig,
     compute_dtype: str,
     weights: Mapping[str, np.ndarray],
-) -> ClickModel:
-    network = create_network(layouts, config, compute_dtype, compiled=False)
+) -> tuple[Architecture, dict[str, tf.Variable]]:
+    """What ``Snapshot`` has of everything but the tables. Raises KeyError or ValueError where weights do not fit."""
+    shape = architecture(config, compute_dtype)
+    shapes = weight_shapes(shape, tower_widths(layouts, config.model.factorized is not None))
     beta = config.optimizer.dense.schedule_free
-    served = weights if beta is None else {**weights, **served_weights(weights, beta)}
-    for name, variable in dense_weights(network).items():
-        variable.assign(served[name])
-    network.drop_rank_head()
-    return network
+    arrays = weights if beta is None else {**weights, **served_weights(weights, beta)}
+    served = {}
+    for key, name in dense_weights({name: name for name in shapes}).items():
+        if arrays[key].shape != shapes[name]:
+            raise ValueError(f"{name} has the shape {list(arrays[key].shape)}, not {list(shapes[name])}")
+        if not name.endswith("rank_head"):
+            served[name] = tf.Variable(arrays[key], name=name)
+    return shape, served

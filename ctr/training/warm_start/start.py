@@ -15,6 +15,8 @@ import numpy as np
 from ctr.config import dump_yaml, load_model
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -32,7 +34,7 @@ from ctr.training.run.directory import (
 from ctr.training.run.position import Position
 from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import open_run
-from ctr.training.state import create_network, fresh_state
+from ctr.training.state import architecture, fresh_state
 from ctr.training.warm_start.ids import Slots, take_ids
 from ctr.training.warm_start.optimizer import take_dense, take_schedules
 from ctr.training.warm_start.position import begin_position
@@ -117,8 +119,8 @@ def _read_old(run_dir: Path) -> _Old:
     config = load_model(TrainConfig, run_dir / "config.yaml", "config")
     schema = read_run_schema(run_dir)
     layouts = config.table_layouts(schema)
-    network = create_network(layouts, config, "float32", compiled=False)
-    shapes = {name: tuple(weight.shape) for name, weight in network.weights().items()}
+    widths = tower_widths(layouts, config.model.factorized is not None)
+    shapes = weight_shapes(architecture(config, "float32"), widths)
     arrays, state = checkpoint.read(run_dir / "checkpoints")
     weights = checkpoint.weights_of(arrays)
     try:
@@ -171,7 +173,7 @@ def _make(
     adopt_environment(folder, environment)
     # What begins fresh begins as in a fresh run.
     state = fresh_state(config, schema, inputs.families)
-    shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}
+    shapes = {name: tuple(weight.shape) for name, weight in state.weights.items()}
     side = Side(config, schema, layouts, shapes)
     try:
         slots = take_ids(state, side, old.side, old.arrays)

@@ -203,7 +203,7 @@ def weight_axes(names: Sequence[str]) -> dict[str, tuple[Axis, ...]]:
     """What the dimensions of dense weights mean.
 
     Args:
-        names: of ``ClickModel.weights`` in their order, all of them within a component.
+        names: of ``ctr.models.initial_weights`` in their order, all of them within a component.
 
     Returns:
         By name; nothing of a weight of which only the shape says anything.

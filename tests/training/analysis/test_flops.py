@@ -7,10 +7,11 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from ctr.config import parse_model
-from ctr.models.click_model import ClickModel, TowerInput, ensemble_logit
+from ctr.models.click_model import TowerInput, ensemble_logit, forward
 from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
-from ctr.training.analysis.flops import Touched, count_flops, dense_forward, dense_parameters, weight_shapes
+from ctr.training.analysis.flops import Touched, count_flops, dense_forward, dense_parameters
 from ctr.training.config import TrainConfig
 from ctr.training.state import architecture
 
@@ -57,32 +58,34 @@ def layouts_of(config: TrainConfig) -> tuple[TableLayout, ...]:
     return lay_out_tables(features, ensemble.components if ensemble.embeddings == "separate" else 1)
 
 
-def network_of(config: TrainConfig) -> tuple[ClickModel, dict[str, int]]:
-    widths = tower_widths(layouts_of(config), config.model.factorized is not None)
-    return ClickModel(architecture(config, "float32"), widths, compiled=False, seed=1), widths
+def widths_of(config: TrainConfig) -> dict[str, int]:
+    return tower_widths(layouts_of(config), config.model.factorized is not None)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_shapes_are_those_of_the_model(case):
+def test_parameters_are_those_of_the_model(case):
     config = config_of(CASES[case])
-    network, widths = network_of(config)
-    shapes = [tuple(weight.shape) for weight in network.weights().values()]
-    assert sorted(weight_shapes(architecture(config, "float32"), widths)) == sorted(shapes)
-    assert dense_parameters(config, layouts_of(config)) == sum(map(math.prod, shapes))
+    weights = init_weights(architecture(config, "float32"), widths_of(config), seed=1)
+    assert dense_parameters(config, layouts_of(config)) == sum(
+        math.prod(weight.shape) for weight in weights.values()
+    )
 
 
-def profiled(network: ClickModel, widths: dict[str, int], copies: int, ranked: bool) -> dict[str, int]:
+def profiled(config: TrainConfig, copies: int, ranked: bool) -> dict[str, int]:
     """TensorFlow's count for a row of the forward graph, by kind of operation."""
+    model, widths = architecture(config, "float32"), widths_of(config)
+    weights = {name: tf.Variable(one) for name, one in init_weights(model, widths, seed=1).items()}
 
-    def forward(*inputs):
+    def scored(*inputs):
         given = dict(zip(widths, zip(inputs[::2], inputs[1::2], strict=True), strict=True))
-        scores = network({name: TowerInput(*pair) for name, pair in given.items()}, tf.constant(1.0))
+        named = {name: TowerInput(*pair) for name, pair in given.items()}
+        scores = forward(model, weights, named, tf.constant(1.0))
         return (
             (ensemble_logit(scores.logits), scores.rank_scores) if ranked else ensemble_logit(scores.logits)
         )
 
     specs = [tf.TensorSpec(shape) for m in widths.values() for shape in ([copies, ROWS, m], [copies, ROWS])]
-    frozen = convert_variables_to_constants_v2(tf.function(forward).get_concrete_function(*specs))
+    frozen = convert_variables_to_constants_v2(tf.function(scored).get_concrete_function(*specs))
     options = (
         tf.compat.v1.profiler.ProfileOptionBuilder(
             tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
@@ -104,12 +107,11 @@ def profiled(network: ClickModel, widths: dict[str, int], copies: int, ranked: b
 @pytest.mark.parametrize("case", CASES)
 def test_as_many_as_tensorflow_counts(case):
     config = config_of(CASES[case])
-    network, widths = network_of(config)
-    model = architecture(config, "float32")
+    model, widths = architecture(config, "float32"), widths_of(config)
     copies = config.model.ensemble.components if config.model.ensemble.embeddings == "separate" else 1
-    counted = profiled(network, widths, copies, ranked=True)
+    counted = profiled(config, copies, ranked=True)
     factors = model.factors
-    products = 2 * sum(math.prod(shape) for shape in weight_shapes(model, widths) if len(shape) == 2)
+    products = 2 * sum(math.prod(shape) for shape in weight_shapes(model, widths).values() if len(shape) == 2)
     if factors is not None:
         # The slopes of a piecewise linear function are multiplied as a matrix too.
         products += model.components * 2 * factors.pieces
@@ -120,7 +122,7 @@ def test_as_many_as_tensorflow_counts(case):
 
 def test_a_rank_head_counts_for_learning_alone():
     plain, ranked = config_of(CASES["deep"]), config_of(CASES["deep multi-task"])
-    _, widths = network_of(plain)
+    widths = widths_of(plain)
     model, with_head = architecture(plain, "float32"), architecture(ranked, "float32")
     assert dense_forward(with_head, widths, False) == dense_forward(model, widths, False)
     assert dense_forward(with_head, widths, True) - dense_forward(model, widths, True) == 2 * 24

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.schema import Schema
-from ctr.models.click_model import ClickModel, TowerInput
+from ctr.models.click_model import TowerInput, forward
 from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import init_weights
 from ctr.training.config import TrainConfig
-from ctr.training.state import TrainState, create_network
+from ctr.training.state import TrainState, architecture, dense_weights
 from ctr.training.warm_start.deeper import deepen
 from ctr.training.warm_start.optimizer import take_dense
 from ctr.training.warm_start.weights import Entry, Moved, Side, dense_key, take_weights
@@ -26,24 +27,23 @@ FACTORIZED = {**NARROW, "factorized": {"width": 4, "ui_units": [5]}}
 ENSEMBLE = {**NARROW, "ensemble": {"components": 2}}
 
 
-def side_of(model: dict[str, Any], seed: int) -> tuple[Side, ClickModel, dict[str, np.ndarray]]:
+def side_of(model: dict[str, Any], seed: int) -> tuple[Side, dict[str, np.ndarray]]:
     config = parse_model(TrainConfig, {"model": model, "seed": seed, "compute_dtype": "float32"}, "test")
     layouts = config.table_layouts(SCHEMA)
-    network = create_network(layouts, config, "float32", compiled=False)
-    rng = np.random.default_rng(seed)
-    weights = network.weights()
-    for name, weight in weights.items():
-        if name.endswith("bias"):
-            # As training leaves them.
-            weight.assign(rng.normal(size=weight.shape))
-    arrays = {dense_key(index): np.array(weight.numpy()) for index, weight in enumerate(weights.values())}
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    return Side(config, SCHEMA, layouts, shapes), network, arrays
+    rng, widths = np.random.default_rng(seed), tower_widths(layouts, config.model.factorized is not None)
+    weights = {
+        # Biases as training leaves them.
+        name: np.array(rng.normal(size=weight.shape) if name.endswith("bias") else weight, np.float32)
+        for name, weight in init_weights(architecture(config, "float32"), widths, seed).items()
+    }
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    return Side(config, SCHEMA, layouts, shapes), dense_weights(weights)
 
 
-def logits(side: Side, network: ClickModel) -> np.ndarray:
+def logits(side: Side, arrays: dict[str, np.ndarray]) -> np.ndarray:
     rng = np.random.default_rng(7)
     widths = tower_widths(side.layouts, side.config.model.factorized is not None)
+    weights = {name: arrays[dense_key(index)] for index, name in enumerate(side.shapes)}
     inputs = {
         tower: TowerInput(
             tf.constant(rng.normal(size=(1, 40, m)), tf.float32),
@@ -51,22 +51,19 @@ def logits(side: Side, network: ClickModel) -> np.ndarray:
         )
         for tower, m in sorted(widths.items())
     }
-    return network(inputs, tf.constant(0.7)).logits.numpy()
+    return forward(architecture(side.config, "float32"), weights, inputs, tf.constant(0.7)).logits.numpy()
 
 
 def grown(
     old: dict[str, Any], new: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, list[Entry], dict[int, Moved]]:
     """The logits of the narrow and of the wide network, what became of the weights, and which moved."""
-    old_side, old_network, old_arrays = side_of(old, 1)
-    side, network, arrays = side_of(new, 2)
+    (old_side, old_arrays), (side, arrays) = side_of(old, 1), side_of(new, 2)
     kept = frozenset(feature.name for feature in SCHEMA.features)
     entries, moves = take_weights(arrays, old_arrays, side, old_side, kept)
     entries = deepen(arrays, old_arrays, side, old_side, kept, entries)
-    for index, weight in enumerate(network.weights().values()):
-        weight.assign(arrays[dense_key(index)])
     moved = {index: move for index, (_, move) in moves.items()}
-    return logits(old_side, old_network), logits(side, network), entries, moved
+    return logits(old_side, old_arrays), logits(side, arrays), entries, moved
 
 
 @pytest.mark.parametrize(
@@ -96,9 +93,9 @@ def test_a_wider_network_predicts_as_the_narrower_one(old, changes):
 
 def test_new_units_can_learn():
     """Their own weights are those of a fresh network; only what reads them begins at 0."""
-    _, _, fresh = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
-    side, _, arrays = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
-    old_side, _, old_arrays = side_of(NARROW, 1)
+    _, fresh = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
+    side, arrays = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
+    old_side, old_arrays = side_of(NARROW, 1)
     take_weights(arrays, old_arrays, side, old_side, frozenset(f.name for f in SCHEMA.features))
     numbers = {name: dense_key(index) for index, name in enumerate(side.shapes)}
     own, reading = numbers["quality/deep_0/v"], numbers["quality/deep_1/w"]
@@ -177,7 +174,7 @@ def test_averages_go_with_the_weights_of_features_in_another_order():
         state = TrainState(config.table_layouts(schema), config, "float32")
         rng = np.random.default_rng(seed)
         found.append({name: rng.normal(size=np.shape(array)) for name, array in state.arrays().items()})
-        shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}
+        shapes = {name: tuple(weight.shape) for name, weight in state.weights.items()}
         sides.append(Side(config, schema, state.layouts, shapes))
     (old, new), (before, after) = sides, found
     entries = take_dense(after, before, new, old, frozenset(feature.name for feature in SCHEMA.features))
@@ -199,9 +196,9 @@ def test_averages_go_with_the_weights_of_features_in_another_order():
 
 def test_the_other_units_of_an_added_layer_are_those_of_a_fresh_network():
     new = {**NARROW, "deep": {**NARROW["deep"], "units": [6, 5, 4], "ranks": [2, 0, 0]}}
-    _, _, fresh = side_of(new, 2)
-    side, _, arrays = side_of(new, 2)
-    old_side, _, old_arrays = side_of(NARROW, 1)
+    _, fresh = side_of(new, 2)
+    side, arrays = side_of(new, 2)
+    old_side, old_arrays = side_of(NARROW, 1)
     kept = frozenset(f.name for f in SCHEMA.features)
     entries, moves = take_weights(arrays, old_arrays, side, old_side, kept)
     entries = deepen(arrays, old_arrays, side, old_side, kept, entries)

@@ -175,7 +175,7 @@ def test_averages_of_weights_go_on_or_become_the_weights(half, whole, change, tm
     train(whole, averaged, tmp_path / "uninterrupted")
     train(whole, averaged, tmp_path / "same", init_from=InitFrom(tmp_path / "old"))
     assert_equal(weights(tmp_path / "same"), weights(tmp_path / "uninterrupted"))
-    served = dense_weights(read_snapshot(tmp_path / "old").network)
+    served = dense_weights(read_snapshot(tmp_path / "old").weights)
     warm_start(whole, change(), tmp_path / "without", InitFrom(tmp_path / "old"))
     found, before = weights(tmp_path / "without"), weights(tmp_path / "old")
     for name, weight in served.items():

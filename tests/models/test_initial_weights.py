@@ -1,12 +1,17 @@
 """Initial weights: their distributions, and that they are the same as ever for a seed."""
 
-import random
-
 import numpy as np
 import pytest
 
-from ctr.models.click_model import Architecture, ClickModel, Factors
-from ctr.models.linear import Linear, glorot_uniform, he_normal, lecun_normal, small_normal
+from ctr.models.architecture import Architecture, Factors
+from ctr.models.initial_weights import (
+    glorot_uniform,
+    he_normal,
+    init_weights,
+    lecun_normal,
+    small_normal,
+    weight_shapes,
+)
 
 SHAPE = [400, 300]
 
@@ -30,17 +35,36 @@ def test_initial_values_have_their_distribution(initializer, variance, largest):
     assert (values != initializer(SHAPE, 8).numpy()).mean() > 0.99
 
 
-@pytest.mark.parametrize(
-    ("sizes", "names"), [([3, 4], ["w", "w_bias"]), ([3, 2, 4], ["u", "v", "v_bias"])], ids=["full", "pair"]
-)
-def test_a_layer_names_its_weights(sizes, names):
-    initializers = [he_normal] * (len(sizes) - 1)
-    layer = Linear(sizes, initializers, random.Random(0), bias=0.5)
-    assert [name for name, _ in layer.weights()] == names
-    assert layer.bias is not None and layer.bias.numpy().tolist() == [0.5] * 4
-    alone = Linear(sizes, initializers, random.Random(0), bias=None)
-    assert [name for name, _ in alone.weights()] == names[:-1]
-    np.testing.assert_array_equal(alone.matrices[0], layer.matrices[0])
+def test_weights_have_the_order_of_checkpoints():
+    gated = Architecture(1, 2, (4, 3), (2, 0), gated=True, sources={"quality": ((), (0,), (1, 0))})
+    found = weight_shapes(gated, {"quality": 6})
+    assert found == {
+        "quality/cross_0/u": (6, 2),
+        "quality/cross_0/v": (2, 6),
+        "quality/cross_0/v_bias": (6,),
+        "quality/deep_0/u": (6, 2),
+        "quality/deep_0/v": (2, 4),
+        "quality/deep_0/v_bias": (4,),
+        "quality/deep_1/w": (4, 3),
+        "quality/deep_1/w_bias": (3,),
+        "quality_head": (3, 1),
+        "quality/deep_1_from_0": (6, 3),
+        "quality/head_from_1": (4, 1),
+        "quality/head_from_0": (6, 1),
+        "output_bias": (),
+        "network_bias": (),
+        "gate": (),
+        "offset": (),
+    }
+    assert list(found)[-4:] == ["output_bias", "network_bias", "gate", "offset"]
+    for pieces, names in (
+        (0, ["transfer_scale", "transfer_bias"]),
+        (3, ["transfer_slopes", "transfer_bias"]),
+    ):
+        shape = Architecture(0, 0, (5,), rank_head=True, factors=Factors(2, (), pieces, 1.0))
+        layers = ["quality/deep_0/w", "quality/deep_0/w_bias"]
+        heads = ["ui_head", "ui_head_bias", "quality_head", "rank_head"]
+        assert list(weight_shapes(shape, {"quality": 6, "ui": 4})) == [*layers, *heads, *names]
 
 
 # The beginnings of some matrices of two components under seed 17, as Keras' layers drew them in the first version.
@@ -61,7 +85,10 @@ def test_a_seed_gives_the_weights_that_it_has_always_given():
     factors = Factors(width=4, ui_units=(16,), pieces=0, reach=6.0)
     architecture = Architecture(2, 8, (64, 32), (16, 0), rank_head=True, components=2, factors=factors)
     widths = {"quality": 26, "ui": 12}
-    weights, other = (ClickModel(architecture, widths, seed=seed).weights() for seed in (17, 18))
+    weights, other = (init_weights(architecture, widths, seed) for seed in (17, 18))
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == weight_shapes(
+        architecture, widths
+    )
     for name, start in STARTS.items():
         np.testing.assert_allclose(weights[name].numpy().ravel()[:2], start, rtol=1e-5)
         assert (weights[name].numpy() != other[name].numpy()).mean() > 0.99

@@ -1,0 +1,111 @@
+"""The shape of the dense part of the click model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Tower(NamedTuple):
+    """The hidden layers of a tower: crosses, then deep layers.
+
+    Attributes:
+        crosses: number of crosses.
+        cross_rank: of their products; 0 for full matrices.
+        units: widths of the deep layers.
+        ranks: of their bottlenecks, 0 for none.
+        sources: for each deep layer, and last for the head, which layers it reads beside the one before it: 0 for the
+            output of the crosses, i for that of deep layer i - 1.
+    """
+
+    crosses: int
+    cross_rank: int
+    units: tuple[int, ...]
+    ranks: tuple[int, ...]
+    sources: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factorization of a model, p = tau(Q . U).
+
+    Attributes:
+        width: of the learned part of Q and U.
+        ui_units: widths of the UI tower's hidden layers.
+        pieces: of a piecewise-linear transfer function; 0: a sigmoid with scale and bias.
+        reach: its joints are evenly spaced over [-reach, reach].
+    """
+
+    width: int
+    ui_units: tuple[int, ...]
+    pieces: int
+    reach: float
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a model. Raises ValueError where there is no such model.
+
+    Attributes:
+        cross_layers: number of crosses; 0 for none.
+        cross_rank: of their products; 0 for full matrices.
+        deep_units: widths of the deep layers.
+        deep_ranks: of their bottlenecks, 0 for none; empty for none at all.
+        activation: its name, for ``ctr.models.activations.make_activation``.
+        smelu_beta: beta of SmeLU.
+        prior: the initial predicted click probability.
+        compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
+        rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
+        components: of the ensemble; 1: no ensemble.
+        factors: None: the plain model.
+        gated: whether linear weights and network are two models, which two fitted numbers combine::
+
+            alone = linear + b,    network = w . DCN(e_0) + b_n
+            logit = alone + gate * (network - alone) + offset
+        sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
+    """
+
+    cross_layers: int
+    cross_rank: int
+    deep_units: tuple[int, ...]
+    deep_ranks: tuple[int, ...] = ()
+    activation: str = "relu"
+    smelu_beta: float = 1.0
+    prior: float = 0.5
+    compute_dtype: str = "float32"
+    rank_head: bool = False
+    components: int = 1
+    factors: Factors | None = None
+    gated: bool = False
+    sources: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.factors is not None and not self.has_network:
+            raise ValueError("a factorized model needs crosses or deep layers")
+        if self.gated and (self.factors is not None or self.rank_head or self.components > 1):
+            raise ValueError("a gated model is not factorized, and has no rank head and one component")
+        if self.rank_head and not self.has_network:
+            raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
+
+    @property
+    def has_network(self) -> bool:
+        """Whether there is more than linear weights."""
+        return bool(self.cross_layers or self.deep_units)
+
+    @property
+    def towers(self) -> dict[str, Tower]:
+        """The towers that have a head: ``quality``, and ``ui`` of a factorized model."""
+        found = {}
+        if self.has_network:
+            found["quality"] = self._tower("quality", self.cross_layers, self.deep_units, self.deep_ranks)
+        if self.factors is not None:
+            found["ui"] = self._tower("ui", 0, self.factors.ui_units, ())
+        return found
+
+    def _tower(self, name: str, crosses: int, units: tuple[int, ...], ranks: tuple[int, ...]) -> Tower:
+        sources = self.sources.get(name) or ((),) * (len(units) + 1)
+        return Tower(crosses, self.cross_rank, units, ranks or (0,) * len(units), sources)
+
+    def input_dtype(self, tower: str) -> str:
+        """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""
+        layers = self.towers.get(tower if self.factors is not None else "quality")
+        return self.compute_dtype if layers is not None and (layers.crosses or layers.units) else "float32"

@@ -1,0 +1,168 @@
+"""The weights of a model: their names, shapes and initial values.
+
+Of an ensemble all names begin with that of the component, ``component_0/``. The order is that of checkpoints.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ctr.models.architecture import Architecture, Tower
+
+Initializer = Callable[[Sequence[int], int], tf.Tensor]
+"""From the shape of a matrix, [inputs, units], and a seed to its initial values, float32."""
+
+# The standard deviation of the standard normal distribution truncated at two of its own.
+_TRUNCATED_DEVIATION = 0.87962566103423978
+
+# Seeds are drawn in this order of the names' beginnings, and last for what reads another layer than the one before.
+_SEEDED = ("quality/", "quality_head", "rank_head", "ui/", "ui_head")
+
+
+def small_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
+    """Draws from the truncated normal distribution, of standard deviation 0.05 before truncation."""
+    return _truncated_normal(shape, seed, 0.05)
+
+
+def lecun_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
+    """Draws truncated normal values of variance 1 / inputs, which keep the variance of the inputs."""
+    return _truncated_normal(shape, seed, math.sqrt(1 / shape[0]) / _TRUNCATED_DEVIATION)
+
+
+def he_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
+    """Draws truncated normal values of variance 2 / inputs, for a ReLU that follows (He et al., arXiv 1502.01852)."""
+    return _truncated_normal(shape, seed, math.sqrt(2 / shape[0]) / _TRUNCATED_DEVIATION)
+
+
+def glorot_uniform(shape: Sequence[int], seed: int) -> tf.Tensor:
+    """Draws uniform values of variance 2 / (inputs + units) (Glorot and Bengio, 2010)."""
+    limit = math.sqrt(3 / (sum(shape) / 2))
+    return tf.random.stateless_uniform(shape, [seed, 0], -limit, limit)
+
+
+def _truncated_normal(shape: Sequence[int], seed: int, deviation: float) -> tf.Tensor:
+    return tf.random.stateless_truncated_normal(shape, [seed, 0], 0.0, deviation)
+
+
+class _Start(NamedTuple):
+    """The shape of a weight, and what draws it or the value of all its elements."""
+
+    shape: tuple[int, ...]
+    values: Initializer | float
+
+
+def init_weights(architecture: Architecture, widths: Mapping[str, int], seed: int) -> dict[str, tf.Tensor]:
+    """Draws the weights of a model but for its embedding tables, float32, by names as ``quality/deep_0/w``.
+
+    Args:
+        widths: m of each tower's input: ``quality``, and ``ui`` in a factorized model.
+        seed: the same seed gives the same weights.
+    """
+    seeds, starts = random.Random(seed), _starts(architecture, widths)
+    found: dict[str, tf.Tensor] = {}
+    for prefix in component_prefixes(architecture):
+        matrices = [name for name, start in starts.items() if callable(start.values)]
+        numbers = {name: seeds.randint(1, 10**9) for name in sorted(matrices, key=_turn)}
+        for name, (shape, values) in starts.items():
+            drawn = values(shape, numbers[name]) if callable(values) else tf.fill(shape, values)
+            found[f"{prefix}{name}"] = drawn
+    return found
+
+
+def weight_shapes(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the weights that ``init_weights`` draws."""
+    starts = _starts(architecture, widths)
+    return {
+        f"{prefix}{name}": start.shape
+        for prefix in component_prefixes(architecture)
+        for name, start in starts.items()
+    }
+
+
+def component_prefixes(architecture: Architecture) -> list[str]:
+    """Returns what the names of each component's weights begin with."""
+    count = architecture.components
+    return [f"component_{number}/" for number in range(count)] if count > 1 else [""]
+
+
+def fitted_names(architecture: Architecture) -> list[str]:
+    """Returns the names of the scalars that are fitted where the network is gated."""
+    both = ["network_bias", "gate"] if architecture.has_network else []
+    return ["output_bias", *both, "offset"] if architecture.gated else []
+
+
+def _turn(name: str) -> tuple[bool, int]:
+    return "_from_" in name, next(n for n, begin in enumerate(_SEEDED) if name.startswith(begin))
+
+
+def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, _Start]:
+    """How the weights of one component start, in the order of checkpoints."""
+    a, towers = architecture, architecture.towers
+    prior, outputs = math.log(a.prior / (1 - a.prior)), 1 if a.factors is None else a.factors.width
+    found: dict[str, _Start] = {}
+    for name, tower in towers.items():
+        found |= _tower(name, tower, widths[name])
+    heads = {
+        name: _Start(([widths[name], *tower.units][-1], outputs), glorot_uniform)
+        for name, tower in towers.items()
+    }
+    if "ui" in heads:
+        # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
+        found |= {"ui_head": heads["ui"], "ui_head_bias": _Start((outputs,), 1 / math.sqrt(outputs))}
+    if "quality" in heads:
+        found["quality_head"] = heads["quality"]
+    if a.rank_head:
+        found["rank_head"] = heads["quality"]
+    for name, tower in towers.items():
+        found |= _detours(name, tower, widths[name], outputs)
+    if a.factors is None:
+        found["output_bias"] = _Start((), prior)
+    elif a.factors.pieces:
+        # The inverse of the softplus of 1.
+        found["transfer_slopes"] = _Start((a.factors.pieces,), math.log(math.e - 1))
+    else:
+        found["transfer_scale"] = _Start((), 1.0)
+    if a.factors is not None:
+        found["transfer_bias"] = _Start((), prior)
+    for name in fitted_names(a)[1:]:
+        found[name] = _Start((), prior if name == "network_bias" else 0.0)
+    return found
+
+
+def _tower(name: str, tower: Tower, width: int) -> dict[str, _Start]:
+    """``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w``, ``deep_0/w_bias`` and so on."""
+    found: dict[str, _Start] = {}
+    for number in range(tower.crosses):
+        sizes = [width, tower.cross_rank, width] if tower.cross_rank else [width, width]
+        found |= _layer(f"{name}/cross_{number}", sizes, [small_normal] * (len(sizes) - 1))
+    for number, (size, rank) in enumerate(zip(tower.units, tower.ranks, strict=True)):
+        sizes = [width, rank, size] if rank else [width, size]
+        # U keeps the variance of its inputs, as he_normal presumes for what follows.
+        found |= _layer(f"{name}/deep_{number}", sizes, [lecun_normal, he_normal] if rank else [he_normal])
+        width = size
+    return found
+
+
+def _layer(name: str, sizes: Sequence[int], draws: Sequence[Initializer]) -> dict[str, _Start]:
+    names = ["w"] if len(draws) == 1 else ["u", "v"]
+    parts = zip(names, pairwise(sizes), draws, strict=True)
+    found = {f"{name}/{part}": _Start(shape, draw) for part, shape, draw in parts}
+    return found | {f"{name}/{names[-1]}_bias": _Start((sizes[-1],), 0.0)}
+
+
+def _detours(name: str, tower: Tower, width: int, outputs: int) -> dict[str, _Start]:
+    """The matrices by which layers read others than the one before: ``deep_1_from_0``, ``head_from_1``."""
+    widths, found = [width, *tower.units], {}
+    for place, sources in enumerate(tower.sources):
+        is_head = place == len(tower.units)
+        reader = "head" if is_head else f"deep_{place}"
+        rank = 0 if is_head else tower.ranks[place]
+        columns = outputs if is_head else rank or tower.units[place]
+        draw = glorot_uniform if is_head else lecun_normal if rank else he_normal
+        for source in sources:
+            found[f"{name}/{reader}_from_{source}"] = _Start((widths[source], columns), draw)
+    return found
