@@ -97,22 +97,22 @@ def train(
     log, run_dir = Path(log), Path(run_dir)
     with workers.noticing_losses():
         summary: dict[str, Any] | None = None
-        with workers.together():
+        with workers.raise_if_any_failed():
             if workers.is_chief:
                 summary = check_run(log, config, run_dir, record, init_from and Path(init_from.run_dir))
         if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
-            with workers.together():
+            with workers.raise_if_any_failed():
                 if init_from is not None and workers.is_chief:
                     warm_start(log, config, run_dir, init_from, workers=workers.size, chips=chips)
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
             ) as session:
                 summary = session.finish(stop)
-        with workers.together():
+        with workers.raise_if_any_failed():
             if workers.is_chief:
                 assert summary is not None
                 summary = train_result(log, run_dir, summary, record)
-        summary = workers.from_first(summary)
+        summary = workers.broadcast(summary)
         workers.leave()
         return summary
 
@@ -186,7 +186,7 @@ def one_pass(
 
 def _export(run: Run, exporter: Exporter) -> None:
     snapshot = take_snapshot(run)
-    with run.workers.together():
+    with run.workers.raise_if_any_failed():
         exporter(snapshot)
 
 
@@ -257,14 +257,14 @@ def open_session(
     if not workers.is_chief:
         progress, phase, exporter = None, None, lambda snapshot: None
     with workers.noticing_losses(), ExitStack() as held:
-        with workers.together():
+        with workers.raise_if_any_failed():
             check_possible(config, workers, chips)
             inputs = open_inputs(log, config)
         agree(inputs, workers)
         config = inputs.config
         # What has waited may be long, and the wish to stop has to be heard (``advance``).
         check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
-        with workers.together():
+        with workers.raise_if_any_failed():
             if check_first and workers.is_chief:
                 with announced(phase, "checking rows"):
                     check_rows(inputs)
@@ -443,10 +443,10 @@ class Session:
         run, summary = self.run, None
         # Each worker keeps some of the ids.
         grown = run.metrics.ids.slots.most_used()
-        with run.workers.together():
+        with run.workers.raise_if_any_failed():
             if run.workers.is_chief:
                 summary = write_results(self.inputs, run, failure, self.trainer.timing(), grown)
-        return run.workers.from_first(summary)
+        return run.workers.broadcast(summary)
 
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.

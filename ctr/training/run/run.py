@@ -48,7 +48,7 @@ def open_run(
         InputError: the run was trained on another log, or its files are damaged.
     """
     run = Run(run_dir, inputs, state, initial)
-    with state.workers.together():
+    with state.workers.raise_if_any_failed():
         if state.workers.is_chief:
             remove_leftovers(run_dir)
     run.rollbacks = rollback.read_rollbacks(run_dir)
@@ -120,7 +120,7 @@ class Run:
             InputError: all checkpoints are damaged, or there must be one.
         """
         folder, saved, newest = self.run_dir / "checkpoints", None, None
-        with self.workers.together():
+        with self.workers.raise_if_any_failed():
             if self.workers.size == 1:
                 saved = checkpoint.restore_newest(folder)
             elif self.workers.is_chief:
@@ -131,7 +131,7 @@ class Run:
         if newest < 0:
             refuse_without_checkpoint(self.run_dir)
             return None
-        with self.workers.together():
+        with self.workers.raise_if_any_failed():
             part_of = self.state.part_of()
             arrays, state, parts = checkpoint.read_share(
                 folder, newest, lambda name, rows: part_of(name.removeprefix(_WEIGHTS), rows)
@@ -153,7 +153,7 @@ class Run:
                 mark_here(self.position)
         folder = self.run_dir / "checkpoints"
         self.saved_at, self._saved_when = self.position.examples, time.monotonic()
-        with self.workers.together():
+        with self.workers.raise_if_any_failed():
             if self.workers.is_chief:
                 checkpoint.clean_up(folder, self.config.checkpoint.keep, self.position.mark[0])
             self.files.open(lengths, parts)
@@ -198,7 +198,7 @@ class Run:
         self.files.close()
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
-        with self.workers.together():
+        with self.workers.raise_if_any_failed():
             if self.workers.is_chief:
                 rollback.drop_after(run_dir, mark)
                 rollback.write_rollbacks(run_dir, self.rollbacks)
@@ -267,7 +267,7 @@ class Run:
         # What differs now would differ in every prediction to come.
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
-        with self.workers.together():
+        with self.workers.raise_if_any_failed():
             if self.workers.is_chief:
                 checkpoint.begin(self.run_dir / "checkpoints", self.position.examples)
         parts = {f"{_WEIGHTS}{name}": part for name, part in self.state.parts().items()}
