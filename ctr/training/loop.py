@@ -21,20 +21,19 @@ import pyarrow as pa
 from ctr.data.reader import Rows
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
-from ctr.training.agreement import agree, check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
-from ctr.training.follow.published import PublishedInputs
-from ctr.training.inputs import Inputs, check_rows, open_inputs, read_turns
-from ctr.training.preflight import LearningError, check_run, train_result
+from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
 from ctr.training.run.rollback import RollbackNeeded, query_times
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
+from ctr.training.run.summary import LearningError, train_result
 from ctr.training.state import TrainState, fresh_state
 from ctr.training.trainer import Phase, Trainer, announced
+from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
@@ -95,26 +94,25 @@ def train(
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
     log, run_dir = Path(log), Path(run_dir)
+    source = None if init_from is None else Path(init_from.run_dir)
+    device = None if chips is None else chips.device
     with workers.noticing_losses():
-        summary: dict[str, Any] | None = None
-        with workers.raise_if_any_failed():
-            if workers.is_chief:
-                summary = check_run(log, config, run_dir, record, init_from and Path(init_from.run_dir))
-        if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
-            with workers.raise_if_any_failed():
-                if init_from is not None and workers.is_chief:
-                    warm_start(log, config, run_dir, init_from, workers=workers.size, chips=chips)
+        summary = workers.once(
+            lambda: validate(
+                config, log, run_dir, record=record, source=source, workers=workers.size, device=device
+            )
+        )
+        if summary is None:
+            if init_from is not None:
+                begin = log, config, run_dir, init_from, False, workers.size, chips
+                workers.once(lambda: warm_start(*begin))
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
             ) as session:
                 summary = session.finish(stop)
-        with workers.raise_if_any_failed():
-            if workers.is_chief:
-                assert summary is not None
-                summary = train_result(log, run_dir, summary, record)
-        summary = workers.broadcast(summary)
+        result = workers.once(lambda: train_result(log, run_dir, summary, record))
         workers.leave()
-        return summary
+        return result
 
 
 def one_pass(
@@ -186,8 +184,11 @@ def one_pass(
 
 def _export(run: Run, exporter: Exporter) -> None:
     snapshot = take_snapshot(run)
-    with run.workers.raise_if_any_failed():
+
+    def export() -> None:
         exporter(snapshot)
+
+    run.workers.once(export)
 
 
 def _check_weights(run: Run, trainer: Trainer) -> bool:
@@ -255,22 +256,18 @@ def open_session(
     if wait_for_sidecars and workers.size > 1:
         raise InputError("a log that grows cannot be followed by several workers; train on it as it is")
     if not workers.is_chief:
-        progress, phase, exporter = None, None, lambda snapshot: None
+        progress, phase = None, None
     with workers.noticing_losses(), ExitStack() as held:
-        with workers.raise_if_any_failed():
-            check_possible(config, workers, chips)
-            inputs = open_inputs(log, config)
-        agree(inputs, workers)
+        check_possible(config, workers.size, None if chips is None else chips.device)
+        inputs = open_inputs(log, config, workers)
         config = inputs.config
         # What has waited may be long, and the wish to stop has to be heard (``advance``).
         check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
-        with workers.raise_if_any_failed():
-            if check_first and workers.is_chief:
-                with announced(phase, "checking rows"):
-                    check_rows(inputs)
-            if workers.is_chief:
-                environment = describe_environment(config, workers.size, chips)
-                held.enter_context(hold_run(run_dir, config, inputs.schema, environment))
+        if check_first:
+            with announced(phase, "checking rows"):
+                workers.once(lambda: check_rows(inputs))
+        environment = describe_environment(config, workers.size, chips)
+        held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
         more = {} if chips is None else {"chips": chips}
         begin = partial(learner.state, config, inputs.schema, inputs.families, workers, **more)
         state = begin()
@@ -439,15 +436,6 @@ class Session:
         run.workers.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
-    def _write_results(self, failure: str | None) -> dict[str, Any]:
-        run, summary = self.run, None
-        # Each worker keeps some of the ids.
-        grown = run.metrics.ids.slots.most_used()
-        with run.workers.raise_if_any_failed():
-            if run.workers.is_chief:
-                summary = write_results(self.inputs, run, failure, self.trainer.timing(), grown)
-        return run.workers.broadcast(summary)
-
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.
 
@@ -483,7 +471,7 @@ class Session:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()
-        summary = self._write_results(failure)
+        summary = write_results(self.inputs, run, failure, trainer.timing())
         if failure is not None:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,8 @@ from ctr.workers.cluster import Cluster, WorkerLostError
 from ctr.workers.watch import TimeLimit, find_lost
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GROUP = 1
 _PATIENCE_SECONDS = 3600.0
@@ -177,13 +179,24 @@ class Workers:
         found = self.gather_numbers(np.frombuffer(padded, "<i8"))
         return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
 
-    def broadcast(self, content: dict[str, Any] | None) -> dict[str, Any]:
+    def broadcast(self, content: Any) -> Any:
         """What the first worker has, as JSON can hold it, in all; that of others is not used. Between two steps."""
         if self.size == 1:
-            assert content is not None
             return content
-        found: dict[str, Any] = json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
-        return found
+        return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
+
+    def once(self, function: Callable[[], T]) -> T:
+        """What a function returns, as JSON can hold it, which the first worker alone calls; between two steps.
+
+        Raises:
+            InputError: see ``raise_if_any_failed``.
+        """
+        if self.size == 1:
+            return function()
+        with self.raise_if_any_failed():
+            found = function() if self.is_chief else None
+        result: T = self.broadcast(found)
+        return result
 
     def gather_array(self, array: np.ndarray) -> np.ndarray:
         """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""

@@ -29,9 +29,9 @@ What grows during a run is cut back, on a resume, to where it was at the checkpo
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,6 +52,9 @@ from ctr.io.files import (
 from ctr.io.locks import hold
 from ctr.io.paths import check_local
 from ctr.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from ctr.workers.collectives import Workers
 
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
@@ -80,14 +83,23 @@ def only_process(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_run(
-    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]
+    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
     """Begins a run directory, or checks that it can go on under all of these; holds it until the block ends.
+
+    Of several workers the first one does so.
 
     Raises:
         InputError: it was begun under another configuration, on other features or in another environment, or another
             process is training in it.
     """
+    with ExitStack() as held:
+        workers.once(lambda: held.enter_context(_held(run_dir, config, schema, environment)))
+        yield
+
+
+@contextmanager
+def _held(run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]) -> Iterator[None]:
     # First the features: of others, widths differ too.
     check_run_folder(run_dir)
     check_schema(run_dir, schema)
@@ -210,6 +222,12 @@ def check_schema(run_dir: Path, schema: Schema) -> None:
             f"{run_dir} was started on a log with other features ({joined(differing_features(before, schema))})",
             "use another output directory to start again, or --init-from to take its weights there",
         )
+
+
+def read_warm_start(run_dir: Path) -> dict[str, Any] | None:
+    """What a run began with, the content of init_from.json; None if it began with nothing."""
+    path = run_dir / INIT_FROM
+    return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
 
 
 def refuse_without_checkpoint(run_dir: Path) -> None:

@@ -11,7 +11,6 @@ from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
-from ctr.training.run.calibration import calibration_warning, last_window
 from ctr.training.run.default_slices import default_slices, heaviest_ids, slice_arrays
 from ctr.training.run.directory import (
     write_default_slices,
@@ -24,6 +23,7 @@ from ctr.training.run.id_slots import UsedIds, refusal_text, slots_of_pass
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
 from ctr.training.run.run import Run
+from ctr.training.run.summary import calibration_warning, last_window
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +86,21 @@ def write_results(
     run: Run,
     failure: str | None,
     timing: Mapping[str, float],
-    grown: Mapping[str, UsedIds],
 ) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
     Args:
         failure: why the run ends with an error, if it does.
         timing: ``Trainer.timing``; empty where nothing was left to pass: then the earlier timing stands.
-        grown: the most used of the ids that grow (``IdSlots.most_used``), by feature.
     """
+    # Each worker keeps some of the ids that grow.
+    grown = run.metrics.ids.slots.most_used()
+    return run.workers.once(lambda: _write(inputs, run, failure, timing, grown))
+
+
+def _write(
+    inputs: Inputs, run: Run, failure: str | None, timing: Mapping[str, float], grown: Mapping[str, UsedIds]
+) -> dict[str, Any]:
     run_dir, metrics = run.run_dir, run.metrics
     summary_path = run_dir / "summary.json"
     summary = {
