@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.reader import Rows
-from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -249,23 +248,23 @@ def open_session(
         WorkerLostError: another worker is gone.
     """
     log, run_dir = Path(log), Path(run_dir)
-    if config.export is not None and exporter is None:
-        raise InputError(
-            "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
-        )
-    if wait_for_sidecars and workers.size > 1:
-        raise InputError("a log that grows cannot be followed by several workers; train on it as it is")
     if not workers.is_chief:
         progress, phase = None, None
     with workers.noticing_losses(), ExitStack() as held:
-        check_possible(config, workers.size, None if chips is None else chips.device)
+        with workers.raise_if_any_failed():
+            device = None if chips is None else chips.device
+            check_possible(config, workers.size, device, exporter is not None, wait_for_sidecars)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
-        # What has waited may be long, and the wish to stop has to be heard (``advance``).
-        check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
-        if check_first:
+
+        def check_new_run() -> bool:
+            # What has waited may be long, and the wish to stop has to be heard (``advance``).
+            if wait_for_sidecars or (run_dir / "checkpoints").exists():
+                return False
             with announced(phase, "checking rows"):
-                workers.once(lambda: check_rows(inputs))
+                return check_rows(inputs)
+
+        is_checked = workers.once(check_new_run)
         environment = describe_environment(config, workers.size, chips)
         held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
         more = {} if chips is None else {"chips": chips}
@@ -273,7 +272,7 @@ def open_session(
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = learner.trainer(state, config, phase)
-            checked = inputs.log.rows if check_first else run.position.examples
+            checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars)
             yield Session(run, trainer, published, checked, progress, exporter)
 

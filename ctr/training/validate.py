@@ -45,7 +45,7 @@ def validate(
             cannot train under, or ``run_dir`` is something else or was begun otherwise.
     """
     check_run_folder(run_dir)
-    check_possible(config, workers, device)
+    check_possible(config, workers, device, follows=follows)
     if follows:
         _check_followed(log, config, run_dir)
         return None
@@ -73,12 +73,27 @@ def _check_followed(log: Path, config: TrainConfig, run_dir: Path) -> None:
             check_config(run_dir, resolve(config, schema, manifests))
 
 
-def check_possible(config: TrainConfig, workers: int = 1, device: str | None = None) -> None:
-    """Raises InputError for what a configuration asks for and several workers, or a device's chips, cannot do."""
+def check_possible(
+    config: TrainConfig,
+    workers: int = 1,
+    device: str | None = None,
+    can_export: bool = True,
+    follows: bool = False,
+) -> None:
+    """Raises InputError for what a configuration asks for and a session, several workers or chips cannot do."""
+    if config.export is not None and not can_export:
+        raise InputError(
+            "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
+        )
     if device is not None:
         _check_chips(config, device)
-    if workers == 1:
-        return
+    if workers > 1:
+        _check_workers(config, follows)
+
+
+def _check_workers(config: TrainConfig, follows: bool) -> None:
+    if follows:
+        raise InputError("a log that grows cannot be followed by several workers; train on it as it is")
     if config.jit is True:
         raise InputError(
             "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "
