@@ -21,7 +21,7 @@ from reference import table
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.models.rows import plan_table
+from ctr.models.rows import pad_plan, plan_table
 from ctr.training.feed import make_feed
 
 SHOWN = 12
@@ -78,7 +78,10 @@ def times_beside(model: Model) -> dict[str, float]:
     """Milliseconds of a batch outside the step: its distinct rows, all of its arrays, and its metrics."""
     layouts, batches = model.state.layouts, [feed.batch for feed in model.feeds]
     rows = model.config.batch.rows
-    plans = [_timed(lambda b=b: [plan_table(one, b.rows.ids, {}, rows) for one in layouts]) for b in batches]
+    plans = [
+        _timed(lambda b=b: [pad_plan(one, plan_table(one, b.rows.ids, {}), rows) for one in layouts])
+        for b in batches
+    ]
     feeds = [_timed(lambda b=b: make_feed(b, layouts, rows)) for b in batches]
     metrics = ProgressiveMetrics()
     scored = [

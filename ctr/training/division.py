@@ -7,13 +7,18 @@ A table is held by all workers (mirrored), or divided: row r is held by worker r
 Workers that are chips of a process refer to all rows of a batch, those that each of them holds one after the other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from ctr.data.reader import Rows
 from ctr.models.rows import TableLayout, TablePlan, padded_size, value_count
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.pairs import Pairs
+from ctr.objective.targets import Targets, rank_pairs
 
 
 class Place(NamedTuple):
@@ -237,3 +242,44 @@ def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float
     """
     # Each worker has at least one of the rows that are there from the beginning.
     return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
+
+
+DividedBatch = tuple[Division, Place]
+"""Who takes which rows of a batch, and where this worker stands."""
+
+
+class BatchPart(NamedTuple):
+    """Rows of a batch that one step takes: all of them, or those of a worker, by their ``numbers`` in the batch."""
+
+    rows: Rows
+    source: np.ndarray
+    pairs: Pairs
+    numbers: np.ndarray | None = None
+
+
+def parts_of_batch(
+    objective: ObjectiveConfig, rows: Rows, source: np.ndarray, division: DividedBatch | None
+) -> list[BatchPart]:
+    """Those parts of a batch that are made here."""
+    if division is None:
+        return [BatchPart(rows, source, rank_pairs(objective, rows, source))]
+    found = []
+    for rank in division[1].ranks:
+        own = division[0].rows_of(rank)
+        part = rows.keep(own), source[own]
+        found.append(BatchPart(*part, rank_pairs(objective, *part), np.flatnonzero(own)))
+    return found
+
+
+def join_targets(
+    targets: list[Targets], parts: Sequence[BatchPart], place: Place, weight: np.ndarray
+) -> Targets:
+    """The targets of the parts that are made here, with the weight of the whole batch."""
+    for own, part in zip(targets, parts, strict=True):
+        if place.numbered and part.numbers is not None:
+            own["number"] = np.zeros_like(own["query"])
+            own["number"][: len(part.numbers)] = part.numbers
+    joined = targets[0]
+    if place.has_all:
+        joined = {name: np.stack([own[name] for own in targets]) for name in joined}
+    return joined | {"batch_weight": weight}

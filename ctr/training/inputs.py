@@ -16,12 +16,13 @@ from ctr.data.log import MAX_TIME_US, Manifest, PublishedPartitions, log_sha256
 from ctr.data.reader import read_rows
 from ctr.data.sidecar import SidecarHash, sidecar_folder
 from ctr.data.stream import Selection, check_selection, read_selection
+from ctr.io.read_ahead import read_ahead
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Place
-from ctr.training.feed import Feed, make_feed, read_ahead
+from ctr.training.feed import Feed, make_feed
 from ctr.training.logs import Log, Logs, open_logs, sidecar_logs
 from ctr.training.run.position import Position
 from ctr.training.shapes import few_shapes

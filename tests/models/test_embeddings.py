@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.models.embeddings import create_table, look_up, tower_inputs, tower_widths
-from ctr.models.rows import FeatureRows, lay_out_tables, plan_table
+from ctr.models.rows import FeatureRows, lay_out_tables, pad_plan, plan_table
 
 FEATURES = (
     FeatureRows("a", 5, 2, "quality", 0),
@@ -35,7 +35,7 @@ def plans():
         )
         for name, rows in LISTS.items()
     }
-    return [plan_table(layout, IDS, columns, PADDED_ROWS) for layout in LAYOUTS]
+    return [pad_plan(layout, plan_table(layout, IDS, columns), PADDED_ROWS) for layout in LAYOUTS]
 
 
 def tensors(plan):
