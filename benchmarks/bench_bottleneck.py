@@ -19,7 +19,7 @@ import numpy as np
 from reference import REFERENCE, reference_batches, reference_config, reference_schema
 
 from ctr.config import parse_model
-from ctr.training.analysis.step_times import TimedModel, by_turns
+from ctr.training.analysis.speed import TimedModel, by_turns
 from ctr.training.config import TrainConfig
 
 BATCHES = 10

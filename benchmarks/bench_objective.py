@@ -32,7 +32,7 @@ from ctr.data.stream import read_selection
 from ctr.experiments.config import merged
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate
-from ctr.training.analysis.step_times import by_turns
+from ctr.training.analysis.speed import by_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed

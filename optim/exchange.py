@@ -227,7 +227,9 @@ def _fold(
             total,
             window,
             factor.size,
-            decays if missed is None else tf.gather(decays, tf.constant(factor.owners, tf.int64))[:, tf.newaxis],
+            decays
+            if missed is None
+            else tf.gather(decays, tf.constant(factor.owners, tf.int64))[:, tf.newaxis],
             of_owners(present, factor.owners),
         )
         for factor, total, window in zip(layout.factors, state.totals, state.windows, strict=True)

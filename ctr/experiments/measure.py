@@ -24,7 +24,7 @@ from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.analysis.flops import Touched, count_flops, dense_parameters
-from ctr.training.analysis.step_times import TimedModel, ratio_quartiles, take_turns
+from ctr.training.analysis.speed import TimedModel, ratio_quartiles, take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.logs import resolve

@@ -18,7 +18,7 @@ from ctr.models.activations import make_activation
 from ctr.models.dcn import DCN, hidden_layers
 from ctr.search.space import Content, Space
 from ctr.search.times import Layer, LayerTime, StepTime, Times, layers_of, layers_to_measure
-from ctr.training.analysis.step_times import TimedModel, take_turns
+from ctr.training.analysis.speed import TimedModel, take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype, resolve_jit
 from ctr.training.logs import resolve
