@@ -20,7 +20,7 @@ from own import by_turns
 from reference import REFERENCE, reference_batches, reference_config, reference_schema
 
 from ctr.config import parse_model
-from ctr.training.analysis.step_times import TimedModel
+from ctr.training.analysis.speed import TimedModel
 from ctr.training.config import TrainConfig
 
 BATCHES = 10

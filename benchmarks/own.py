@@ -10,7 +10,7 @@ from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_con
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch
-from ctr.training.analysis.step_times import ratio_quartiles, take_turns
+from ctr.training.analysis.speed import ratio_quartiles, take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed

@@ -160,8 +160,7 @@ def _sample(arguments: argparse.Namespace) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     from ctr.serving.metadata import find_exported
-    from ctr.training.run.directory import read_run_model
-    from ctr.training.run.export_folder import check_models_folder
+    from ctr.training.run.directory import check_models_folder, read_run_model
 
     check_models_folder(arguments.out)
     model = find_exported(arguments.run)

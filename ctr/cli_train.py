@@ -111,7 +111,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
 
     is_first = place is None or place.rank == 0
     with _printing_failures(arguments, is_first):
-        if _is_finished(arguments, config, is_first):
+        if _is_finished(arguments, config, 1 if place is None else place.size, is_first):
             return
         load_tensorflow()
         from ctr.workers.chips import open_chips
@@ -120,7 +120,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
         with importing():
             from ctr.serving.export import export_from_run
             from ctr.training.loop import train as train_run
-            from ctr.training.run.summary_text import summary_text
+            from ctr.training.run.summary import summary_text
 
         given = arguments.log, config, arguments.out
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
@@ -142,13 +142,21 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
             print_result(arguments, summary, summary_text(arguments.out, summary))
 
 
-def _is_finished(arguments: argparse.Namespace, config: Any, is_first: bool) -> bool:
+def _is_finished(arguments: argparse.Namespace, config: Any, size: int, is_first: bool) -> bool:
     """Whether the run has passed its log before; then prints its result. Raises InputError where it cannot go on."""
     with importing():
-        from ctr.training.preflight import check_run, train_result
-        from ctr.training.run.summary_text import summary_text
+        from ctr.training.run.summary import summary_text, train_result
+        from ctr.training.validate import validate
 
-    finished = check_run(arguments.log, config, arguments.out, arguments.record, arguments.init_from)
+    finished = validate(
+        config,
+        arguments.log,
+        arguments.out,
+        record=arguments.record,
+        source=arguments.init_from,
+        workers=size,
+        device=arguments.device,
+    )
     if finished is not None and is_first:
         summary = train_result(arguments.log, arguments.out, finished, arguments.record)
         if warning := summary.get("calibration_warning"):
@@ -160,8 +168,7 @@ def _is_finished(arguments: argparse.Namespace, config: Any, is_first: bool) -> 
 @contextmanager
 def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterator[None]:
     """Of a run that learned nothing, the first worker prints the results before the command fails."""
-    from ctr.training.preflight import LearningError
-    from ctr.training.run.summary_text import summary_text
+    from ctr.training.run.summary import LearningError, summary_text
 
     try:
         yield
@@ -172,13 +179,13 @@ def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterato
 
 
 def _follow(arguments: argparse.Namespace, config: Any) -> None:
-    from ctr.training.preflight import check_follow
+    from ctr.training.validate import validate
 
-    check_follow(arguments.log, config, arguments.out)
+    validate(config, arguments.log, arguments.out, follows=True)
     with stop_signals() as stop:
         load_tensorflow()
         from ctr.serving.export import export_from_run
-        from ctr.training.follow.watch import POLL_SECONDS, Polling, follow
+        from ctr.training.follow import POLL_SECONDS, Polling, follow
 
         polling = Polling(
             POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
@@ -244,7 +251,7 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
     from ctr.workers.launch import MAX_RESTARTS, Launch, launch, threads_each
 
     with _printing_failures(arguments, True):
-        if _is_finished(arguments, config, True):
+        if _is_finished(arguments, config, size, True):
             return
     total = sum(manifest.rows for manifest in read_manifests(arguments.log))
     # What TensorFlow says goes to the workers' logs.

@@ -31,8 +31,8 @@ from ctr.pipelines.inference.roles import Doubt
 from ctr.pipelines.inference.sample import read_sample
 from ctr.pipelines.inference.strongest import is_suspicious, strongest_text
 from ctr.training.config import TrainConfig
-from ctr.training.preflight import check_run, train_result
-from ctr.training.run.summary_text import summary_text
+from ctr.training.run.summary import summary_text, train_result
+from ctr.training.validate import validate
 
 RECORD, MAPPING, LOG, RUN = "quickstart.json", "mapping.yaml", "log", "run"
 
@@ -314,7 +314,7 @@ def _ingest(given: Path, out: Path, mapping: Mapping, record: Record, tools: Too
 
 def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
     config = TrainConfig()
-    finished = check_run(log, config, run)
+    finished = validate(config, log, run)
     if finished is not None:
         tools.say(f"{run} is complete already")
         return train_result(log, run, finished, None)

@@ -25,7 +25,7 @@ from ctr.data.schema import Category, Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import LONGEST_LINE
 from ctr.training.config import TrainConfig
-from ctr.training.preflight import check_run
+from ctr.training.validate import validate
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9, width=2),))
 CONFIG = """
@@ -380,10 +380,10 @@ def test_a_finished_run_is_told_without_tensorflow(place_with_run, root, fresh_p
     assert json.loads("\n".join(lines))["recorded"]["rows"] == 90
     # What is not finished, as the log has grown, is not taken for it.
     config = load_model(TrainConfig, place / "run.yaml", "config")
-    assert check_run(place / "log", config, place / "run") == summary
+    assert validate(config, place / "log", place / "run") == summary
     later = read_manifests(place / "log")[0].end
     publish_partition(place / "log", SCHEMA, later, later + 10**6, made_rows(later))
-    assert check_run(place / "log", config, place / "run") is None
+    assert validate(config, place / "log", place / "run") is None
 
 
 def test_a_place_that_is_taken(place, capfd):

@@ -11,7 +11,7 @@ from ctr.io.errors import InputError
 from ctr.serving.export import export_model, export_run
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
-from ctr.training.follow.watch import follow
+from ctr.training.follow import follow
 from ctr.training.loop import open_session, train
 from ctr.training.warm_start.start import InitFrom
 from small_runs import LOGISTIC, draw_examples, publish

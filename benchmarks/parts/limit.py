@@ -11,7 +11,7 @@ from own import Model, make_model, median_ms, ratio, show_ratio
 from parts.setting import Setting
 from reference import ADAGRAD, Size, table
 
-from ctr.training.analysis.step_times import take_turns
+from ctr.training.analysis.speed import take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 

@@ -11,7 +11,7 @@ from parts.setting import Setting
 from reference import table
 
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.training.analysis.step_times import take_turns
+from ctr.training.analysis.speed import take_turns
 from ctr.training.run.metrics import FULL_WINDOW
 
 WINDOWS = 4

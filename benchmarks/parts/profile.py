@@ -22,7 +22,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.training.feed import make_feed
-from ctr.training.tables.plan import plan_table
+from ctr.training.tables.plan import pad_plan, plan_table
 
 SHOWN = 12
 
@@ -78,7 +78,10 @@ def times_beside(model: Model) -> dict[str, float]:
     """Milliseconds of a batch outside the step: its distinct rows, all of its arrays, and its metrics."""
     layouts, batches = model.state.layouts, [feed.batch for feed in model.feeds]
     rows = model.config.batch.rows
-    plans = [_timed(lambda b=b: [plan_table(one, b.rows.ids, {}, rows) for one in layouts]) for b in batches]
+    plans = [
+        _timed(lambda b=b: [pad_plan(one, plan_table(one, b.rows.ids, {}), rows) for one in layouts])
+        for b in batches
+    ]
     feeds = [_timed(lambda b=b: make_feed(b, layouts, rows)) for b in batches]
     metrics = ProgressiveMetrics()
     scored = [

@@ -10,7 +10,7 @@ from parts.setting import Setting
 from reference import ADAGRAD, INITIAL_ACCUMULATOR, RATE, table
 from rivals import open_rivals
 
-from ctr.training.analysis.step_times import take_turns
+from ctr.training.analysis.speed import take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 

@@ -24,10 +24,10 @@ from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.analysis.flops import Touched, count_flops, dense_parameters
-from ctr.training.analysis.step_times import TimedModel, ratio_quartiles, take_turns
-from ctr.training.auto import resolve
+from ctr.training.analysis.speed import TimedModel, ratio_quartiles, take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
+from ctr.training.logs import resolve
 
 BATCHES = 50
 """The batches of a turn: the steps from one of Shampoo's roots to the next by default, so that each turn has one."""

@@ -9,7 +9,7 @@ from ctr.data.reader import Rows
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import Family, feature_slices
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.pairs import click_pairs
+from ctr.objective.pairs import Pairs, click_pairs
 
 Targets = dict[str, np.ndarray]
 
@@ -20,7 +20,7 @@ def make_targets(
     rows: Rows,
     source: np.ndarray,
     capacity: int,
-    smallest_pairs: int = 64,
+    pairs: Pairs | None = None,
 ) -> Targets:
     """Makes the targets of N rows, padded to ``capacity`` B with weight 0.
 
@@ -29,7 +29,7 @@ def make_targets(
         rows: whole queries.
         source: int8 [N], 0 for a row of the training log, i for one of the i-th constraint log.
         capacity: B >= N.
-        smallest_pairs: what P is at least.
+        pairs: those of ``rank_pairs``, padded; None: those of these rows, padded to one of few sizes.
 
     Returns:
         ``query``, the number of each row's query, int32 [B]; ``label``, ``weight`` (train weights) and ``own_weight``
@@ -54,15 +54,7 @@ def make_targets(
     if config.distillation is not None:
         targets["teacher_logit"] = padded(rows.joined[TEACHER_LOGIT], np.nan, np.float32)
     if config.ranking is not None:
-        pairs = click_pairs(
-            begins,
-            rows.label,
-            own_weight,
-            rows.query_id,
-            rows.example_id,
-            config.ranking.max_pairs,
-            config.ranking.query_exponent,
-        ).padded(smallest_pairs)
+        pairs = rank_pairs(config, rows, source).padded() if pairs is None else pairs
         targets |= {
             "pairs_clicked": pairs.clicked,
             "pairs_other": pairs.other,
@@ -71,6 +63,16 @@ def make_targets(
     for family in families:
         targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
     return targets
+
+
+def rank_pairs(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> Pairs:
+    """The pairs of N rows that the rank loss compares, without padding; none without such a loss."""
+    if config.ranking is None:
+        return Pairs(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
+    ranking = config.ranking
+    begins, weight = query_begins(rows, source), _own_weight(config, rows, source)
+    ids = rows.query_id, rows.example_id
+    return click_pairs(begins, rows.label, weight, *ids, ranking.max_pairs, ranking.query_exponent)
 
 
 def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:

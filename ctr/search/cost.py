@@ -11,8 +11,8 @@ from ctr.search.config import CostConfig
 from ctr.search.space import Choice, Content, Space
 from ctr.search.times import LayerTimes
 from ctr.training.analysis.flops import count_flops
-from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
+from ctr.training.logs import resolve
 
 Measure = Callable[[TrainConfig], float]
 """What a configuration costs, in any unit."""

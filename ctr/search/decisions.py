@@ -12,8 +12,8 @@ from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.search.config import SearchConfig
 from ctr.search.space import Content, Decision, Space
-from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
+from ctr.training.logs import resolve
 
 _OWN_KEYS = ("seed", "time_range", "record_predictions")
 """What a search sets itself."""

@@ -19,10 +19,10 @@ from ctr.models.dcn import hidden_layers
 from ctr.models.initial_weights import init_weights
 from ctr.search.space import Content, Space
 from ctr.search.times import Layer, LayerTime, StepTime, Times, layers_of, layers_to_measure
-from ctr.training.analysis.step_times import TimedModel, take_turns
-from ctr.training.auto import resolve
+from ctr.training.analysis.speed import TimedModel, take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype, resolve_jit
+from ctr.training.logs import resolve
 from ctr.training.optimizers import dense_optimizer
 from ctr.training.run.directory import write_json
 

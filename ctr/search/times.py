@@ -28,8 +28,8 @@ from ctr.io.errors import InputError
 from ctr.models.embeddings import tower_widths
 from ctr.models.rows import TableLayout
 from ctr.search.space import Content, Space
-from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
+from ctr.training.logs import resolve
 
 _WIDTHS_MEASURED = 4
 """Of the range of what the embeddings together may have."""

@@ -41,7 +41,7 @@ from ctr.serving.saved_model import (
     write_model,
 )
 from ctr.serving.weights import VARIABLES, read_weights
-from ctr.training.run.export_folder import check_models_folder, delete_model, only_publisher
+from ctr.training.run.directory import check_models_folder, delete_model, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 
 log = logging.getLogger(__name__)

@@ -4,13 +4,18 @@ All workers have the whole batch, and each takes whole queries of it: a stretch 
 other. So all workers know what each of them needs of a table, without asking each other (``ctr.training.tables``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from ctr.data.reader import Rows
 from ctr.models.rows import TableLayout, padded_size
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.pairs import Pairs
+from ctr.objective.targets import Targets, rank_pairs
 from ctr.training.tables.plan import TablePlan, value_count
 from ctr.workers.collectives import Workers
 
@@ -117,3 +122,51 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
     positions = np.empty(len(workers), np.int64)
     positions[by_worker] = workers[by_worker] * capacity + within
     return positions
+
+
+def most_held(plan: TablePlan, seat: Seat) -> int:
+    """How many rows of a plan the chip holds that holds most of them; 0 where there are no chips."""
+    if not seat.by_chip:
+        return 0
+    return int(np.bincount(plan.distinct[: plan.distinct_count] % seat.size, minlength=1).max())
+
+
+DividedBatch = tuple[Division, Seat]
+"""Who takes which rows of a batch, and where this worker stands."""
+
+
+class BatchPart(NamedTuple):
+    """Rows of a batch that one step takes: all of them, or those of a worker, by their ``numbers`` in the batch."""
+
+    rows: Rows
+    source: np.ndarray
+    pairs: Pairs
+    numbers: np.ndarray | None = None
+
+
+def parts_of_batch(
+    objective: ObjectiveConfig, rows: Rows, source: np.ndarray, division: DividedBatch | None
+) -> list[BatchPart]:
+    """Those parts of a batch that are made here."""
+    if division is None:
+        return [BatchPart(rows, source, rank_pairs(objective, rows, source))]
+    found = []
+    for rank in division[1].ranks:
+        own = division[0].rows_of(rank)
+        part = rows.keep(own), source[own]
+        found.append(BatchPart(*part, rank_pairs(objective, *part), np.flatnonzero(own)))
+    return found
+
+
+def join_targets(
+    targets: list[Targets], parts: Sequence[BatchPart], seat: Seat, weight: np.ndarray
+) -> Targets:
+    """The targets of the parts that are made here, with the weight of the whole batch."""
+    for own, part in zip(targets, parts, strict=True):
+        if seat.numbered and part.numbers is not None:
+            own["number"] = np.zeros_like(own["query"])
+            own["number"][: len(part.numbers)] = part.numbers
+    joined = targets[0]
+    if seat.has_all:
+        joined = {name: np.stack([own[name] for own in targets]) for name in joined}
+    return joined | {"batch_weight": weight}

@@ -1,11 +1,8 @@
-"""From batches to the arrays that the step takes, made by a thread that reads ahead."""
+"""From batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -16,15 +13,20 @@ from ctr.models.rows import TableLayout, padded_size
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
-from ctr.training.division import Division, Seat, divide_rows
+from ctr.training.division import (
+    DividedBatch,
+    Seat,
+    divide_rows,
+    join_targets,
+    most_held,
+    parts_of_batch,
+)
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes
-from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table, value_count
-from ctr.training.tables.shares import most_held, plan_tensors
+from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
+from ctr.training.tables.shares import plan_tensors
 from ctr.training.tables.tables import EmbeddingTables
-
-ItemT = TypeVar("ItemT")
 
 _LOGISTIC = ObjectiveConfig()
 OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
@@ -54,7 +56,7 @@ class Feed:
     targets: Targets
     plans: tuple[TablePlan, ...]
     layouts: tuple[TableLayout, ...]
-    division: tuple[Division, Seat] | None = None
+    division: DividedBatch | None = None
     shape: Shape | None = None
     largest: "Callable[[], Feed] | None" = None
 
@@ -126,7 +128,7 @@ def make_feed(
     seat: Seat | None = None,
     shapes: FewShapes | None = None,
 ) -> Feed:
-    """Pads a batch to one of a few sizes and finds its distinct embedding rows.
+    """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
     Args:
         ids: how ids that grow are admitted; None: the feed is not to be learned from.
@@ -137,46 +139,50 @@ def make_feed(
         InputError: the batch is larger than all shapes.
     """
     rows, source = _all_rows(batch, constraint_batches)
-    capacity = padded_size(len(rows), smallest=batch_rows)
-    multivalent = {
-        name: (values, np.diff(offsets).astype(np.int32))
-        for name, (values, offsets) in rows.multivalent.items()
-    }
-    drawn_rows = None
-    if ids is not None and ids.admission.rule == "probability":
-        drawn_rows = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
-    planned_rows = capacity if seat is None and shapes is None else len(rows)
-    plans = tuple(plan_table(layout, rows.ids, multivalent, planned_rows, drawn_rows) for layout in layouts)
+    plans = _find_ids(layouts, rows, ids)
     division = None
     if seat is not None:
-        division = divide_rows(query_begins(rows, source), source, seat.size, batch_rows)
-    make = partial(_targets, objective, families, rows, source, division, seat, batch_rows)
+        division = divide_rows(query_begins(rows, source), source, seat.size, batch_rows), seat
+    parts = parts_of_batch(objective, rows, source, division)
+
+    # What everything is padded to.
+    pairs = max(len(part.pairs.weight) for part in parts)
     shape = None
+    table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        sizes = _sizes(layouts, plans, len(rows), division, seat)
-        most = len(rows) if division is None or seat is None else division.most_rows(seat.size)
-        for shape in shapes.holding(len(rows), most, sizes, batch.begin):
-            targets = make(shape.rows, shape.pairs)
-            if "pairs_weight" not in targets or targets["pairs_weight"].shape[-1] == shape.pairs:
-                break
-        assert shape is not None
-        padded_rows = shape.rows if division is None else len(rows)
-        plans = tuple(
-            # Of a batch that is divided the parts are padded, by ``plan_tensors``.
-            pad_plan(
-                layout, plan, padded_rows, size.ids, size.values if division is None else len(plan.values)
-            )
-            for layout, plan, size in zip(layouts, plans, shape.tables, strict=True)
-        )
-        division = None if division is None else division.with_capacity(shape.rows)
+        shape = shapes.of_batch(batch.begin, len(rows), pairs, layouts, plans, division)
+        capacity, pairs, table_sizes = shape.rows, shape.pairs, shape.tables
     else:
-        targets = make(capacity if division is None else division.capacity)
-    both = None if division is None or seat is None else (division, seat)
+        capacity = padded_size(len(rows), batch_rows) if division is None else division[0].capacity
+        pairs = padded_size(pairs)
+
+    # What is padded.
+    targets = [
+        make_targets(objective, families, part.rows, part.source, capacity, part.pairs.padded(pairs))
+        for part in parts
+    ]
+    plans = [
+        pad_plan(
+            layout,
+            plan,
+            capacity if division is None else len(rows),
+            # Of a batch that is divided the parts are padded, by ``plan_tensors``.
+            (size and size.values) if division is None else len(plan.values),
+            size and size.ids,
+        )
+        for layout, plan, size in zip(layouts, plans, table_sizes, strict=True)
+    ]
+    of_batch = targets[0]
+    if division is not None:
+        division = division[0].with_capacity(capacity), division[1]
+        of_batch = join_targets(targets, parts, division[1], whole_batch_weight(objective, rows, source))
+        if division[1].numbered:
+            of_batch["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
     largest = None
     if shapes is not None:
         options = objective, families, constraint_batches, ids, seat, shapes.largest()
         largest = partial(make_feed, batch, layouts, batch_rows, *options)
-    return Feed(batch, tuple(constraint_batches), targets, plans, layouts, both, shape, largest)
+    return Feed(batch, tuple(constraint_batches), of_batch, tuple(plans), layouts, division, shape, largest)
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
@@ -194,99 +200,12 @@ def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple
     return join_rows(parts), np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])
 
 
-def _sizes(
-    layouts: Sequence[TableLayout],
-    plans: Sequence[TablePlan],
-    rows: int,
-    division: Division | None,
-    seat: Seat | None,
-) -> list[TableSizes]:
-    """What a batch has of each table; of multivalent ids the part that has most, of ids without rows no chip's."""
-    if division is None or seat is None:
-        counts = [value_count(layout, plan, rows) for layout, plan in zip(layouts, plans, strict=True)]
-        return [TableSizes(plan.distinct_count, count) for plan, count in zip(plans, counts, strict=True)]
-    return [
-        TableSizes(
-            plan.distinct_count,
-            division.most_values(layout, plan, seat.size),
-            0 if plan.pending is not None else most_held(plan, seat),
-        )
-        for layout, plan in zip(layouts, plans, strict=True)
-    ]
-
-
-def _targets(
-    objective: ObjectiveConfig,
-    families: Sequence[Family],
-    rows: Rows,
-    source: np.ndarray,
-    division: Division | None,
-    seat: Seat | None,
-    batch_rows: int,
-    capacity: int,
-    smallest_pairs: int = 64,
-) -> Targets:
-    """The targets of a batch, or of the part or the parts of it that are made here."""
-    if division is None or seat is None:
-        return make_targets(objective, families, rows, source, capacity, smallest_pairs)
-    parts = []
-    for rank in seat.ranks:
-        own = division.rows_of(rank)
-        part = make_targets(objective, families, rows.keep(own), source[own], capacity, smallest_pairs)
-        if seat.numbered:
-            part["number"] = np.zeros(capacity, np.int32)
-            part["number"][: int(own.sum())] = np.flatnonzero(own)
-        parts.append(part)
-    targets = parts[0]
-    if seat.has_all:
-        pairs = [len(part.get("pairs_weight", ())) for part in parts]
-        if len(set(pairs)) > 1:
-            more = batch_rows, capacity, max(pairs)
-            return _targets(objective, families, rows, source, division, seat, *more)
-        targets = {name: np.stack([part[name] for part in parts]) for name in targets}
-    targets["batch_weight"] = whole_batch_weight(objective, rows, source)
-    if seat.numbered:
-        targets["batch_capacity"] = np.array(padded_size(len(rows), smallest=batch_rows), np.int32)
-    return targets
-
-
-_END = object()
-
-
-def read_ahead(items: Iterable[ItemT], depth: int = 4) -> Generator[ItemT, None, None]:
-    """Yields ``items`` in order while a thread prepares the next ``depth`` of them.
-
-    An exception in the thread is raised here, in its place. Closing the generator ends the thread, after
-    the item that it is just preparing.
-    """
-    ready: queue.Queue[object] = queue.Queue(maxsize=depth)
-    stopped = threading.Event()
-
-    def offer(item: object) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def produce() -> None:
-        try:
-            for item in items:
-                if not offer(item):
-                    return
-            offer(_END)
-        except BaseException as error:  # handed over and raised by the consumer
-            offer(error)
-
-    thread = threading.Thread(target=produce, name="reader", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            yield item  # type: ignore[misc]
-    finally:
-        stopped.set()
-        thread.join()
+def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None) -> list[TablePlan]:
+    multivalent = {
+        name: (values, np.diff(offsets).astype(np.int32))
+        for name, (values, offsets) in rows.multivalent.items()
+    }
+    drawn_rows = None
+    if ids is not None and ids.admission.rule == "probability":
+        drawn_rows = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
+    return [plan_table(layout, rows.ids, multivalent, drawn_rows) for layout in layouts]

@@ -1,5 +1,7 @@
-"""The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
+"""The logs and sidecars that a run reads, checked before it begins, as they grow, and the feeds that they become."""
 
+import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,19 +12,25 @@ import numpy as np
 from ctr.data.batches import Batch, BatchSize, batches_within, set_rejects_apart, whole_query_batches
 from ctr.data.interleave import Interleaved
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.log import MAX_TIME_US, Manifest
+from ctr.data.log import MAX_TIME_US, Manifest, PublishedPartitions, log_sha256
 from ctr.data.reader import read_rows
+from ctr.data.sidecar import SidecarHash, sidecar_folder
 from ctr.data.stream import Selection, check_selection, read_selection
+from ctr.io.read_ahead import read_ahead
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
-from ctr.training.device import has_few_shapes
+from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
-from ctr.training.feed import Feed, make_feed, read_ahead
-from ctr.training.preflight import Log, Logs, open_logs, sidecar_logs
+from ctr.training.feed import Feed, make_feed
+from ctr.training.logs import Log, Logs, open_logs, sidecar_logs
 from ctr.training.run.position import Position
 from ctr.training.shapes import few_shapes
 from ctr.training.step import scored_part
+from ctr.workers.collectives import ALONE, Workers
+
+# What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
+_SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 
 @dataclass(frozen=True)
@@ -66,17 +74,39 @@ class Inputs(Logs):
         return False
 
 
-def open_inputs(path: Path, config: TrainConfig) -> Inputs:
+def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
     """Finds and checks everything that a run reads.
 
     Raises:
         InputError: a log is none, is empty, or has other features than the first one; a feature, sidecar or
-            sidecar's row that the configuration needs is not there.
+            sidecar's row that the configuration needs is not there. Some of several workers have others of these, or
+            other versions or processors, than the first one; which ones, and what.
     """
-    logs = open_logs(path, config)
-    constraints = config.objective.bias_constraints
-    families = resolve_families(constraints, logs.schema) if constraints is not None else ()
-    return Inputs(**vars(logs), families=families)
+    with workers.raise_if_any_failed():
+        logs = open_logs(path, config)
+        constraints = config.objective.bias_constraints
+        families = resolve_families(constraints, logs.schema) if constraints is not None else ()
+    inputs = Inputs(**vars(logs), families=families)
+    if workers.size > 1:
+        _agree(inputs, workers)
+    return inputs
+
+
+def _agree(inputs: Inputs, workers: Workers) -> None:
+    environment = describe_environment(inputs.config, workers.size)
+    versions = environment["versions"]
+    workers.agree("version of ctr", versions.pop("ctr"))
+    workers.agree("version of TensorFlow", versions.pop("tensorflow"))
+    workers.agree("configuration", inputs.config.sha256())
+    workers.agree("features of the log (schema)", inputs.schema.version)
+    for name, log in inputs.row_logs.items():
+        workers.agree(f"constraint log {name}" if name else "log", log_sha256(log.manifests))
+    for role, (path, name) in inputs.sidecars.items():
+        workers.agree(f"sidecar {name} ({role})", SidecarHash(path, name).until())
+    for name, version in versions.items():
+        workers.agree(f"version of {name}", version)
+    for key in _SAME:
+        workers.agree(f"environment ({key})", json.dumps(environment[key]))
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -268,3 +298,80 @@ def _read_until(stream: Interleaved, batch: Batch) -> Batch | None:
     """
     rows = stream.until(batch.times[1] - 1)
     return None if rows is None else set_rejects_apart(rows)
+
+
+class PublishedInputs:
+    """The inputs of a run as they grow, read again and again at little cost.
+
+    Attributes:
+        inputs: all that is published.
+        readable: the same without the partitions of the log from the first one on that waits for a sidecar.
+        awaited: the file that it waits for; None: nothing.
+    """
+
+    def __init__(self, inputs: Inputs, wait_for_sidecars: bool) -> None:
+        """Begins with these inputs. ``wait_for_sidecars``: else all that is published counts as readable."""
+        self.inputs = inputs
+        self._waits = wait_for_sidecars
+        self._ready = 0
+        self.awaited: str | None = None
+        logs = [inputs.log, *inputs.constraint_logs.values()]
+        if inputs.teacher_log is not None:
+            logs.append(inputs.teacher_log)
+        self._published = [(log, PublishedPartitions(log.path, log.manifests)) for log in logs]
+        self.readable = self._read_ready()
+
+    def refresh(self) -> bool:
+        """Finds what was published since the last call; returns whether there is more to read of anything.
+
+        Raises:
+            InputError: a malformed manifest.
+        """
+        before, ready = self.inputs, self._ready
+        logs = [self._grown(log, published) for log, published in self._published]
+        if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):
+            self._published = [
+                (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
+            ]
+            constraint_logs = dict(zip(self.inputs.constraint_logs, logs[1:], strict=False))
+            teacher_log = logs[-1] if self.inputs.teacher_log else None
+            self.inputs = replace(
+                self.inputs, log=logs[0], constraint_logs=constraint_logs, teacher_log=teacher_log
+            )
+        self.readable = self._read_ready()
+        return self.inputs is not before or self._ready != ready
+
+    @staticmethod
+    def _grown(log: Log, published: PublishedPartitions) -> Log:
+        manifests = published.read()
+        return log if manifests is log.manifests else Log(log.path, manifests)
+
+    def _read_ready(self) -> Inputs:
+        manifests = self.inputs.log.manifests
+        if not self._waits:
+            self._ready = len(manifests)
+            return self.inputs
+        # What was ready stays so; if a log has lost partitions, that is refused elsewhere.
+        self._ready = min(self._ready, len(manifests))
+        self.awaited = None
+        while self._ready < len(manifests) and self.awaited is None:
+            self.awaited = self._missing_file(manifests[self._ready])
+            self._ready += self.awaited is None
+        if self._ready == len(manifests):
+            return self.inputs
+        return replace(self.inputs, log=Log(self.inputs.log.path, manifests[: self._ready]))
+
+    def _missing_file(self, partition: Manifest) -> str | None:
+        """Returns the first file that has to be there before the sidecars say all that they will of a partition."""
+        if not self.inputs.selects(partition):
+            return None
+        for log, name in self.inputs.sidecar_logs.values():
+            if log.end < partition.end:
+                return f"{log.path}, published until {partition.end}"
+            first = bisect_right(log.manifests, partition.start, key=lambda manifest: manifest.end)
+            last = bisect_left(log.manifests, partition.end, key=lambda manifest: manifest.start)
+            for manifest in log.manifests[first:last]:
+                path = sidecar_folder(log.path, name) / f"{manifest.name}.json"
+                if manifest.rows and not path.is_file():
+                    return str(path)
+        return None

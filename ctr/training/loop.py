@@ -19,22 +19,20 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.reader import Rows
-from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
-from ctr.training.agreement import agree, check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
-from ctr.training.follow.published import PublishedInputs
-from ctr.training.inputs import Inputs, check_rows, open_inputs, read_turns
-from ctr.training.preflight import LearningError, check_run, train_result
+from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
 from ctr.training.run.rollback import RollbackNeeded, query_times
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
+from ctr.training.run.summary import LearningError, train_result
 from ctr.training.state import TrainState, fresh_state
 from ctr.training.trainer import Phase, Trainer, announced
+from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
@@ -95,26 +93,25 @@ def train(
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
     log, run_dir = Path(log), Path(run_dir)
+    source = None if init_from is None else Path(init_from.run_dir)
+    device = None if chips is None else chips.device
     with workers.noticing_losses():
-        summary: dict[str, Any] | None = None
-        with workers.together():
-            if workers.is_chief:
-                summary = check_run(log, config, run_dir, record, init_from and Path(init_from.run_dir))
-        if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
-            with workers.together():
-                if init_from is not None and workers.is_chief:
-                    warm_start(log, config, run_dir, init_from, workers=workers.size, chips=chips)
+        summary = workers.once(
+            lambda: validate(
+                config, log, run_dir, record=record, source=source, workers=workers.size, device=device
+            )
+        )
+        if summary is None:
+            if init_from is not None:
+                begin = log, config, run_dir, init_from, False, workers.size, chips
+                workers.once(lambda: warm_start(*begin))
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
             ) as session:
                 summary = session.finish(stop)
-        with workers.together():
-            if workers.is_chief:
-                assert summary is not None
-                summary = train_result(log, run_dir, summary, record)
-        summary = workers.from_first(summary)
+        result = workers.once(lambda: train_result(log, run_dir, summary, record))
         workers.leave()
-        return summary
+        return result
 
 
 def one_pass(
@@ -186,8 +183,11 @@ def one_pass(
 
 def _export(run: Run, exporter: Exporter) -> None:
     snapshot = take_snapshot(run)
-    with run.workers.together():
+
+    def export() -> None:
         exporter(snapshot)
+
+    run.workers.once(export)
 
 
 def _check_weights(run: Run, trainer: Trainer) -> bool:
@@ -248,35 +248,31 @@ def open_session(
         WorkerLostError: another worker is gone.
     """
     log, run_dir = Path(log), Path(run_dir)
-    if config.export is not None and exporter is None:
-        raise InputError(
-            "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
-        )
-    if wait_for_sidecars and workers.size > 1:
-        raise InputError("a log that grows cannot be followed by several workers; train on it as it is")
     if not workers.is_chief:
-        progress, phase, exporter = None, None, lambda snapshot: None
+        progress, phase = None, None
     with workers.noticing_losses(), ExitStack() as held:
-        with workers.together():
-            check_possible(config, workers, chips)
-            inputs = open_inputs(log, config)
-        agree(inputs, workers)
+        with workers.raise_if_any_failed():
+            device = None if chips is None else chips.device
+            check_possible(config, workers.size, device, exporter is not None, wait_for_sidecars)
+        inputs = open_inputs(log, config, workers)
         config = inputs.config
-        # What has waited may be long, and the wish to stop has to be heard (``advance``).
-        check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
-        with workers.together():
-            if check_first and workers.is_chief:
-                with announced(phase, "checking rows"):
-                    check_rows(inputs)
-            if workers.is_chief:
-                environment = describe_environment(config, workers.size, chips)
-                held.enter_context(hold_run(run_dir, config, inputs.schema, environment))
+
+        def check_new_run() -> bool:
+            # What has waited may be long, and the wish to stop has to be heard (``advance``).
+            if wait_for_sidecars or (run_dir / "checkpoints").exists():
+                return False
+            with announced(phase, "checking rows"):
+                return check_rows(inputs)
+
+        is_checked = workers.once(check_new_run)
+        environment = describe_environment(config, workers.size, chips)
+        held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
         more = {} if chips is None else {"chips": chips}
         begin = partial(learner.state, config, inputs.schema, inputs.families, workers, **more)
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = learner.trainer(state, config, phase)
-            checked = inputs.log.rows if check_first else run.position.examples
+            checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars)
             yield Session(run, trainer, published, checked, progress, exporter)
 
@@ -439,15 +435,6 @@ class Session:
         run.workers.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
-    def _write_results(self, failure: str | None) -> dict[str, Any]:
-        run, summary = self.run, None
-        # Each worker keeps some of the ids.
-        grown = run.metrics.ids.slots.most_used()
-        with run.workers.together():
-            if run.workers.is_chief:
-                summary = write_results(self.inputs, run, failure, self.trainer.timing(), grown)
-        return run.workers.from_first(summary)
-
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.
 
@@ -483,7 +470,7 @@ class Session:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()
-        summary = self._write_results(failure)
+        summary = write_results(self.inputs, run, failure, trainer.timing())
         if failure is not None:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)

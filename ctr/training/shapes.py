@@ -17,7 +17,7 @@ constraint logs, which add rows to a batch, there is room for those.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from ctr.data.schema import Category, Cross, Feature, Schema, Text
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
+from ctr.training.division import DividedBatch, most_held
+from ctr.training.tables.plan import TablePlan
 
 _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
 """Divisors of what there can be at most."""
@@ -71,25 +73,63 @@ class FewShapes:
         """The one that holds whatever another one does."""
         return FewShapes(self.shapes[-1:])
 
-    def holding(self, total: int, rows: int, tables: Sequence[TableSizes], position: int) -> Iterator[Shape]:
-        """The shapes that hold a batch, the smallest one first; pairs are not looked at.
+    def of_batch(
+        self,
+        position: int,
+        rows: int,
+        pairs: int,
+        layouts: Sequence[TableLayout],
+        plans: Sequence[TablePlan],
+        division: DividedBatch | None,
+    ) -> Shape:
+        """The smallest shape that holds a batch.
+
+        Args:
+            position: of the batch in the log.
+            rows: of the batch.
+            pairs: of the part of it that has most.
+            plans: of each table, without padding.
+            division: of the rows into parts; None: there is one.
+
+        Raises:
+            InputError: none holds it; what there is too much of.
+        """
+        if division is None:
+            sizes = [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
+            return self.holding(rows, rows, pairs, sizes, position)
+        workers, seat = division
+        sizes = [
+            TableSizes(
+                plan.distinct_count,
+                workers.most_values(layout, plan, seat.size),
+                # Which chips hold ids without rows is not known yet.
+                0 if plan.pending is not None else most_held(plan, seat),
+            )
+            for layout, plan in zip(layouts, plans, strict=True)
+        ]
+        return self.holding(rows, workers.most_rows(seat.size), pairs, sizes, position)
+
+    def holding(
+        self, total: int, rows: int, pairs: int, tables: Sequence[TableSizes], position: int
+    ) -> Shape:
+        """The smallest shape that holds a batch.
 
         Args:
             total: the rows of the batch.
-            rows: of its largest part.
+            rows, pairs: of the part of it that has most of them.
             tables: what it has of each table; values those of the part that has most.
             position: of the batch in the log.
 
         Raises:
-            InputError: no further shape holds it; what there is too much of.
+            InputError: none holds it; what there is too much of.
         """
         for shape in self.shapes:
             fits = all(
                 has.ids <= size.ids and has.values <= size.values and has.held <= size.held
                 for has, size in zip(tables, shape.tables, strict=True)
             )
-            if total <= shape.total and rows <= shape.rows and fits:
-                yield shape
+            if total <= shape.total and rows <= shape.rows and pairs <= shape.pairs and fits:
+                return shape
         largest = self.shapes[-1]
         raise InputError(
             f"the batch from row {position} of the log on has {total} rows and, of each table, "

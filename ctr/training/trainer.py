@@ -218,7 +218,7 @@ class Trainer:
     def _with_rows(self, name: str, feed: Feed) -> Feed:
         """Gives the ids of a feed their rows; other workers must come in time for it, as for the call that follows."""
         is_first = all(key[0] != name for key in self._compiled)
-        with self.state.workers.in_time(is_patient=is_first):
+        with self.state.workers.timeout(is_patient=is_first):
             return feed.with_rows(self.state.tables, learning=name == "learn")
 
     @contextmanager
@@ -233,7 +233,7 @@ class Trainer:
         is_compiled = key in self._compiled
         self._compiled.add(key)
         phase = None if is_compiled else self._phase
-        with self.state.workers.in_time(is_patient=not is_compiled), announced(phase, "compiling"):
+        with self.state.workers.timeout(is_patient=not is_compiled), announced(phase, "compiling"):
             yield
 
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,8 @@ from ctr.workers.cluster import Cluster, WorkerLostError
 from ctr.workers.watch import TimeLimit, find_lost
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GROUP = 1
 _PATIENCE_SECONDS = 3600.0
@@ -44,7 +46,7 @@ class Workers:
         rank: the number of this one.
         size: how many there are.
         names: what messages call each; none for a process alone.
-        timeout: seconds after which a step that a worker does not take part in fails; 0: never. Between two steps, and
+        timeout_seconds: a step fails that a worker does not take part in for so long; 0: never. Between two steps, and
             in the first ones, which are compiled, others may take longer.
         is_here: whether all of them are in this process.
     """
@@ -58,7 +60,7 @@ class Workers:
         self.size = 1 if cluster is None else cluster.size
         addresses = () if cluster is None else cluster.addresses
         self.names = tuple(f"worker {rank} ({address})" for rank, address in enumerate(addresses))
-        self.timeout = timeout
+        self.timeout_seconds = timeout
         self._device = f"/job:worker/replica:0/task:{self.rank}/device:CPU:0"
         self._calls = 0
         self._limit = TimeLimit()
@@ -76,7 +78,7 @@ class Workers:
     @property
     def patience(self) -> float:
         """Seconds that others may take for what is not a step: to compile, to check rows, to write; 0: any time."""
-        return max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
+        return max(self.timeout_seconds, _PATIENCE_SECONDS) if self.timeout_seconds else 0.0
 
     def holding(self) -> AbstractContextManager[None]:
         """Lets each member have its own of every variable that is created in the block."""
@@ -155,14 +157,14 @@ class Workers:
         """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]; between two steps."""
         if self.size == 1 or not len(numbers):
             return np.repeat(numbers[np.newaxis], self.size, axis=0)
-        with self.in_time(is_patient=True):
+        with self.timeout(is_patient=True):
             return self._gather_now(numbers.astype(np.int64, copy=False))
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """The sums over the workers, element by element, of int32 [N], which must fit: int32 [N]; between two steps."""
         if self.size == 1 or not len(numbers):
             return numbers
-        with self.in_time(is_patient=True):
+        with self.timeout(is_patient=True):
             return self._sum_now(numbers.astype(np.int32, copy=False))
 
     def gather_texts(self, text: str) -> list[str]:
@@ -177,24 +179,35 @@ class Workers:
         found = self.gather_numbers(np.frombuffer(padded, "<i8"))
         return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
 
-    def from_first(self, content: dict[str, Any] | None) -> dict[str, Any]:
+    def broadcast(self, content: Any) -> Any:
         """What the first worker has, as JSON can hold it, in all; that of others is not used. Between two steps."""
         if self.size == 1:
-            assert content is not None
             return content
-        found: dict[str, Any] = json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
-        return found
+        return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
+
+    def once(self, function: Callable[[], T]) -> T:
+        """What a function returns, as JSON can hold it, which the first worker alone calls; between two steps.
+
+        Raises:
+            InputError: see ``raise_if_any_failed``.
+        """
+        if self.size == 1:
+            return function()
+        with self.raise_if_any_failed():
+            found = function() if self.is_chief else None
+        result: T = self.broadcast(found)
+        return result
 
     def gather_array(self, array: np.ndarray) -> np.ndarray:
         """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""
         if self.size == 1:
             return array[np.newaxis]
-        with self.in_time(is_patient=True):
+        with self.timeout(is_patient=True):
             found = self._gather_now(array.astype(np.float32, copy=False).reshape(-1))
         return found.reshape(self.size, *array.shape)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raise_if_any_failed(self) -> Iterator[None]:
         """Lets no worker go on unless the block succeeded in all of them; it must exchange nothing itself.
 
         Raises:
@@ -218,8 +231,8 @@ class Workers:
                 raise InputError(f"{name}: {text}")
 
     @contextmanager
-    def in_time(self, is_patient: bool) -> Iterator[None]:
-        """Within the block an exchange fails that others do not take part in after ``timeout`` seconds.
+    def timeout(self, is_patient: bool) -> Iterator[None]:
+        """Within the block an exchange fails that others do not take part in after ``timeout_seconds``.
 
         Args:
             is_patient: whether others may take longer (``patience``), unless a block around this one says otherwise.
@@ -227,7 +240,7 @@ class Workers:
         if self.size == 1:
             yield
             return
-        with self._limit.of(self.patience if is_patient else self.timeout):
+        with self._limit.of(self.patience if is_patient else self.timeout_seconds):
             yield
 
     @contextmanager
@@ -260,7 +273,7 @@ class Workers:
         A worker that ends takes with it what others have not received yet.
         """
         try:
-            with self.in_time(is_patient=False):
+            with self.timeout(is_patient=False):
                 self.wait_for_all()
         except self.lost_errors as error:
             log.info("left: %s", error)

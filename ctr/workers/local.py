@@ -37,8 +37,8 @@ class LocalWorkers(Workers):
         self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="exchanges")
 
     @contextmanager
-    def in_time(self, is_patient: bool) -> Iterator[None]:
-        seconds, before = self.patience if is_patient else self.timeout, self._board.until
+    def timeout(self, is_patient: bool) -> Iterator[None]:
+        seconds, before = self.patience if is_patient else self.timeout_seconds, self._board.until
         if seconds:
             self._board.until = min(before, time.monotonic() + seconds)
         try:

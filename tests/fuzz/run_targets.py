@@ -91,7 +91,7 @@ def _launch_seeds(folder: Path) -> list[bytes]:
 def _parse_launch(folder: Path, content: bytes) -> None:
     """As of a run that is asked for again: nothing else of it is read then."""
     from ctr.training.config import TrainConfig
-    from ctr.training.preflight import read_warm_start
+    from ctr.training.run.directory import read_warm_start
     from ctr.training.warm_start.start import InitFrom, warm_start
 
     put(folder / "begun/init_from.json", content)

@@ -55,7 +55,7 @@ def main(workers: Workers) -> dict[str, object]:
     refused = []
     for failing in (0, size - 1):
         try:
-            with workers.together():
+            with workers.raise_if_any_failed():
                 if rank == failing:
                     raise InputError("no such log")
         except InputError as error:

@@ -20,10 +20,10 @@ def main(workers: Workers, kind: str) -> None:
     def exchange(one: tf.Tensor) -> tf.Tensor:
         return workers.all_reduce([one])[0]
 
-    with workers.in_time(is_patient=True):
+    with workers.timeout(is_patient=True):
         assert exchange(tf.ones([3])).numpy().tolist() == [workers.size] * 3
     try:
-        with workers.noticing_losses(), workers.in_time(is_patient=False):
+        with workers.noticing_losses(), workers.timeout(is_patient=False):
             if workers.rank == workers.size - 1:
                 # The others end it.
                 time.sleep(600)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
-from ctr.training.follow.watch import Polling, follow
+from ctr.training.follow import Polling, follow
 from ctr.training.loop import train
 from ctr.training.run.run import Run
 from fault_points import Counting, kill, watching

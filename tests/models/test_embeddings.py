@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ctr.models.embeddings import create_table, look_up, tower_inputs, tower_widths
 from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.training.tables.plan import plan_table
+from ctr.training.tables.plan import pad_plan, plan_table
 
 FEATURES = (
     FeatureRows("a", 5, 2, "quality", 0),
@@ -36,7 +36,7 @@ def plans():
         )
         for name, rows in LISTS.items()
     }
-    return [plan_table(layout, IDS, columns, PADDED_ROWS) for layout in LAYOUTS]
+    return [pad_plan(layout, plan_table(layout, IDS, columns), PADDED_ROWS) for layout in LAYOUTS]
 
 
 def tensors(plan):

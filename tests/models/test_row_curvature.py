@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.training.tables.plan import plan_table
+from ctr.training.tables.plan import pad_plan, plan_table
 
 
 def test_curvature_and_features_are_those_of_loops():
@@ -29,7 +29,7 @@ def test_curvature_and_features_are_those_of_loops():
         name: (np.concatenate(values), np.array([len(one) for one in values], np.int32))
         for name, values in lists.items()
     }
-    plan = plan_table(layout, ids, multivalent, padded)
+    plan = pad_plan(layout, plan_table(layout, ids, multivalent), padded)
     curvature = np.zeros(padded, np.float32)
     curvature[:rows] = rng.uniform(0.1, 1, rows)
     curvature[4] = 0

@@ -14,7 +14,7 @@ from ctr.models.rows import (
     lay_out_tables,
     padded_size,
 )
-from ctr.training.tables.plan import TablePlan, assign_rows, plan_table
+from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
 
 FEATURES = (
     FeatureRows("a", 5, 4, "quality", 0),
@@ -148,7 +148,7 @@ def assert_refers(
 )
 def test_a_plan_refers_to_the_rows_that_the_ids_name(data, rows, padding, layout: TableLayout, dtype):
     ids, lists, columns = draw_batch(data, rows, dtype=dtype)
-    plan = plan_table(layout, ids, columns, padded_rows=rows + padding)
+    plan = pad_plan(layout, plan_table(layout, ids, columns), rows + padding)
     offsets = layout.offsets()
     assert_refers(plan, layout, ids, lists, padding, layout.rows, lambda f, one: one + offsets[f.name])
     assert sorted(plan.distinct[: plan.distinct_count]) == plan.distinct[: plan.distinct_count].tolist()
@@ -218,7 +218,7 @@ def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
     ids, lists, columns = draw_batch(data, rows, GROWING, np.int64)
     drawn = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
     is_drawing = data.draw(st.booleans())
-    plan = plan_table(layout, ids, columns, rows + padding, drawn if is_drawing else None)
+    plan = pad_plan(layout, plan_table(layout, ids, columns, drawn if is_drawing else None), rows + padding)
     assert plan.pending is not None
     names = [feature.name for feature in layout.growing]
     named = [
@@ -249,7 +249,7 @@ def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
 @given(st.data(), st.integers(1, 6), st.sampled_from(lay_out_tables(GROWING)), st.integers(1, 2**20))
 def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: TableLayout, shift):
     ids, _, columns = draw_batch(data, rows, GROWING, np.int64)
-    plan = plan_table(layout, ids, columns, rows)
+    plan = pad_plan(layout, plan_table(layout, ids, columns), rows)
     if plan.pending is None:
         return
     count = len(plan.pending.at)
@@ -263,7 +263,7 @@ def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: Tabl
 
 def test_ids_of_several_features_may_share_a_row():
     (layout,) = lay_out_tables([FeatureRows("g", 3, 2, "ui", 0, growing=True)])
-    plan = plan_table(layout, np.array([[5], [0], [-5], [5], [6]]), {}, 8)
+    plan = pad_plan(layout, plan_table(layout, np.array([[5], [0], [-5], [5], [6]]), {}), 8)
     assert plan.pending is not None
     assert plan.pending.fingerprints.tolist() == [5, -5, 6]
     assert plan.pending.counts.tolist() == [2, 1, 1]
@@ -279,7 +279,7 @@ def test_any_64_bits_are_an_id(ids):
     (layout,) = lay_out_tables(
         [FeatureRows(name, 9, 2, "ui", at, growing=True) for at, name in enumerate("gh")]
     )
-    plan = plan_table(layout, np.array([ids, ids]).T, {}, len(ids))
+    plan = pad_plan(layout, plan_table(layout, np.array([ids, ids]).T, {}), len(ids))
     assert plan.pending is not None
     for number in (0, 1):
         found = plan.pending.fingerprints[plan.pending.features == number].tolist()
@@ -292,7 +292,9 @@ def test_few_rows_pad_and_batches_of_one_size_have_few_capacities(count):
     (layout,) = lay_out_tables([FeatureRows("a", 100_000, 2, "quality", 0)])
     near = range(count - count // 50, count + count // 50 + 1, max(1, count // 500))
     found = [
-        plan_table(layout, np.arange(number, dtype=np.int32)[:, np.newaxis], {}, max(64, number))
+        pad_plan(
+            layout, plan_table(layout, np.arange(number, dtype=np.int32)[:, np.newaxis], {}), max(64, number)
+        )
         for number in near
     ]
     for plan in found:

@@ -21,7 +21,7 @@ from ctr.serving.metadata import find_model, read_chain, read_metadata
 from ctr.serving.scorer import Scorer
 from ctr.serving.weights import read_weights
 from ctr.training.config import ExportConfig
-from ctr.training.run import export_folder
+from ctr.training.run.directory import drop_models_after
 from ctr.training.run.snapshot import Snapshot
 from fault_points import Counting, watching
 from growing_cases import contents, draw_rows, make_run
@@ -174,7 +174,7 @@ def test_a_version_that_is_there_twice_is_taken_whole(snapshots, published, mode
 
 @pytest.mark.soak
 def test_a_run_that_goes_back_deletes_deltas_too(models):
-    export_folder.drop_after(models, 250)
+    drop_models_after(models, 250)
     assert names(models) == ["100", "200.delta"]
 
 

@@ -11,7 +11,7 @@ from ctr.serving.export import export_from_run, export_run
 from ctr.serving.metadata import read_metadata, versions
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run import export_folder, rollback
+from ctr.training.run import directory, rollback
 from numerical_faults import injected
 
 ROWS = 480
@@ -88,7 +88,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("module", "name"), [(export_folder, "delete_model"), (rollback, "write_rollbacks")])
+@pytest.mark.parametrize(("module", "name"), [(directory, "delete_model"), (rollback, "write_rollbacks")])
 def test_killed_within_a_rollback_it_ends_with_the_same(log, gone_back, tmp_path, monkeypatch, module, name):
     real = getattr(module, name)
     calls = 0

@@ -95,7 +95,7 @@ def run_killed() -> Callable[..., int]:
     loaded TensorFlow and computed nothing.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
+    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
 
     def run(
         log: Path,

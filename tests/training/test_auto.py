@@ -8,8 +8,8 @@ import yaml
 from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Category, Number, Schema
 from ctr.data.shards import pack_ids, publish_partition
-from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
+from ctr.training.logs import resolve
 from ctr.training.loop import open_session, train
 
 SCHEMA = Schema(

@@ -15,11 +15,10 @@ from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
-from ctr.training.agreement import check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
+from ctr.training.validate import check_possible
 from ctr.workers.chips import open_chips
-from ctr.workers.collectives import ALONE
 from fingerprint_logs import publish_growing
 from small_runs import SMALL
 
@@ -126,12 +125,9 @@ def test_other_devices_are_refused(device):
     ],
 )
 def test_what_chips_cannot_do_is_refused(make_config, changes, match):
-    class Two:
-        device, size = "cpu:2", 2
-
     with pytest.raises(InputError, match=match):
-        check_possible(make_config(changes), ALONE, Two())
-    check_possible(make_config(), ALONE, Two())
+        check_possible(make_config(changes), device="cpu:2")
+    check_possible(make_config(), device="cpu:2")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ctr.models.embeddings import create_table
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.division import Division, Seat, divide_rows
-from ctr.training.tables.plan import plan_table
+from ctr.training.tables.plan import pad_plan, plan_table
 from ctr.training.tables.shares import share_of_table
 from ctr.training.tables.tables import is_divided
 
@@ -61,7 +61,7 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
     ids = np.stack([rng.integers(0, 40, rows), rng.integers(0, 7, rows)], axis=1).astype(np.int32)
     lengths = rng.integers(0, 4, rows).astype(np.int32)
     tags = rng.integers(0, 30, lengths.sum()).astype(np.int32)
-    plan = plan_table(LAYOUT, ids, {"tags": (tags, lengths)}, rows)
+    plan = pad_plan(LAYOUT, plan_table(LAYOUT, ids, {"tags": (tags, lengths)}), rows)
     table = rng.normal(size=(LAYOUT.rows, 3))
     places = [Seat(rank, workers, (divide,)) for rank in range(workers)]
     shares = [share_of_table(LAYOUT, plan, division, place, divide) for place in places]

@@ -9,7 +9,8 @@ import pytest
 from ctr.data.batches import whole_query_batches
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
-from ctr.training.feed import make_feed, read_ahead
+from ctr.io.read_ahead import read_ahead
+from ctr.training.feed import make_feed
 
 
 def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):

@@ -19,11 +19,11 @@ from ctr.data.sidecar import write_sidecar_partition
 from ctr.eval.report import render_report
 from ctr.io.errors import InputError
 from ctr.training.config import ExportConfig
-from ctr.training.follow.watch import Polling, follow
+from ctr.training.follow import Polling, follow
 from ctr.training.loop import LearningError, train
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.run import Run
-from ctr.training.run.summary_text import summary_text
+from ctr.training.run.summary import summary_text
 from growing_logs import assert_same, constrained, outcome
 from numerical_faults import fill, injected
 
@@ -288,7 +288,7 @@ def test_before_the_first_checkpoint_it_begins_anew_with_the_same_bits(long_log,
 def run_faulty() -> Callable[..., int]:
     """Trains under faults in a process that is killed after so many batches; returns its exit status."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
+    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
 
     def run(log: Path, config, folder: Path, given: dict[str, Any], kill_at: int) -> int:
         content = {

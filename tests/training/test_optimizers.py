@@ -15,7 +15,7 @@ from ctr.training import optimizers
 from ctr.training.analysis.flops import Touched, count_flops
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session, train
-from ctr.training.preflight import read_warm_start
+from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 

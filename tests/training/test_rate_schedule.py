@@ -12,8 +12,8 @@ from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session, train
-from ctr.training.preflight import read_warm_start
 from ctr.training.rate_schedule import RateSchedule
+from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 POLYNOMIAL = {

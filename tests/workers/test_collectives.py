@@ -75,5 +75,5 @@ def test_a_process_alone_exchanges_nothing():
     assert ALONE.gather_texts("a") == ["a"]
     assert ALONE.gather_numbers(np.arange(2)).tolist() == [[0, 1]]
     assert ALONE.sum_numbers(np.arange(2, dtype=np.int32)).tolist() == [0, 1]
-    with ALONE.together(), ALONE.noticing_losses():
+    with ALONE.raise_if_any_failed(), ALONE.noticing_losses():
         pass

@@ -1,11 +1,25 @@
-"""How fast a run is: the examples that it passes in a second, and the median time of its steps."""
+"""How fast a run is, and how long several models' steps take.
+
+Steps that are compared are timed by turns in one process, so that a slow minute is slow for all.
+"""
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
+
+from ctr.data.batches import Batch
+from ctr.data.schema import Schema
+from ctr.data.stream import TEACHER_LOGIT
+from ctr.objective.bias_constraints import resolve_families
+from ctr.training.config import TrainConfig
+from ctr.training.device import resolve_jit
+from ctr.training.feed import make_feed
+from ctr.training.state import fresh_state
+from ctr.training.step import TrainStep
 
 _SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
 
@@ -73,3 +87,64 @@ class Throughput:
         """Returns the examples per second since the last call."""
         (examples, seconds), self._window = self._window, (self.examples, self.seconds)
         return round((self.examples - examples) / (self.seconds - seconds), 1)
+
+
+class TimedModel:
+    """A fresh model, and the batches that it learns from again and again.
+
+    What a sidecar would have for their rows is made up, and constraint logs have none: no step's time depends on it.
+
+    Attributes:
+        state: its weights.
+        feeds: the batches.
+    """
+
+    def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
+        layouts, objective = config.table_layouts(schema), config.objective
+        constraints = objective.bias_constraints
+        families = resolve_families(constraints, schema) if constraints is not None else ()
+        self.state = fresh_state(config, schema, families)
+        self._steps = TrainStep(self.state, config, resolve_jit(config))
+        if objective.distillation is not None:
+            batches = [_taught(batch) for batch in batches]
+        self.feeds = [make_feed(one, layouts, config.batch.rows, objective, families) for one in batches]
+        self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
+
+    def seconds(self) -> float:
+        """Of a step that learns, the mean over one turn."""
+        begun = time.perf_counter()
+        for feed in self.feeds:
+            self._steps.learn(feed, self._ramps, self._rates).logit.numpy()
+        return (time.perf_counter() - begun) / len(self.feeds)
+
+    def scoring_seconds(self) -> float:
+        """Of scoring a batch alone, the mean over one turn."""
+        begun = time.perf_counter()
+        for feed in self.feeds:
+            self._steps.score(feed, self._ramps)[0].numpy()
+        return (time.perf_counter() - begun) / len(self.feeds)
+
+
+def _taught(batch: Batch) -> Batch:
+    joined = {**batch.rows.joined, TEACHER_LOGIT: np.zeros(len(batch.rows), np.float32)}
+    return replace(batch, rows=replace(batch.rows, joined=joined))
+
+
+def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """The seconds of each in each round, after a first one, in which everything is compiled.
+
+    Every other round goes backwards: what a turn leaves behind, in caches and in threads, is not always the same one's.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds + 1):
+        for name in list(turns)[:: -1 if number % 2 else 1]:
+            taken = turns[name]()
+            if number:
+                seconds[name].append(taken)
+    return seconds
+
+
+def ratio_quartiles(own: Sequence[float], base: Sequence[float]) -> list[float]:
+    """The quartiles of the ratios of two turns of the same round, the median in the middle."""
+    quartiles: list[float] = np.quantile(np.array(own) / np.array(base), [0.25, 0.5, 0.75]).tolist()
+    return quartiles

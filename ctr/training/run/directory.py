@@ -19,7 +19,7 @@
     RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
-    RUN/follow.jsonl           how far a run that follows a live log was behind it (follow/lag.py)
+    RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
     RUN/workers/               the output of each worker, where ctr train --workers has started them
     RUN/.lock                  held by the process that trains
 
@@ -28,10 +28,11 @@ What grows during a run is cut back, on a resume, to where it was at the checkpo
 
 import json
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,12 +47,25 @@ from ctr.io.files import (
     is_temporary,
     make_folder,
     remove_temporaries,
+    sync_folder,
     write_atomic,
     write_atomic_bytes,
 )
 from ctr.io.locks import hold
 from ctr.io.paths import check_local
+from ctr.io.versions import (
+    DELTA_FILE,
+    FULL_FILE,
+    PARTIAL,
+    is_partial,
+    is_version,
+    version_number,
+    versions,
+)
 from ctr.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from ctr.workers.collectives import Workers
 
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
@@ -80,14 +94,23 @@ def only_process(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_run(
-    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]
+    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
     """Begins a run directory, or checks that it can go on under all of these; holds it until the block ends.
+
+    Of several workers the first one does so.
 
     Raises:
         InputError: it was begun under another configuration, on other features or in another environment, or another
             process is training in it.
     """
+    with ExitStack() as held:
+        workers.once(lambda: held.enter_context(_held(run_dir, config, schema, environment)))
+        yield
+
+
+@contextmanager
+def _held(run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]) -> Iterator[None]:
     # First the features: of others, widths differ too.
     check_run_folder(run_dir)
     check_schema(run_dir, schema)
@@ -208,6 +231,12 @@ def check_schema(run_dir: Path, schema: Schema) -> None:
         )
 
 
+def read_warm_start(run_dir: Path) -> dict[str, Any] | None:
+    """What a run began with, the content of init_from.json; None if it began with nothing."""
+    path = run_dir / INIT_FROM
+    return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
+
+
 def refuse_without_checkpoint(run_dir: Path) -> None:
     """Raises InputError when a run was begun from another one: it has lost what it began with."""
     if (run_dir / INIT_FROM).exists():
@@ -247,7 +276,7 @@ def write_metric_states(
 
 
 def write_default_slices(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes the slices of a run that names none (default_slices.py); without any there is no file."""
+    """Writes the slices of a run that names none (``results.default_slices``); without any there is no file."""
     path = run_dir / "default_slices.npz"
     if arrays:
         write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
@@ -260,3 +289,56 @@ def write_timeline(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:
     write_atomic(
         run_dir / "timeline.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
     )
+
+
+# RUN/exports, or another folder of exported models, a folder each under its position: who may write, how one vanishes.
+
+
+def check_models_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of exported models."""
+    check_output_folder(out, "a directory of exported models", _holds_models)
+
+
+def _holds_models(folder: Path) -> bool:
+    return any(
+        is_partial(path.name)
+        or (is_version(path.name) and any((path / name).is_file() for name in (FULL_FILE, DELTA_FILE)))
+        for path in folder.iterdir()
+        if path.is_dir()
+    )
+
+
+@contextmanager
+def only_publisher(out: Path, wait: bool) -> Iterator[None]:
+    """Holds a folder of models for this process, and clears away what an interrupted one left half there.
+
+    Args:
+        out: the folder, which is there.
+        wait: until no other process holds it.
+
+    Raises:
+        InputError: another process holds it, and this one does not wait.
+    """
+    (out / ".lock").touch()
+    with hold(out / ".lock", "" if wait else f"{out}: another process is exporting to this directory"):
+        for leftover in out.glob(f"*{PARTIAL}"):
+            if leftover.is_dir() and is_partial(leftover.name):
+                shutil.rmtree(leftover)
+        yield
+
+
+def delete_model(path: Path) -> None:
+    """Deletes one of the models in a folder that this process holds."""
+    # Renamed first, so that nobody finds half of it under its own name.
+    shutil.rmtree(path.rename(path.with_name(f"{path.name}{PARTIAL}")))
+
+
+def drop_models_after(out: Path, examples: int) -> None:
+    """Deletes the models of positions after ``examples``, the newest first; durably."""
+    if not out.is_dir():
+        return
+    with only_publisher(out, wait=True):
+        for version in reversed(versions(out)):
+            if version_number(version) > examples:
+                delete_model(version)
+        sync_folder(out)

@@ -1,34 +1,94 @@
-"""The files of a run that grow with it, and the thread that writes the large ones.
+"""The files of a run that grow with it, and the thread that writes the large ones; of several workers the first writes.
 
 On a resume, and when a run goes back, they are cut back to where they were at the checkpoint.
 """
 
+import contextlib
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ctr.data.batches import Batch
 from ctr.data.reader import FAULTS
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, naming, sync_folder, write_all, write_atomic
+from ctr.io.files import naming, sync_folder, write_all
 from ctr.training.config import TrainConfig
-from ctr.training.run import checkpoint
-from ctr.training.run.array_files import Share
-from ctr.training.run.background import Background
+from ctr.training.run import checkpoint, rollback
+from ctr.training.run.array_files import Share, Wanted
+from ctr.training.run.directory import refuse_without_checkpoint, remove_leftovers
 from ctr.training.run.event_file import EventFiles
+from ctr.training.run.predictions import PredictionWriter
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
 
-PREDICTION_COLUMNS = (
-    "example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit",
-)  # fmt: skip
+Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]
+"""Arrays, state, and which parts of arrays these are."""
+
+_WAITING_JOBS = 2
+_PRIORITY = 19
+
+
+def _give_way() -> None:
+    # Linux has a priority for each thread: what is written takes the time that training leaves.
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
+
+
+class Background:
+    """Jobs in a thread of their own.
+
+    A job that fails fails the run: nothing that was given later is begun, and every call from then on raises what it
+    raised.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Starts no thread yet. ``name``: the thread's."""
+        self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)
+        self._jobs: deque[Future[None]] = deque()
+        self._error: BaseException | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Has ``job`` done after those before it; waits when many are not begun, so that they do not pile up."""
+        self._wait(_WAITING_JOBS)
+        self._jobs.append(self._pool.submit(self._run, job))
+
+    def _run(self, job: Callable[[], None]) -> None:
+        if self._error is not None:
+            return
+        try:
+            job()
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def check(self) -> None:
+        """Raises what a job raised that ended since."""
+        while self._jobs and self._jobs[0].done():
+            self._jobs.popleft()
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Returns when all is done; raises what a job raised."""
+        self._wait(0)
+
+    def _wait(self, limit: int) -> None:
+        while len(self._jobs) > limit:
+            self._jobs.popleft().exception()
+        self.check()
+
+    def close(self) -> None:
+        """Ends the thread after what was given to it; raises nothing."""
+        self._pool.shutdown()
 
 
 class GrowingFile:
@@ -73,67 +133,6 @@ class GrowingFile:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-class PredictionWriter:
-    """Collects progressive predictions and writes them in Parquet files, the last one before each checkpoint.
-
-    Attributes:
-        parts: names of the files written, in the log's order.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        kept_parts: Sequence[str],
-        part_rows: int = 1_000_000,
-        submit: Callable[[Callable[[], None]], None] = lambda job: job(),
-    ) -> None:
-        """Goes on after ``kept_parts``; ``submit`` has a file written, at once or later, in the order of the calls."""
-        self._folder = folder
-        self._submit = submit
-        self._part_rows = part_rows
-        self.parts = list(kept_parts)
-        self._pending: list[dict[str, np.ndarray]] = []
-        self._pending_rows = 0
-
-    def open(self) -> Self:
-        """Makes the folder, and deletes all files in it but ``parts``.
-
-        Raises:
-            InputError: one of these is missing.
-        """
-        make_folder(self._folder)
-        for path in self._folder.iterdir():
-            if path.name not in self.parts:
-                path.unlink()
-        missing = [part for part in self.parts if not (self._folder / part).exists()]
-        if missing:
-            raise InputError(f"{self._folder / missing[0]}: missing, though the checkpoint names it")
-        return self
-
-    def add(self, batch: Batch, logit: np.ndarray) -> None:
-        """Takes the logits (float32 [N]) of a batch's good rows."""
-        columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
-        self._pending.append({**columns, "logit": logit})
-        self._pending_rows += len(logit)
-        if self._pending_rows >= self._part_rows:
-            self.flush(batch.end)
-
-    def flush(self, end: int) -> None:
-        """Has what was collected up to position ``end`` of the log written."""
-        if not self._pending:
-            return
-        path, parts = self._folder / f"{end:020d}.parquet", self._pending
-        self._submit(lambda: _write_predictions(path, parts))
-        self.parts.append(path.name)
-        self._pending = []
-        self._pending_rows = 0
-
-
-def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-    table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in PREDICTION_COLUMNS})
-    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
 def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any]]:
@@ -184,26 +183,59 @@ class RunFiles:
     rejects: GrowingFile | Unwritten
     predictions: PredictionWriter | None = None
 
-    def __init__(self, run_dir: Path, config: TrainConfig, written: bool = True) -> None:
-        """Touches nothing yet. ``written``: whether this process writes them."""
-        self._run_dir, self._config, self._written = run_dir, config, written
+    def __init__(self, run_dir: Path, config: TrainConfig, workers: Workers = ALONE) -> None:
+        """Touches nothing yet."""
+        self._run_dir, self._config, self._workers = run_dir, config, workers
+        self._checkpoints = run_dir / "checkpoints"
         self.background = Background("run-files")
         self._opened = ExitStack()
         self._closing = threading.Event()
 
-    def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
+    @property
+    def are_written(self) -> bool:
+        """Whether this process writes them."""
+        return self._workers.is_chief
+
+    def remove_leftovers(self) -> None:
+        """Deletes what an interrupted process left half written."""
+        self._workers.once(lambda: remove_leftovers(self._run_dir))
+
+    def newest_checkpoint(self, wanted: Wanted) -> Checkpoint | None:
+        """The newest checkpoint; of several workers the one that the first found to be sound.
+
+        Args:
+            wanted: which part of an array one of several workers needs.
+
+        Raises:
+            InputError: all checkpoints are damaged, or there must be one.
+        """
+        if self._workers.size == 1:
+            saved = checkpoint.restore_newest(self._checkpoints)
+            if saved is not None:
+                return *saved, {}
+        elif (newest := self._workers.once(lambda: checkpoint.newest_sound(self._checkpoints))) is not None:
+            with self._workers.raise_if_any_failed():
+                return checkpoint.read_share(self._checkpoints, newest, wanted)
+        refuse_without_checkpoint(self._run_dir)
+        return None
+
+    def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int = -1) -> None:
         """Opens the files where they stood at a checkpoint, and deletes what was written after it.
 
         Args:
             lengths: of ``metrics`` and ``rejects``, in bytes.
             prediction_parts: names of the files with predictions.
+            sound: the position of the checkpoint that a rollback would go back to.
 
         Raises:
             InputError: files are missing or shorter.
         """
-        if not self._written:
+        if not self.are_written:
             self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
-            return
+        self._workers.once(lambda: self._open(lengths, prediction_parts, sound))
+
+    def _open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int) -> None:
+        checkpoint.clean_up(self._checkpoints, self._config.checkpoint.keep, sound)
         run_dir, keep_open = self._run_dir, self._opened.enter_context
         if self._config.record_predictions:
             writer = PredictionWriter(
@@ -215,6 +247,15 @@ class RunFiles:
         self.rejects = keep_open(closing(GrowingFile.open(run_dir / "rejects.jsonl", lengths["rejects"])))
         self.events = keep_open(closing(EventFiles.open(run_dir / "tensorboard", lines, self._config)))
 
+    def go_back(self, examples: int, rollbacks: Sequence[rollback.Rollback]) -> None:
+        """Deletes what was published of positions after ``examples``, and writes the rollbacks with the new one."""
+
+        def write() -> None:
+            rollback.drop_after(self._run_dir, examples)
+            rollback.write_rollbacks(self._run_dir, rollbacks)
+
+        self._workers.once(write)
+
     def flush(self, examples: int) -> dict[str, Any]:
         """Has all predictions up to a position written; returns what a checkpoint keeps for ``open``."""
         if self.predictions is not None:
@@ -223,6 +264,10 @@ class RunFiles:
             "lengths": {"metrics": self.metrics.length, "rejects": self.rejects.length},
             "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
         }
+
+    def begin_checkpoint(self, examples: int) -> None:
+        """Makes the folder in which several workers are going to write the checkpoint of a position."""
+        self._workers.once(lambda: checkpoint.begin(self._checkpoints, examples))
 
     def write_checkpoint(
         self,
@@ -237,7 +282,7 @@ class RunFiles:
         def write() -> None:
             self.metrics.sync()
             self.rejects.sync()
-            folder, kept = self._run_dir / "checkpoints", self._config.checkpoint
+            folder, kept = self._checkpoints, self._config.checkpoint
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
             checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound, shared)
 

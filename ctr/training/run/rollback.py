@@ -31,7 +31,8 @@ from ctr.data.schema import Schema
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.training.run import checkpoint, export_folder
+from ctr.training.run import checkpoint
+from ctr.training.run.directory import drop_models_after
 from ctr.training.run.position import Mark, Position
 
 QUARANTINE_FILE = "quarantine.json"
@@ -220,7 +221,7 @@ def drop_after(run_dir: Path, examples: int) -> None:
 
     The exports first: without them a run that is killed in between goes on; beside them it could not learn otherwise.
     """
-    export_folder.drop_after(run_dir / "exports", examples)
+    drop_models_after(run_dir / "exports", examples)
     checkpoint.drop_after(run_dir / "checkpoints", examples)
 
 

@@ -16,11 +16,10 @@ from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
+from ctr.training.logs import LogsSeen
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.array_files import Share
-from ctr.training.run.directory import refuse_without_checkpoint, remove_leftovers
-from ctr.training.run.files import RunFiles, describe_rejects
-from ctr.training.run.logs_seen import LogsSeen
+from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
 from ctr.training.run.position import Position, check_rejects, mark_here, note_step
 from ctr.training.state import TrainState
@@ -28,8 +27,6 @@ from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
-
-Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]
 
 
 @contextmanager
@@ -47,9 +44,7 @@ def open_run(
         InputError: the run was trained on another log, or its files are damaged.
     """
     run = Run(run_dir, inputs, state, initial)
-    with state.workers.together():
-        if state.workers.is_chief:
-            remove_leftovers(run_dir)
+    run.files.remove_leftovers()
     run.rollbacks = rollback.read_rollbacks(run_dir)
     try:
         run.resume(run.newest_checkpoint())
@@ -103,7 +98,7 @@ class Run:
         )
         self.saved_at, self._saved_when = 0, time.monotonic()
         self.metrics = RunMetrics(self.config, self.schema, self.state, self._constraint_names)
-        self.files = RunFiles(self.run_dir, self.config, self.workers.is_chief)
+        self.files = RunFiles(self.run_dir, self.config, self.workers)
 
     # From checkpoint to checkpoint.
 
@@ -118,24 +113,10 @@ class Run:
         Raises:
             InputError: all checkpoints are damaged, or there must be one.
         """
-        folder, saved, newest = self.run_dir / "checkpoints", None, None
-        with self.workers.together():
-            if self.workers.size == 1:
-                saved = checkpoint.restore_newest(folder)
-            elif self.workers.is_chief:
-                newest = checkpoint.newest_sound(folder)
-        if saved is not None:
-            return *saved, {}
-        newest = int(self.workers.gather_numbers(np.array([-1 if newest is None else newest]))[0, 0])
-        if newest < 0:
-            refuse_without_checkpoint(self.run_dir)
-            return None
-        with self.workers.together():
-            part = self.state.sharding.part
-            arrays, state, parts = checkpoint.read_share(
-                folder, newest, lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
-            )
-        return arrays, state, parts
+        part = self.state.sharding.part
+        return self.files.newest_checkpoint(
+            lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
+        )
 
     def resume(self, saved: Checkpoint | None) -> None:
         """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already.
@@ -150,12 +131,8 @@ class Run:
             lengths, parts = saved[1]["lengths"], saved[1]["prediction_parts"]
             if self.position.due_from == self.position.examples:
                 mark_here(self.position)
-        folder = self.run_dir / "checkpoints"
         self.saved_at, self._saved_when = self.position.examples, time.monotonic()
-        with self.workers.together():
-            if self.workers.is_chief:
-                checkpoint.clean_up(folder, self.config.checkpoint.keep, self.position.mark[0])
-            self.files.open(lengths, parts)
+        self.files.open(lengths, parts, self.position.mark[0])
 
     def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any], parts: dict[str, Part]) -> None:
         self._logs.check(state["consumed"])
@@ -190,10 +167,7 @@ class Run:
         self.files.close()
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
-        with self.workers.together():
-            if self.workers.is_chief:
-                rollback.drop_after(run_dir, mark)
-                rollback.write_rollbacks(run_dir, self.rollbacks)
+        self.files.go_back(mark, self.rollbacks)
         log.warning(
             "%s: %s; rolled back to row %d, with rows %d to %d quarantined", run_dir, reason, mark, *rows
         )
@@ -248,7 +222,7 @@ class Run:
             (f"{checkpoint.WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces()
         )
         # What all workers have the first one writes.
-        metrics = self.metrics.to_arrays() if self.workers.is_chief else {}
+        metrics = self.metrics.to_arrays() if self.files.are_written else {}
         copied = self._copies.copy(self._weight_layout(), weights, metrics)
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
         self.files.write_checkpoint(self.position.examples, copied, content, sound, share)
@@ -261,9 +235,7 @@ class Run:
         # What differs now would differ in every prediction to come.
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
-        with self.workers.together():
-            if self.workers.is_chief:
-                checkpoint.begin(self.run_dir / "checkpoints", self.position.examples)
+        self.files.begin_checkpoint(self.position.examples)
         parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
         return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience)
 

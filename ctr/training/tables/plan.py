@@ -63,15 +63,13 @@ def plan_table(
     layout: TableLayout,
     ids: np.ndarray,
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    padded_rows: int,
     drawn: np.ndarray | None = None,
 ) -> TablePlan:
-    """Finds the distinct rows of a batch in one table.
+    """Finds the distinct rows of a batch of N rows in one table; ``pad_plan`` is to pad them.
 
     Args:
         ids: [N, F], the ids of all single-valued features.
         multivalent: for each multivalent feature its ids [v] row after row and lengths int32 [N].
-        padded_rows: B >= N; rows from N on refer to some row, and the model gives them weight 0.
         drawn: bool [N], rows whose ids get a slot at once; for ids that grow.
     """
     rows = len(ids)
@@ -84,16 +82,10 @@ def plan_table(
         distinct, positions, counts = _find_distinct_keys(everything)
     else:
         distinct, positions, counts = _find_distinct(everything)
-    padded_single = np.zeros((padded_rows, len(single_columns)), np.int32)
-    padded_single[:rows] = positions[: single.size].reshape(single.shape)
-    value_capacity = padded_size(len(values)) if layout.multivalent else 0
-    padded_values = np.zeros(value_capacity, np.int32)
-    padded_values[: len(values)] = positions[single.size :]
-    padded_segments = np.full(value_capacity, padded_rows * len(layout.multivalent), np.int32)
-    padded_segments[: len(values)] = segments
-    arrays = padded_single, padded_values, padded_segments, len(distinct), counts
+    of_single, of_values = np.split(positions, [single.size])
+    plan = TablePlan(distinct, of_single.reshape(single.shape), of_values, segments, len(distinct), counts)
     if not layout.growing:
-        return TablePlan(_pad_rows(distinct, layout.rows), *arrays)
+        return plan
     # As an unsigned number a negative key exceeds any number of rows.
     at = np.flatnonzero(distinct.view(np.uint64) >= layout.rows)
     features = keys.features(positions, segments, single.shape[1], len(distinct))[at]
@@ -106,7 +98,7 @@ def plan_table(
         admitted[positions[drawn[row_of]]] = True
         admitted = admitted[at]
     pending = PendingIds(at, features, distinct[at] ^ keys.salts[features], counts[at], admitted)
-    return TablePlan(distinct, *arrays, pending)
+    return replace(plan, pending=pending)
 
 
 def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
@@ -114,26 +106,28 @@ def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
     return int(np.searchsorted(plan.segments, rows * len(layout.multivalent)))
 
 
-def pad_plan(layout: TableLayout, plan: TablePlan, padded_rows: int, ids: int, values: int) -> TablePlan:
-    """Pads a plan to given sizes.
+def pad_plan(
+    layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
+) -> TablePlan:
+    """Pads a plan of N batch rows.
 
     Args:
-        plan: of ``plan_table`` for rows without padding.
-        padded_rows: B.
-        ids: U, at least ``plan.distinct_count``, at most the rows that the table may get.
-        values: V, at least ``value_count``.
+        plan: of ``plan_table``.
+        rows: B >= N; rows from N on refer to some row, and the model gives them weight 0.
+        values: V; None: one of few sizes.
+        ids: U, at least ``plan.distinct_count``; None: one of few sizes. Never more than the table has rows.
     """
-    rows, count = plan.single.shape[0], len(layout.multivalent)
-    used = value_count(layout, plan, rows)
-    single = np.zeros((padded_rows, plan.single.shape[1]), np.int32)
-    single[:rows] = plan.single
+    count, used = len(layout.multivalent), len(plan.values)
+    if values is None:
+        values = padded_size(used) if count else 0
+    single = np.zeros((rows, plan.single.shape[1]), np.int32)
+    single[: len(plan.single)] = plan.single
     padded_values = np.zeros(values, np.int32)
-    padded_values[:used] = plan.values[:used]
-    segments = np.full(values, padded_rows * count, np.int32)
-    segments[:used] = plan.segments[:used]
-    distinct = plan.distinct[: plan.distinct_count]
-    if plan.pending is None:
-        distinct = _pad_rows(distinct, layout.rows, ids)
+    padded_values[:used] = plan.values
+    segments = np.full(values, rows * count, np.int32)
+    segments[:used] = plan.segments
+    # Ids that have no rows yet are padded when they have.
+    distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
     return replace(
         plan, distinct=distinct, single=single, values=padded_values, segments=segments, capacity=ids
     )

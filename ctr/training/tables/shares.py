@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.models.rows import TableLayout, padded_size
-from ctr.training.division import Division, Seat, positions_by_worker
+from ctr.training.division import Division, Seat, most_held, positions_by_worker
 from ctr.training.shapes import Shape, TableSizes
 from ctr.training.tables.plan import TablePlan, row_capacity, value_count
 
@@ -148,13 +148,6 @@ def _requests(
     # An operation on no row at all would need a case of its own.
     held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions
-
-
-def most_held(plan: TablePlan, seat: Seat) -> int:
-    """How many rows of a plan the chip holds that holds most of them; 0 where there are no chips."""
-    if not seat.by_chip:
-        return 0
-    return int(np.bincount(plan.distinct[: plan.distinct_count] % seat.size, minlength=1).max())
 
 
 def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:

@@ -12,7 +12,7 @@ from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError
 from ctr.training.inputs import Inputs
-from ctr.training.preflight import Log
+from ctr.training.logs import Log
 from ctr.training.run.position import Position
 
 _LAST_ID = int(np.iinfo(np.int64).max)

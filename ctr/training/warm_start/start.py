@@ -21,7 +21,6 @@ from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
-from ctr.training.preflight import needs_warm_start
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import (
     INIT_FROM,
@@ -35,6 +34,7 @@ from ctr.training.run.position import Position
 from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import open_run
 from ctr.training.state import architecture, fresh_state
+from ctr.training.validate import needs_warm_start
 from ctr.training.warm_start.ids import Slots, take_ids
 from ctr.training.warm_start.optimizer import take_dense, take_schedules
 from ctr.training.warm_start.position import begin_position

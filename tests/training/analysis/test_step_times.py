@@ -8,7 +8,7 @@ import pytest
 from ctr.data.batches import whole_query_batches
 from ctr.data.log import read_manifests
 from ctr.data.stream import Selection, read_selection
-from ctr.training.analysis.step_times import TimedModel, take_turns
+from ctr.training.analysis.speed import TimedModel, take_turns
 
 
 def test_turns_are_taken_together_and_the_first_ones_forgotten():

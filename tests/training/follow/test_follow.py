@@ -26,11 +26,11 @@ from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.analysis.speed import RunningMedian
-from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
-from ctr.training.follow.watch import Followed, Polling, follow
+from ctr.training.follow import Followed, Polling, follow
+from ctr.training.logs import resolve
 from ctr.training.loop import train
-from ctr.training.preflight import check_follow
+from ctr.training.validate import validate
 from growing_logs import ROOTS, Growing, constrained
 
 # Of 12 to 130 rows, some of them smaller than a batch, two without any.
@@ -246,7 +246,7 @@ def test_a_log_that_begins_anew_is_waited_for_where_the_run_is(tmp_path):
     (run / "schema.json").write_bytes((log / "schema.json").read_bytes())
     for manifest in (log / "manifests").iterdir():
         manifest.unlink()
-    check_follow(log, TrainConfig(), run)
+    validate(TrainConfig(), log, run, follows=True)
 
 
 @pytest.fixture

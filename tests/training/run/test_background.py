@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ctr.training.run.background import Background
+from ctr.training.run.files import Background
 
 
 def test_jobs_are_done_in_order_by_another_thread():

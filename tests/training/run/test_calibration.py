@@ -13,8 +13,7 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run.calibration import calibration_text, calibration_warning, last_window
-from ctr.training.run.summary_text import summary_text
+from ctr.training.run.summary import calibration_text, calibration_warning, last_window, summary_text
 
 
 def summary_of(shift, top_shift=0.0, late_shift=None):

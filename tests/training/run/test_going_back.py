@@ -11,7 +11,7 @@ import pytest
 
 from ctr.serving.export import export_from_run
 from ctr.serving.metadata import versions
-from ctr.training.follow.watch import Followed, Polling, follow
+from ctr.training.follow import Followed, Polling, follow
 from ctr.training.loop import open_session, train
 from growing_logs import Growing
 from numerical_faults import fill, injected

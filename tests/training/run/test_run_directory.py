@@ -16,7 +16,8 @@ from ctr.training.run.directory import (
     adopt_environment,
     only_process,
 )
-from ctr.training.run.files import PREDICTION_COLUMNS, GrowingFile, PredictionWriter, describe_rejects
+from ctr.training.run.files import GrowingFile, describe_rejects
+from ctr.training.run.predictions import PREDICTION_COLUMNS, PredictionWriter
 
 
 def test_a_growing_file_is_cut_back(tmp_path):

@@ -18,7 +18,7 @@ from ctr.io.hashing import splitmix64
 from ctr.models.embeddings import new_rows
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.preflight import read_warm_start
+from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 from small_runs import SMALL, draw_examples, merged
 

@@ -20,10 +20,10 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.follow.watch import Polling, follow
+from ctr.training.follow import Polling, follow
 from ctr.training.loop import TIMING, open_session, train
-from ctr.training.preflight import read_warm_start
 from ctr.training.run import checkpoint
+from ctr.training.run.directory import read_warm_start
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
@@ -526,7 +526,7 @@ def test_in_another_log_it_begins_behind_what_was_learned(
 def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema, tmp_path, shard_rows):
     from ctr.data.log import read_manifests
     from ctr.data.row_order import sort_rows
-    from ctr.training.preflight import Log
+    from ctr.training.logs import Log
     from ctr.training.warm_start.position import rows_until
 
     # Three queries at each time, whose ids are not in the order of time.
@@ -631,7 +631,7 @@ def test_constraint_logs_go_on_where_they_stood(half, whole, exposure, change, t
 def killed_launch() -> Any:
     """Launches and trains in a process that is killed at a point of ``fault_points.py``; returns its exit status."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
+    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
 
     def run(log: Path, config: TrainConfig, folder: Path, source: Path, kill_at: tuple[str, int, str]) -> int:
         given = {"log": str(log), "config": config.model_dump(mode="json"), "run": str(folder)}

@@ -1,18 +1,88 @@
-"""What a run's predicted over actual clicks say, for summary.json and in words. Loads no TensorFlow."""
+"""The results of a run: what its predicted over actual clicks say, and all of summary.json in a few lines.
+
+Loads no TensorFlow, so that a finished run is printed at once.
+"""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ctr.eval import display
+from ctr.eval.base_rate import nothing_learned
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.timeline import Timeline
 from ctr.io.documents import json_number
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
+from ctr.training.run.directory import read_warm_start
 
 # A prior this many times the rate of clicks, or as many times below it, is named as a cause.
 _PRIOR_FACTOR = 1.5
 # The highest decile is named where it has at least this share of the predicted clicks in excess.
 _TOP_SHARE = 0.5
+
+
+class LearningError(InputError):
+    """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete.
+
+    Attributes:
+        summary: the content of summary.json; None where there is none.
+    """
+
+    def __init__(self, message: str, summary: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.summary = summary
+
+
+def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
+    """What training returns of a finished run; with ``record`` it publishes the predictions as that sidecar.
+
+    Raises:
+        LearningError: the run learned nothing.
+    """
+    result = dict(summary)
+    if failure := summary["learning_failure"]:
+        raise LearningError(f"{run_dir}: {failure}", result)
+    if record is not None:
+        from ctr.training.run.predictions import record_predictions
+
+        result["recorded"] = record_predictions(log, run_dir, record, summary["log_rows"])
+    if (begun := read_warm_start(run_dir)) is not None:
+        result["init_from"] = begun
+    return result
+
+
+def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
+    """What ``ctr train`` prints of a run's summary.json; for ``recorded`` see ``ctr.training.loop.train``."""
+
+    def interval(name: str) -> str:
+        value, bounds = summary.get(name), summary.get(f"{name}_ci95")
+        if value is None:
+            return "-"
+        return f"{value:.5f}" + (
+            f"  [{bounds[0]:.5f}, {bounds[1]:.5f}]" if bounds and bounds[0] is not None else ""
+        )
+
+    lines = [f"{run}: {summary['examples']} examples, {summary['queries']} queries"]
+    for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
+        lines.append(f"  {name:<20}{interval(name)}")
+    for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
+        lines.append(f"  {name:<20}{summary[name]}")
+    lost = summary["skipped_rows"] + summary["quarantined_rows"]
+    if lost:
+        lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")
+    if recorded := summary.get("recorded"):
+        missing = recorded["without_prediction"]
+        without = f", {missing} without a prediction" if missing else ""
+        lines.append(
+            f"  recorded            {recorded['rows']} rows as the sidecar {recorded['sidecar']}{without}"
+        )
+    if summary["per_query_auc_of_sample"]:
+        lines.append("  per_query_auc is that of the sampled queries, not an estimate of full traffic's")
+    lines.append(f"  {calibration_text(summary)}")
+    if fault := nothing_learned(summary):
+        lines.append(f"  warning: {fault}")
+    return "\n".join(lines)
 
 
 def last_window(timeline: Timeline) -> dict[str, Any] | None:

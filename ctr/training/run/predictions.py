@@ -1,21 +1,88 @@
-"""A run's progressive predictions as a sidecar of its log: what students and samples take from a teacher.
+"""A run's progressive predictions: their files, and what is published of them as a sidecar of the log.
 
-Each was made before the teacher learned from its example (FF 4.1.2).
+Each was made before the model learned from its example (FF 4.1.2), so that students and samples may take them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ctr.data.batches import Batch
 from ctr.data.log import Manifest, read_manifests, read_schema
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import sidecar_folder, write_sidecar_partition
 from ctr.io.errors import InputError
+from ctr.io.files import make_folder, write_atomic
 from ctr.training.config import TrainConfig
+
+PREDICTION_COLUMNS = (
+    "example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit",
+)  # fmt: skip
+
+
+class PredictionWriter:
+    """Collects progressive predictions and writes them in Parquet files, the last one before each checkpoint.
+
+    Attributes:
+        parts: names of the files written, in the log's order.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kept_parts: Sequence[str],
+        part_rows: int = 1_000_000,
+        submit: Callable[[Callable[[], None]], None] = lambda job: job(),
+    ) -> None:
+        """Goes on after ``kept_parts``; ``submit`` has a file written, at once or later, in the order of the calls."""
+        self._folder = folder
+        self._submit = submit
+        self._part_rows = part_rows
+        self.parts = list(kept_parts)
+        self._pending: list[dict[str, np.ndarray]] = []
+        self._pending_rows = 0
+
+    def open(self) -> Self:
+        """Makes the folder, and deletes all files in it but ``parts``.
+
+        Raises:
+            InputError: one of these is missing.
+        """
+        make_folder(self._folder)
+        for path in self._folder.iterdir():
+            if path.name not in self.parts:
+                path.unlink()
+        missing = [part for part in self.parts if not (self._folder / part).exists()]
+        if missing:
+            raise InputError(f"{self._folder / missing[0]}: missing, though the checkpoint names it")
+        return self
+
+    def add(self, batch: Batch, logit: np.ndarray) -> None:
+        """Takes the logits (float32 [N]) of a batch's good rows."""
+        columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
+        self._pending.append({**columns, "logit": logit})
+        self._pending_rows += len(logit)
+        if self._pending_rows >= self._part_rows:
+            self.flush(batch.end)
+
+    def flush(self, end: int) -> None:
+        """Has what was collected up to position ``end`` of the log written."""
+        if not self._pending:
+            return
+        path, parts = self._folder / f"{end:020d}.parquet", self._pending
+        self._submit(lambda: _write_predictions(path, parts))
+        self.parts.append(path.name)
+        self._pending = []
+        self._pending_rows = 0
+
+
+def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+    table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in PREDICTION_COLUMNS})
+    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
 def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> dict[str, Any]:

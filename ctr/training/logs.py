@@ -1,0 +1,232 @@
+"""The logs that a run reads: their partitions, what of the configuration they decide, and that they stay the same.
+
+Loads no TensorFlow.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
+from ctr.data.schema import Schema
+from ctr.data.time_range import TimeRange
+from ctr.io.documents import json_bytes
+from ctr.io.errors import InputError
+from ctr.io.words import listed
+from ctr.training.config import TrainConfig
+from ctr.training.model_config import fitting_width
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log and its published partitions."""
+
+    path: Path
+    manifests: Sequence[Manifest]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return sum(manifest.rows for manifest in self.manifests)
+
+    def start_at(self, position: int) -> int:
+        """The query time, in microseconds, at which the partition with that row, or else the last one, begins."""
+        behind = 0
+        for manifest in self.manifests:
+            behind += manifest.rows
+            if behind > position:
+                return manifest.start
+        return self.manifests[-1].start if self.manifests else 0
+
+    @property
+    def end(self) -> int:
+        """The query time, in microseconds, up to which it is published."""
+        return self.manifests[-1].end if self.manifests else 0
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The logs that a run reads, all of the same features.
+
+    Attributes:
+        config: of the run, with what the log's manifests decide.
+        schema: the features.
+        log: the log that it makes a pass over.
+        constraint_logs: by name.
+        teacher_log: the log beside which the teacher's sidecar lies, where it is another one.
+    """
+
+    config: TrainConfig
+    schema: Schema
+    log: Log
+    constraint_logs: Mapping[str, Log]
+    teacher_log: Log | None
+
+
+def open_logs(path: Path, config: TrainConfig) -> Logs:
+    """Finds the logs that a run reads, and checks the configuration against their features.
+
+    Raises:
+        InputError: a log is none, is empty, or has other features than the first one; the configuration names a
+            feature that there is not.
+    """
+    schema = read_schema(path)
+    log = _open_log(path, config.time_range)
+    config = resolve(config, schema, log.manifests)
+    _check_slices(schema, config)
+    config.table_layouts(schema)
+    constraints = config.objective.bias_constraints
+    constraint_logs: dict[str, Log] = {}
+    for number, other in enumerate(constraints.logs if constraints is not None else ()):
+        key = f"objective.bias_constraints.logs.{number}.path"
+        constraint_logs[other.name] = _open_log(Path(other.path), config.time_range, key)
+    for name, opened in constraint_logs.items():
+        version = read_schema(opened.path).version
+        if version != schema.version:
+            raise InputError(
+                f"config: objective.bias_constraints.logs: the log {name} ({opened.path}) has schema {version}, "
+                f"{path} has {schema.version}: both must have the same features"
+            )
+    distillation = config.objective.distillation
+    taught = None if distillation is None or distillation.log is None else Path(distillation.log)
+    teacher_log = None if taught is None else Log(taught, read_manifests(taught))
+    return Logs(config, schema, log, constraint_logs, teacher_log)
+
+
+def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
+    where = f"config: {key}: " if key else ""
+    try:
+        read_schema(path)
+        log = Log(path, read_manifests(path))
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+    if not log.rows:
+        raise InputError(f"{where}{path}: the log has no rows")
+    if not any(time_range.selects(manifest) for manifest in log.manifests):
+        raise InputError(f"{where}{path}: no partition of the log overlaps time_range")
+    return log
+
+
+def _check_slices(schema: Schema, config: TrainConfig) -> None:
+    for name in config.metrics.slices:
+        if name not in schema.single_valued:
+            raise InputError(
+                f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
+                f"allowed: {listed(schema.single_valued, name)}"
+            )
+
+
+def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
+    """Returns the configuration with the embedding widths that it leaves open; see ``ModelConfig.widths``.
+
+    Nothing here reads a label, nor what comes after a log's first partition: so a run over the whole log and one that
+    follows it from its beginning have the same configuration.
+
+    Args:
+        config: of a run.
+        schema: the features of its log.
+        manifests: the log's partitions, at least one.
+    """
+    open_widths = [f for f in schema.features if f.width is None and f.name not in config.model.widths]
+    if not open_widths:
+        return config
+    first = next((manifest for manifest in manifests if manifest.rows), manifests[0])
+    widths = {f.name: fitting_width(first.distinct.get(f.name, f.buckets)) for f in open_widths}
+    model = config.model.model_copy(update={"widths": {**config.model.widths, **widths}})
+    return config.model_copy(update={"model": model})
+
+
+def sidecar_logs(logs: Logs, config: TrainConfig) -> dict[str, tuple[Log, str]]:
+    """The log and the name of each sidecar that a run reads, by what it is read for."""
+    sampling, distillation = config.sampling, config.objective.distillation
+    read: dict[str, tuple[Log, str]] = {}
+    if sampling is not None:
+        read["sample"] = logs.log, sampling.name
+    if distillation is not None:
+        read["teacher"] = logs.teacher_log or logs.log, distillation.teacher
+    return read
+
+
+class LogsSeen:
+    """The partitions of the logs of one run: which of them it has seen some of, and that they stay what they are.
+
+    Attributes:
+        manifests: by the names of the logs, of which "" is the log that the run makes a pass over.
+    """
+
+    def __init__(self, run_dir: Path, manifests: Mapping[str, Sequence[Manifest]]) -> None:
+        """Begins with these partitions. ``run_dir``: named in errors."""
+        self.manifests = manifests
+        self._run_dir = run_dir
+        self._hashed = {name: (0, hashlib.sha256()) for name in manifests}
+
+    def consumed(self, rows: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Returns of each log the number and the hash of the partitions that begin within its first ``rows``."""
+        consumed = []
+        for name, behind in rows.items():
+            count = self._partitions(name, behind)
+            consumed.append({"log": name, "intervals": count, "sha256": self._sha256(name, count)})
+        return consumed
+
+    def _partitions(self, name: str, rows: int) -> int:
+        begins = np.cumsum([0, *(manifest.rows for manifest in self.manifests[name])])
+        return int(np.searchsorted(begins, rows))
+
+    def _sha256(self, name: str, count: int) -> str:
+        """``log_sha256`` of the first ``count`` partitions; what was hashed for the last call is not hashed again."""
+        done, digest = self._hashed[name]
+        if count < done:
+            done, digest = 0, hashlib.sha256()
+        for manifest in self.manifests[name][done:count]:
+            digest.update(json_bytes(manifest.model_dump(mode="json")))
+        self._hashed[name] = count, digest
+        return digest.hexdigest()
+
+    def check(self, consumed: Sequence[Mapping[str, Any]]) -> None:
+        """Raises InputError when what ``consumed`` returned for a run, now or in the past, is not in these logs."""
+        for seen in consumed:
+            if seen["sha256"] != log_sha256(self.manifests[seen["log"]][: seen["intervals"]]):
+                raise self._changed(seen["log"], seen["intervals"])
+
+    def update(self, manifests: Mapping[str, Sequence[Manifest]], rows: Mapping[str, int]) -> None:
+        """Goes on with these partitions.
+
+        Args:
+            manifests: by name, as before.
+            rows: see ``consumed``.
+
+        Raises:
+            InputError: of those partitions some are not what they were.
+        """
+        for name, known in self.manifests.items():
+            if manifests[name] is known:
+                continue
+            count = self._partitions(name, rows[name])
+            if manifests[name][:count] != known[:count]:
+                raise self._changed(name, count, _difference(known, manifests[name]))
+        self.manifests = manifests
+
+    def _changed(self, name: str, count: int, difference: str = "") -> InputError:
+        log = f"constraint log {name}" if name else "log"
+        return InputError(
+            f"{self._run_dir}: the {log} is not the one that this run was trained on: "
+            f"its first {count} partitions differ{difference}; use another output directory to start again"
+        )
+
+
+def _difference(before: Sequence[Manifest], now: Sequence[Manifest]) -> str:
+    """What became of the first partition that is not what it was, in parentheses; empty where all are."""
+    for old, new in zip_longest(before, now):
+        if old == new:
+            continue
+        if new is None or (old is not None and old.start < new.start):
+            return f" ([{old.start}, {old.end}) is gone)"
+        if old is None or (old.start, old.end) != (new.start, new.end):
+            return f" ([{new.start}, {new.end}) came late)"
+        return f" ([{new.start}, {new.end}) has other content)"
+    return ""

@@ -1,0 +1,185 @@
+"""What a run cannot begin or go on with, told before TensorFlow is loaded, and the result of one that is finished.
+
+TensorFlow takes seconds to load. A missing log, a configuration that does not fit, and an output directory that is
+taken are reported without it, and so is the result of a run that is finished.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ctr.data.log import log_sha256, read_manifests, read_schema
+from ctr.io.documents import read_json_object
+from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.logs import Logs, open_logs, resolve, sidecar_logs
+from ctr.training.run.directory import check_config, check_run_folder, check_schema, read_warm_start
+
+
+def validate(
+    config: TrainConfig,
+    log: Path,
+    run_dir: Path,
+    *,
+    record: str | None = None,
+    source: Path | None = None,
+    workers: int = 1,
+    device: str | None = None,
+    follows: bool = False,
+) -> dict[str, Any] | None:
+    """Refuses what a run cannot begin or go on with, and returns its result if it is finished already; changes no run.
+
+    Args:
+        config, log, run_dir: see ``ctr.training.loop.train``.
+        record: the sidecar that the predictions are to be published as.
+        source: the run that this one is to begin from.
+        workers: how many train together.
+        device: whose chips make the steps together; None: one device makes them.
+        follows: whether the log may still be missing: what depends on it is refused later.
+
+    Returns:
+        The content of summary.json, where the run has passed the log, constraint logs and sidecars as they are
+        now; None where there is something to compute.
+
+    Raises:
+        InputError: a missing or bad log, a configuration that does not fit it, or that several workers or chips
+            cannot train under, or ``run_dir`` is something else or was begun otherwise.
+    """
+    check_run_folder(run_dir)
+    check_possible(config, workers, device, follows=follows)
+    if follows:
+        _check_followed(log, config, run_dir)
+        return None
+    logs = open_logs(log, config)
+    config = logs.config
+    if record is not None:
+        # Loaded here, as further down: without Arrow, a finished run's summary is shown sooner.
+        from ctr.training.run.predictions import check_record
+
+        check_record(log, config, run_dir, record)
+    if source is not None:
+        needs_warm_start(run_dir, source)
+    # First the features: of others, widths differ too.
+    check_schema(run_dir, logs.schema)
+    check_config(run_dir, config)
+    return _finished(run_dir, logs, config)
+
+
+def _check_followed(log: Path, config: TrainConfig, run_dir: Path) -> None:
+    if (run_dir / "config.yaml").exists():
+        schema, manifests = read_schema(log), read_manifests(log)
+        check_schema(run_dir, schema)
+        # Without a partition, what depends on the log cannot be compared yet.
+        if manifests:
+            check_config(run_dir, resolve(config, schema, manifests))
+
+
+def check_possible(
+    config: TrainConfig,
+    workers: int = 1,
+    device: str | None = None,
+    can_export: bool = True,
+    follows: bool = False,
+) -> None:
+    """Raises InputError for what a configuration asks for and a session, several workers or chips cannot do."""
+    if config.export is not None and not can_export:
+        raise InputError(
+            "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
+        )
+    if device is not None:
+        _check_chips(config, device)
+    if workers > 1:
+        _check_workers(config, follows)
+
+
+def _check_workers(config: TrainConfig, follows: bool) -> None:
+    if follows:
+        raise InputError("a log that grows cannot be followed by several workers; train on it as it is")
+    if config.jit is True:
+        raise InputError(
+            "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "
+            "allowed: auto, false"
+        )
+    if config.batch.shapes == "few":
+        raise InputError(
+            "config: batch.shapes: few is not possible with several workers; allowed: auto, many"
+        )
+    for name in ("histograms", "gradient_noise"):
+        if getattr(config.tensorboard, name):
+            raise InputError(
+                f"config: tensorboard.{name}: true is not possible with several workers, of which none has all rows"
+            )
+
+
+def _check_chips(config: TrainConfig, device: str) -> None:
+    where = f"not possible with --device {device}"
+    if device != "tpu" and config.jit is True:
+        raise InputError(f"config: jit: true is {where}; allowed: auto, false")
+    for name in ("histograms", "gradient_noise"):
+        if getattr(config.tensorboard, name):
+            raise InputError(f"config: tensorboard.{name}: true is {where}, where no chip has all rows")
+    dense, embeddings = config.optimizer.dense, config.optimizer.embeddings
+    if dense.rule == "kfac":
+        raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor, muon")
+    if dense.shampoo.eigenvalue_correction:
+        raise InputError(
+            f"config: optimizer.dense.shampoo.eigenvalue_correction: true is {where}; allowed: false"
+        )
+    if embeddings.rule == "one_sided":
+        raise InputError(
+            f"config: optimizer.embeddings.rule: one_sided is {where}; allowed: adagrad, adafactor"
+        )
+
+
+def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | None:
+    path = run_dir / "summary.json"
+    if not path.is_file() or not (run_dir / "metric_states.npz").is_file():
+        return None
+    try:
+        summary = read_json_object(path, f"{path}: no such file")
+    except InputError:
+        # Computed and written again.
+        return None
+    # Not the hash of the configuration: ``check_config`` compared its keys.
+    expected = {
+        "log_sha256": log_sha256(logs.log.manifests),
+        "constraint_logs_sha256": {
+            name: log_sha256(other.manifests) for name, other in logs.constraint_logs.items()
+        },
+        "sidecars_sha256": _sidecar_hashes(logs, config),
+        "log_rows": logs.log.rows,
+    }
+    return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
+
+
+def _sidecar_hashes(logs: Logs, config: TrainConfig) -> dict[str, str]:
+    read = sidecar_logs(logs, config)
+    if not read:
+        return {}
+    from ctr.data.sidecar import SidecarHash
+
+    return {role: SidecarHash(of.path, name).until() for role, (of, name) in read.items()}
+
+
+def needs_warm_start(run_dir: Path, source: Path) -> bool:
+    """Whether ``run_dir`` is still to be begun from another one; False where that was done.
+
+    Raises:
+        InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
+    """
+    if run_dir.resolve() == source.resolve():
+        raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
+    check_run_folder(run_dir)
+    if (begun := read_warm_start(run_dir)) is not None:
+        if begun.get("run") != str(source.resolve()):
+            raise InputError(
+                f"{run_dir} was started from {begun.get('run')}, not from {source}: "
+                "run without --init-from to resume it, or use another output directory"
+            )
+        return False
+    if (run_dir / "config.yaml").exists():
+        raise InputError(
+            f"{run_dir} was started without --init-from: use another output directory to start from {source}"
+        )
+    if not (source / "config.yaml").is_file():
+        raise InputError(f"--init-from {source}: not a run directory: it has no config.yaml")
+    return True

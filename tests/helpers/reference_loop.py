@@ -1,0 +1,140 @@
+"""The pass as formulas: read a log, predict a batch, then learn from it. One process, no files, float64.
+
+It is what ``ctr.training.loop.train`` computes with a model of the default kind (docs/model.md): linear weights and
+network are two models, each with a loss of its own, and the prediction lies between them. ``reference_steps.py`` has
+the steps of each kind of weights. From the trainer are only the reader, the configuration and the initial weights.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.reader import join_rows, read_rows
+from ctr.training.state import fresh_state
+from reference_steps import AdaGrad, Bias, LinearWeights, OffsetAndGate, Shampoo, bend, query_effect, sigmoid
+
+
+def progressive_logits(log, config):
+    """The predictions of a log's rows, each by weights that have learned from all batches before its own."""
+    schema = read_schema(log)
+    rows, model = join_rows(list(read_rows(log, schema, read_manifests(log)))), begin(config, schema)
+    ends = np.append(np.flatnonzero(np.diff(rows.query_id)) + 1, len(rows))
+    start, predictions = 0, []
+    while start < len(rows):
+        # As many whole queries as fit, but at least one; a batch has at most 1/256 of the rows before it, or 8.
+        size = min(config.batch.rows, max(8, 2 ** int(np.log2(max(start, 256) / 256))))
+        end = max(ends[ends <= start + size].max(initial=0), ends[ends > start].min())
+        batch = read_batch(model.features, rows.slice(start, end))
+        predictions.append(predict(model, batch, config.model.crosses.ramp.at(start)))
+        learn(model, batch)
+        start = end
+    return np.concatenate(predictions)
+
+
+def begin(config, schema):
+    """A model that has learned nothing."""
+    state, embeddings, dense = (
+        fresh_state(config, schema),
+        config.optimizer.embeddings,
+        config.optimizer.dense,
+    )
+    features = []
+    for layout, table in zip(state.layouts, state.tables, strict=True):
+        for feature, row in zip(layout.features, layout.offsets().values(), strict=True):
+            table_rows = table.numpy()[row : row + feature.buckets, :-1]
+            embedding = AdaGrad(table_rows, embeddings.learning_rate, embeddings.initial_accumulator)
+            linear = LinearWeights(feature.buckets, features=len(schema.features))
+            features.append(SimpleNamespace(feature=feature, embedding=embedding, linear=linear))
+    weights = {name: weight.numpy() for name, weight in state.network.weights().items()}
+    biases = [Bias(weights.pop(name)) for name in ("output_bias", "network_bias")]
+    combiner = OffsetAndGate(weights.pop("offset"), weights.pop("gate"))
+    network = {name: Shampoo(weight, dense.learning_rate, dense.shampoo) for name, weight in weights.items()}
+    return SimpleNamespace(features=features, network=network, biases=biases, combiner=combiner, seen=0.0)
+
+
+def read_batch(features, rows):
+    """The rows of a batch; and of each feature its ids, the row of each, and its share of that row's mean."""
+    ids = []
+    for feature in (one.feature for one in features):
+        values, offsets = rows.multivalent.get(feature.name, (None, np.arange(len(rows) + 1)))
+        row = np.repeat(np.arange(len(rows)), np.diff(offsets))
+        ids.append(
+            (rows.ids[:, feature.single] if values is None else values, row, 1 / np.diff(offsets)[row])
+        )
+    query = np.cumsum(np.append(0, np.diff(rows.query_id) != 0))
+    label, weight = rows.label.astype(float), rows.train_weight.astype(float)
+    return SimpleNamespace(ids=ids, query=query, label=label, weight=weight)
+
+
+def predict(model, batch, alpha2):
+    """The logits, float64 [B]. The batch keeps those of both models."""
+    linear, e0 = np.zeros(len(batch.label)), []
+    for feature, (ids, row, share) in zip(model.features, batch.ids, strict=True):
+        e0.append(np.zeros((len(linear), feature.embedding.value.shape[1])))
+        np.add.at(e0[-1], row, share[:, None] * feature.embedding.value[ids])
+        np.add.at(linear, row, share * feature.linear.value[ids])
+    batch.inputs = [
+        tf.constant(np.hstack(e0)),
+        {name: tf.constant(w.value) for name, w in model.network.items()},
+    ]
+    with tf.GradientTape() as batch.tape:
+        batch.tape.watch(batch.inputs)
+        batch.output = network_output(*batch.inputs, alpha2)
+    batch.logits = [
+        own + bias.value for own, bias in zip((linear, batch.output.numpy()), model.biases, strict=True)
+    ]
+    alone, network = batch.logits
+    batch.logit = alone + model.combiner.gate * (network - alone) + model.combiner.offset
+    return batch.logit
+
+
+def network_output(e0, weights, alpha2):
+    """DCNv2: e_i = alpha2 e_0 (e_i-1 U_i V_i + b_i) + e_i-1; h_i = relu(h_i-1 W_i + c_i); w . h (FF 4.3)."""
+    h = e0
+    for name in [name for name in weights if name.endswith("_bias")]:
+        if "cross" in name:
+            U, V = weights[name.replace("v_bias", "u")], weights[name.replace("v_bias", "v")]
+            h = alpha2 * e0 * (h @ U @ V + weights[name]) + h
+        else:
+            h = tf.nn.relu(h @ weights[name.replace("w_bias", "w")] + weights[name])
+    return (h @ weights["quality_head"])[:, 0]
+
+
+def learn(model, batch):
+    """Makes a step of all weights by a batch that was predicted."""
+    total = batch.weight.sum()
+    model.seen += total
+    drift = total / model.seen if model.seen else 0.0
+    # What a batch shares is learned by the bias of each model, and what a query shares by nothing.
+    shifted = [
+        own + bias.step(batch, own, drift) for own, bias in zip(batch.logits, model.biases, strict=True)
+    ]
+    effects = [query_effect(batch, own) for own in shifted]
+    model.combiner.step(batch, drift)
+    gradients = [
+        batch.weight * (sigmoid(own + effect) - batch.label)
+        for own, (effect, _) in zip(shifted, effects, strict=True)
+    ]
+    curvature, left = batch.weight * bend(shifted[0] + effects[0][0]), effects[0][1]
+    of_e0, of_network = batch.tape.gradient(batch.output, batch.inputs, tf.constant(gradients[1]))
+    for feature, (ids, row, share) in zip(model.features, batch.ids, strict=True):
+        known = curvature[row] * share**2
+        if feature.feature.single is not None:
+            known = np.where(is_shared(batch.query, ids, curvature > 0), left * known, known)
+        of_ids = (
+            np.bincount(ids, part, len(feature.linear.value)) for part in (share * gradients[0][row], known)
+        )
+        feature.linear.step(*of_ids)
+        own, of_e0 = np.split(of_e0, [feature.embedding.value.shape[1]], axis=1)
+        of_embedding = np.zeros_like(feature.embedding.value)
+        np.add.at(of_embedding, ids, share[:, None] * own[row])
+        feature.embedding.step(of_embedding)  # By the sum of the losses; the network by their mean.
+    for name, weight in model.network.items():
+        weight.step(of_network[name].numpy() / (total or 1.0))
+
+
+def is_shared(query, ids, counts):
+    """Of each row whether all rows of its query that count have one id: these know no more of it than one does."""
+    return np.array([len(set(ids[(query == own) & counts])) <= 1 for own in query])

@@ -1,0 +1,34 @@
+"""The pass beside a loop of formulas, which computes the same predictions."""
+
+import numpy as np
+import pytest
+
+from ctr.config import parse_model
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from reference_loop import progressive_logits
+
+SMALL = {
+    "compute_dtype": "float32",
+    "model": {"crosses": {"rank": 3, "ramp": {"length": 500}}, "deep": {"units": [8, 5]}},
+}
+# As printed: statistics of every step, roots at once from all of them.
+PRINTED = {
+    "statistics_frequency": 1,
+    "precondition_frequency": 5,
+    "start_preconditioning_step": 10,
+    "early_growth": 0,
+    "asynchronous": False,
+    "drift_bound": 0,
+    "exponent_override": None,
+}
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"dense": {"shampoo": PRINTED}}], ids=["default", "shampoo"])
+def test_predictions_are_those_of_the_formulas(optimizer, log, tmp_path, read_predictions):
+    config = parse_model(TrainConfig, {**SMALL, "optimizer": optimizer}, "test")
+    train(log, config, tmp_path / "run")
+    expected = progressive_logits(log, config)
+    found = read_predictions(tmp_path / "run")["logit"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert np.std(expected) > 0.1
