@@ -11,7 +11,6 @@ MODULES = {
     "ctr.eval.compare": ["compare"],
     "ctr.eval.display": ["with_margin"],
     "ctr.eval.per_query_auc": ["query_auc"],
-    "ctr.eval.prediction_difference": ["prediction_difference"],
     "ctr.eval.progressive": ["ProgressiveMetrics"],
     "ctr.models.activations": ["smelu"],
     "ctr.optim.blocking": ["merge_dimensions", "split_evenly"],

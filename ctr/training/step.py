@@ -13,8 +13,6 @@ from ctr.models.crosses import Multiply
 from ctr.models.dcn import Products, recorded
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.part import WHOLE, Part
-from ctr.models.query_effect import query_effect
-from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
@@ -22,8 +20,8 @@ from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_o
 from ctr.optim.gradients import all_finite
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer
-from ctr.training.calibration_steps import CalibrationSteps, calibration_steps, logit_curvature
 from ctr.training.config import TrainConfig
+from ctr.training.experts import Lesson, linear_curvature, own_lessons
 from ctr.training.feed import OF_ALL_CHIPS, Feed
 from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
@@ -55,11 +53,7 @@ class StepResult(NamedTuple):
 
 
 class _Differentiated(NamedTuple):
-    """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
-
-    ``alone`` is the logit that the linear weights learn by, float32 [B], ``left`` what the effects of queries leave of
-    its curvature, float32 [B], or None where there are none in it, and ``calibration`` the steps of the calibrators.
-    """
+    """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of."""
 
     logit: tf.Tensor
     slices: list[tf.Tensor]
@@ -67,9 +61,7 @@ class _Differentiated(NamedTuple):
     terms: tf.Tensor
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
-    alone: tf.Tensor
-    left: tf.Tensor | None
-    calibration: CalibrationSteps
+    lesson: Lesson
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -227,7 +219,7 @@ class TrainStep:
                 given = state.dense_optimizer, forward, needed, state.layers, targets, self._workers
                 state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(found.dense_gradients, rates["dense"])
-            for calibrator, step in zip(state.calibrators, found.calibration, strict=True):
+            for calibrator, step in zip(state.calibrators, found.lesson.steps, strict=True):
                 calibrator.apply(step)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
@@ -348,24 +340,17 @@ class TrainStep:
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
                 loss, terms = self._loss_and_terms(targets, logit, scores, ramps, duals, slices)
-                learned, alone, left, calibration = loss, logit, None, []
+                lesson = Lesson(loss, logit)
                 if scores.alone is not None:
+
+                    def loss_of(one: tf.Tensor, shifted: tf.Tensor) -> tf.Tensor:
+                        own = Scores(one, one)
+                        return self._loss_and_terms(targets, one[0], own, ramps, duals, slices, shifted)[0]
+
                     models = [scores.alone, *([] if scores.network is None else [scores.network])]
-                    calibration = calibration_steps(state.calibrators, self._workers, targets, logit, models)
-                    # What the whole batch shares is the bias's, what a query shares is nobody's.
-                    moved = [model + step.move for model, step in zip(models, calibration, strict=False)]
-                    effects = [_query_effect(targets, one[0]) for one in moved]
-                    shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
-                    # The effects are made of the labels: the logistic loss alone may know them.
-                    losses = [
-                        self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices, known)[
-                            0
-                        ]
-                        for one, known in zip(models, shifted, strict=True)
-                    ]
-                    learned, alone, left = tf.add_n(losses), shifted[0][0], effects[0][1]
+                    lesson = own_lessons(loss_of, state.calibrators, self._workers, targets, logit, models)
         row_gradients, dense_gradients = tape.gradient(
-            learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
+            lesson.loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.architecture.components
@@ -379,9 +364,7 @@ class TrainStep:
         if self.config.optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        return _Differentiated(
-            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration
-        )
+        return _Differentiated(logit, slices, loss, terms, row_gradients, dense_gradients, lesson)
 
     def _loss_and_terms(
         self,
@@ -426,9 +409,7 @@ class TrainStep:
     ) -> tuple[tf.Tensor, ...]:
         # Rows of constraint logs learn from their constraint alone.
         weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
-        curvature, query = weight * logit_curvature(found.alone), targets["query"]
-        left = _query_effect(targets, found.alone)[1] if found.left is None else found.left
-        return part.curvature(layout, row_curvature(layout, plan, curvature, query, left))
+        return part.curvature(layout, linear_curvature(layout, plan, targets, weight, found.lesson))
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
         gradients = [
@@ -455,12 +436,6 @@ class TrainStep:
 
 def _mean(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([*map(tf.convert_to_tensor, tensors)]) / len(tensors)
-
-
-def _query_effect(targets: _Tensors, logit: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The effects of the queries of rows with logits [B]; nothing learns from them."""
-    probability = tf.sigmoid(tf.stop_gradient(logit))
-    return query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
 
 
 def _tensors(feed: Feed, needed: Mapping[str, tf.TensorSpec]) -> tuple[_Tensors, list[_Tensors]]:

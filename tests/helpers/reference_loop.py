@@ -41,13 +41,13 @@ def begin(config, schema):
         config.optimizer.dense,
     )
     features = []
-    for layout, table in zip(state.layouts, state.tables, strict=True):
+    for layout, table in zip(state.layouts, state.tables.weights, strict=True):
         for feature, row in zip(layout.features, layout.offsets().values(), strict=True):
             table_rows = table.numpy()[row : row + feature.buckets, :-1]
             embedding = AdaGrad(table_rows, embeddings.learning_rate, embeddings.initial_accumulator)
             linear = LinearWeights(feature.buckets, features=len(schema.features))
             features.append(SimpleNamespace(feature=feature, embedding=embedding, linear=linear))
-    weights = {name: weight.numpy() for name, weight in state.network.weights().items()}
+    weights = {name: weight.numpy() for name, weight in state.weights.items()}
     biases = [Bias(weights.pop(name)) for name in ("output_bias", "network_bias")]
     combiner = OffsetAndGate(weights.pop("offset"), weights.pop("gate"))
     network = {name: Shampoo(weight, dense.learning_rate, dense.shampoo) for name, weight in weights.items()}

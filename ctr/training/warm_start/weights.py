@@ -26,11 +26,15 @@ from ctr.models.embeddings import tower_columns
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
+from ctr.training.ids.of_tables import live_ids, restored_maps
 from ctr.training.optimizers import table_optimizer
+from ctr.training.state import TrainState
 
 Status = Literal["taken", "partly", "fresh", "left"]
 Arrays = Mapping[str, np.ndarray]
 Axis = tuple[str, str]
+Slots = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""By feature, int32 [N] each: rows in the new table, and the rows of the same ids in the old one."""
 
 _FIRST = "component_0/"
 _MOMENTS = ("rows_moment", "rows_touched")
@@ -444,3 +448,24 @@ def take_ramps(
         elif is_on:
             lines.append(Entry("ramp", name, "fresh", None, "begins here"))
     return lines, offsets
+
+
+def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slots:
+    """Gives the ids of the features that both runs have slots in the new run's maps, with what is known of their use.
+
+    Args:
+        state: of the new run, as it begins; the slots begin as those of new ids do.
+        new, old: the two runs.
+        old_arrays: of the old run, by the names of ``TrainState.arrays``.
+    """
+    old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
+    meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
+    slots = {}
+    for number, layout in enumerate(new.layouts):
+        for index, feature in enumerate(layout.growing):
+            name = feature.name
+            if name in old_ids and meanings[name] == old_meanings[name]:
+                rows = state.tables.adopt(number, index, old_ids[name])
+                fits = rows >= 0
+                slots[name] = rows[fits], old_ids[name].rows[fits]
+    return slots

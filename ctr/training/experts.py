@@ -1,0 +1,138 @@
+"""Experts: models with a loss of their own each, and the few numbers that combine them to one prediction.
+
+Where the network is gated there are two, of logits z_k for each row: the linear weights, and the network. Each has a
+bias b_k, and the prediction lies between them::
+
+    z_k        = model_k + b_k
+    prediction = z_1 + gate (z_2 - z_1) + offset
+    u_k        = the effects of the queries of z_k (``ctr.models.query_effect``)
+
+Each model learns by the objective of its own logits, as if they were the prediction, with what the others have in
+common taken out: the step that its bias makes in this batch, and, in the logistic loss alone, u_k. The biases learn
+each with its own model, gate and offset by the logistic loss of the prediction (``ctr.optim.online_newton``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ctr.models.query_effect import query_effect, query_share
+from ctr.models.row_curvature import row_curvature
+from ctr.models.rows import TableLayout
+from ctr.optim.online_bias import Calibrator
+from ctr.optim.online_newton import BatchSums, CalibrationStep
+from ctr.workers.collectives import Workers
+
+_LEAST_CURVATURE = 1e-6
+
+
+class Lesson(NamedTuple):
+    """What weights and combiner learn from a batch.
+
+    Attributes:
+        loss: float32 scalar, of which the weights' gradients are taken.
+        logit: float32 [B], the one that the linear weights learn by.
+        left: float32 [B], what the effects of queries leave of its curvature; None: there are none in the loss.
+        steps: of the calibrators.
+    """
+
+    loss: tf.Tensor
+    logit: tf.Tensor
+    left: tf.Tensor | None = None
+    steps: Sequence[CalibrationStep] = ()
+
+
+def own_lessons(
+    loss_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    calibrators: Sequence[Calibrator],
+    workers: Workers,
+    targets: Mapping[str, tf.Tensor],
+    logit: tf.Tensor,
+    models: Sequence[tf.Tensor],
+) -> Lesson:
+    """Computes what each expert learns by its own loss.
+
+    Args:
+        loss_of: the objective of logits [1, B], with those that the logistic loss is to see in their place.
+        calibrators: of each model's bias, and of what combines the models.
+        workers: who divide the batch.
+        targets: of the batch.
+        logit: float32 [B], the prediction.
+        models: float32 [1, B] each, the experts' logits, those of the linear weights first.
+    """
+    steps = _calibration_steps(calibrators, workers, targets, logit, models)
+    # What the whole batch shares is the bias's, what a query shares is nobody's.
+    moved = [model + step.move for model, step in zip(models, steps, strict=False)]
+    effects = [_query_effect(targets, one[0]) for one in moved]
+    shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
+    # The effects are made of the labels: the logistic loss alone may know them.
+    losses = [loss_of(one, known) for one, known in zip(models, shifted, strict=True)]
+    return Lesson(tf.add_n(losses), shifted[0][0], effects[0][1], steps)
+
+
+def linear_curvature(
+    layout: TableLayout,
+    plan: Mapping[str, tf.Tensor],
+    targets: Mapping[str, tf.Tensor],
+    weight: tf.Tensor,
+    lesson: Lesson,
+) -> tuple[tf.Tensor, ...]:
+    """Computes what ``ctr.models.row_curvature`` does of the linear weights of a table.
+
+    Args:
+        weight: float32 [B], of the rows.
+    """
+    left = _query_effect(targets, lesson.logit)[1] if lesson.left is None else lesson.left
+    curvature = weight * _logit_curvature(lesson.logit)
+    return row_curvature(layout, plan, curvature, targets["query"], left)
+
+
+def _query_effect(targets: Mapping[str, tf.Tensor], logit: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The effects of the queries of rows with logits [B]; nothing learns from them."""
+    probability = tf.sigmoid(tf.stop_gradient(logit))
+    return query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
+
+
+def _calibration_steps(
+    calibrators: Sequence[Calibrator],
+    workers: Workers,
+    targets: Mapping[str, tf.Tensor],
+    logit: tf.Tensor,
+    models: Sequence[tf.Tensor],
+) -> list[CalibrationStep]:
+    """The steps of the biases of some models with logits [1, B] each, and then of what combines them to one."""
+    sums = [
+        _sums(calibrator, targets, model[0], [], is_bias=True)
+        for calibrator, model in zip(calibrators, models, strict=False)
+    ]
+    sums.append(
+        _sums(calibrators[len(models)], targets, logit, [model[0] - models[0][0] for model in models[1:]])
+    )
+    # In one message: each has its latency.
+    total = iter(workers.all_reduce([part for one in sums for part in one]))
+    return [calibrator.step(BatchSums(next(total), next(total), next(total))) for calibrator in calibrators]
+
+
+def _sums(
+    calibrator: Calibrator,
+    targets: Mapping[str, tf.Tensor],
+    logit: tf.Tensor,
+    inputs: Sequence[tf.Tensor],
+    is_bias: bool = False,
+) -> BatchSums:
+    """What a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
+    logit, weight = tf.stop_gradient(logit), targets["own_weight"]
+    gradient = weight * (tf.sigmoid(logit) - targets["label"])
+    columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
+    curvature = weight * _logit_curvature(logit)
+    if is_bias:
+        share = query_share(targets["query"], curvature)
+        gradient, curvature = gradient * share, curvature * share
+    return calibrator.sums(columns, gradient, curvature, tf.reduce_sum(weight))
+
+
+def _logit_curvature(logit: tf.Tensor) -> tf.Tensor:
+    """p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
+    probability = tf.sigmoid(logit)
+    return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
