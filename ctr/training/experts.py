@@ -18,7 +18,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.models.query_effect import query_effect, query_share
-from ctr.models.row_curvature import row_curvature
+from ctr.models.row_curvature import RowCurvature, row_curvature
 from ctr.models.rows import TableLayout
 from ctr.optim.online_bias import Calibrator
 from ctr.optim.online_newton import BatchSums, CalibrationStep
@@ -77,7 +77,7 @@ def linear_curvature(
     targets: Mapping[str, tf.Tensor],
     weight: tf.Tensor,
     lesson: Lesson,
-) -> tuple[tf.Tensor, ...]:
+) -> RowCurvature:
     """Computes what ``ctr.models.row_curvature`` does of the linear weights of a table.
 
     Args:
