@@ -33,12 +33,12 @@ from ctr.data.stream import read_selection
 from ctr.experiments.config import merged
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.inputs import Inputs, open_inputs, selection_of
 from ctr.training.state import TrainState
-from ctr.training.step import TrainStep
 
 FEEDS = 12
 FAMILIES = [

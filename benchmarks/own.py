@@ -11,11 +11,12 @@ from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_con
 from ctr.config import parse_model
 from ctr.data.batches import Batch
 from ctr.training.analysis.speed import ratio_quartiles, take_turns
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import StepResult, TrainStep
+from ctr.training.step import StepResult
 
 SETTLED = 10**9
 """Examples after which every ramp is up."""

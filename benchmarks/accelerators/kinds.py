@@ -18,12 +18,12 @@ from ctr.experiments.config import merged
 from ctr.objective.bias_constraints import resolve_families
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.training.analysis.flops import Flops, Touched, count_flops
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState, dense_weights
-from ctr.training.step import TrainStep
 from ctr.workers.collectives import ALONE, Workers
 
 OBJECTIVES = {

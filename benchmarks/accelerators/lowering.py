@@ -14,9 +14,9 @@ import numpy as np
 
 from accelerators.replicas import Replicas
 from ctr.optim.row_variables import on_devices
+from ctr.training.compiled_step import TrainStep
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
-from ctr.training.step import TrainStep
 
 CHIP = "chip"
 """The name of the parameter that is the number of the chip, where rows are divided over several."""

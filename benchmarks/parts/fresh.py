@@ -41,12 +41,12 @@ def main() -> None:
     size = Size(**json.loads(sys.argv[1]))
     begun = time.perf_counter()
     from ctr.config import parse_model
+    from ctr.training.compiled_step import TrainStep
     from ctr.training.config import TrainConfig
     from ctr.training.device import make_deterministic, resolve_compute_dtype
     from ctr.training.feed import make_feed
     from ctr.training.run.checkpoint import Copies
     from ctr.training.state import TrainState
-    from ctr.training.step import TrainStep
 
     found: dict[str, Any] = {"import_seconds": time.perf_counter() - begun}
     config = parse_model(TrainConfig, reference_config(ADAGRAD, size.batch), "benchmark")

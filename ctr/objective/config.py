@@ -202,3 +202,8 @@ class ObjectiveConfig(StrictModel):
     distillation: DistillationConfig | None = None
     anti_distillation: AntiDistillationConfig | None = None
     bias_constraints: BiasConstraintsConfig | None = None
+
+    @property
+    def scored_part(self) -> "ObjectiveConfig":
+        """The part that scoring needs: which slices the rows are in."""
+        return ObjectiveConfig(bias_constraints=self.bias_constraints)

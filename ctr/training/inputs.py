@@ -26,7 +26,6 @@ from ctr.training.feed import Feed, make_feed
 from ctr.training.logs import Log, Logs, open_logs, sidecar_logs
 from ctr.training.run.position import Position
 from ctr.training.shapes import few_shapes
-from ctr.training.step import scored_part
 from ctr.workers.collectives import ALONE, Workers
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
@@ -221,7 +220,7 @@ def read_feeds(
         seat: see ``make_feed``.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
-    objective = config.objective if constraint_starts is not None else scored_part(config.objective)
+    objective = config.objective if constraint_starts is not None else config.objective.scored_part
     shapes = None
     if has_few_shapes(config):
         shapes = few_shapes(config, inputs.schema, layouts, 1 if seat is None else seat.size)

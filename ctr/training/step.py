@@ -1,10 +1,11 @@
-"""The training step: one compiled function that scores a batch and then learns from it."""
+"""The training step: gather rows, score, losses, gradients, one sum over the group, a finite check, updates.
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+Functions of tensors alone; ``ctr.training.compiled_step`` compiles them and feeds them with batches.
+"""
+
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -12,24 +13,19 @@ from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
 from ctr.models.crosses import Multiply
 from ctr.models.dcn import Products, recorded
 from ctr.models.embeddings import look_up, tower_inputs
-from ctr.models.part import WHOLE, Part
+from ctr.models.part import Part
 from ctr.models.rows import TableLayout
-from ctr.objective.config import ObjectiveConfig
-from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer
 from ctr.training.config import TrainConfig
 from ctr.training.experts import Lesson, linear_curvature, own_lessons
-from ctr.training.feed import OF_ALL_CHIPS, Feed
 from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import gather_scores
 from ctr.training.tables.tables import Gathered
-
-log = logging.getLogger(__name__)
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
 
@@ -64,18 +60,17 @@ class _Differentiated(NamedTuple):
     lesson: Lesson
 
 
-def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
-    """The part of the objective that scoring needs: which slices the rows are in."""
-    return ObjectiveConfig(bias_constraints=objective.bias_constraints)
+class Step:
+    """The functions of tensors by which a run scores its batches and learns from them.
 
-
-class TrainStep:
-    """The compiled functions that score a run's batches and learn from them. Each is compiled when it is first called.
+    The arguments of all: ``targets`` of the batch's rows (``ctr.objective.targets``), for each table its ``plans``, and
+    what ramps and learning rates have reached, float32 scalars.
 
     Attributes:
         state: the variables that ``learn`` changes.
         config: of the run.
-        jit: whether XLA compiles them.
+        parts: of the model; it learns by the mean of their gradients, and the first one scores.
+        by_products: whether multivalent embeddings are averaged by products with sparse matrices.
         exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
     """
 
@@ -83,110 +78,23 @@ class TrainStep:
         self,
         state: TrainState,
         config: TrainConfig,
-        jit: bool,
-        parts: Sequence[Part] = (WHOLE,),
+        parts: Sequence[Part],
+        by_products: bool,
+        exchanges: bool,
     ) -> None:
-        """Makes the functions of a run.
-
-        Args:
-            state, config, jit: the attributes.
-            parts: of the model; it learns by the mean of their gradients, and the first one scores.
-        """
-        self.state, self.config, self.jit, self._parts = state, config, jit, parts
-        chips = state.chips
-        self.exchanges = jit or chips is not None
-        # Products with sparse matrices, of which GPUs have no deterministic kernel.
-        self._by_products = not jit and not any(map(tf.config.list_physical_devices, ("GPU", "TPU")))
+        """Makes the functions; the arguments are the attributes."""
+        self.state, self.config, self.parts = state, config, parts
+        self.by_products, self.exchanges = by_products, exchanges
         self._workers = state.group
-        is_divided = chips is not None or self._workers.size > 1
-        self._learned_targets = target_signature(
-            config.objective, state.families, is_divided, state.samples_labels and is_divided
-        )
-        # What is scored may also be a feed to learn from, which has more.
-        self._scored_targets = target_signature(scored_part(config.objective), state.families)
-        scalar, plans = tf.TensorSpec([], tf.float32), state.tables.signature()
-        ramps, rates = (
-            dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
-        )
-        self._learning = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
-        score = self._compile(self._score, [self._scored_targets, plans, ramps])
-        self._compiled_learn, self._compiled_score = (
-            _timed("learns", self._learning, jit),
-            _timed("scores", score, jit),
-        )
-        self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
-        self._compiled_norms = self._compile(self._gradient_norms, [self._learned_targets, plans, ramps])
 
-    def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
-        if self.state.chips is not None:
-            return self.state.chips.running(function, OF_ALL_CHIPS, signature)
-        # XLA compiles each of the few padded sizes by itself, from one trace.
-        compiled: Callable[..., Any] = tf.function(
-            function, input_signature=signature, jit_compile=self.jit or None, autograph=False
-        )
-        return compiled
-
-    def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
-        """Scores a batch and then learns from it.
-
-        Args:
-            feed: the batch.
-            ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
-            rates: the learning rates (``TrainConfig.rates_at``).
-        """
-        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
-        if self.exchanges:
-            # XLA compiles no call to the host, and there is one host for all chips.
-            self.state.tables.optimizer.exchange()
-            self.state.dense_optimizer.exchange()
-        return StepResult(*result)
-
-    def learning(
-        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
-        return self._learning, self._learning_arguments(feed, ramps, rates)
-
-    def _learning_arguments(
-        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
-    ) -> tuple[Any, ...]:
-        feed = feed.with_rows(self.state.tables, learning=True)
-        return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
-
-    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
-        feed = feed.with_rows(self.state.tables)
-        logit, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
-        return logit, slices
-
-    def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """What ``learn`` would learn by; changes nothing.
-
-        Returns:
-            The gradients of the batch's distinct rows of each table, float32 [U, C], and of each dense weight.
-        """
-        feed = feed.with_rows(self.state.tables)
-        of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
-        return of_rows, of_dense
-
-    def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
-        """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
-        (norms,) = self._compiled_norms(
-            *_tensors(feed.with_rows(self.state.tables), self._learned_targets), _scalars(ramps)
-        )
-        return norms
-
-    # The functions that are compiled.
-
-    def _learn(
-        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors
-    ) -> StepResult:
+    def learn(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors) -> StepResult:
+        """Scores a batch by the weights from before the step, and then learns from it."""
         state = self.state
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
         gathered = state.tables.gather(plans, learning=True)
         needed, views = gathered.rows, gathered.views
         duals = [dual.read_value() for dual in state.duals]
-        each = [self._differentiate(targets, views, needed, ramps, duals, part) for part in self._parts]
+        each = [self._differentiate(targets, views, needed, ramps, duals, part) for part in self.parts]
         found, curvatures = each[0], None
         if len(each) > 1:
             found, curvatures = self._mean_of_parts(targets, plans, each)
@@ -211,11 +119,11 @@ class TrainStep:
         def update() -> tf.Tensor:
             of_rows = curvatures
             if of_rows is None:
-                of_rows = self._curvatures(plans, targets, found, self._parts[0])
+                of_rows = self._curvatures(plans, targets, found, self.parts[0])
             rate = rates["embeddings"]
             state.tables.update(gathered, found.row_gradients, of_rows, rate, self.exchanges)
             if isinstance(state.dense_optimizer, ProductOptimizer):
-                forward = partial(self._forward, needed, views, ramps["alpha2"], self._parts[0])
+                forward = partial(self._forward, needed, views, ramps["alpha2"], self.parts[0])
                 given = state.dense_optimizer, forward, needed, state.layers, targets, self._workers
                 state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(found.dense_gradients, rates["dense"])
@@ -231,28 +139,31 @@ class TrainStep:
         applied = tf.cond(applied, update, lambda: tf.constant(False))
         return StepResult(logit, found.loss, applied, slices, found.terms)
 
-    def _score(
+    def score(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
         gathered = self.state.tables.gather(plans)
-        scores = self._forward(gathered.rows, gathered.views, ramps["alpha2"], self._parts[0])
+        scores = self._forward(gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
         logit = ensemble_logit(scores.logits)
         slices = slices_of(self.state.families, targets, logit)
         return gather_scores(self._workers, tf.constant(True), logit, slices)[1:]
 
-    def _gradients(
+    def gradients(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Computes what ``learn`` would learn by: the gradients of the batch's rows and of the dense weights."""
         gathered, duals = self.state.tables.gather(plans), [dual.read_value() for dual in self.state.duals]
-        found = self._differentiate(targets, gathered.views, gathered.rows, ramps, duals, self._parts[0])
+        found = self._differentiate(targets, gathered.views, gathered.rows, ramps, duals, self.parts[0])
         return found.row_gradients, found.dense_gradients
 
-    def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
+    def gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
+        """Computes the squared norms of ``ctr.training.gradient_noise`` for each product of the network."""
         products: Products = []
         with tf.GradientTape() as tape:
             gathered = self.state.tables.gather(plans)
             scores = self._forward(
-                gathered.rows, gathered.views, ramps["alpha2"], self._parts[0], multiply=recorded(products)
+                gathered.rows, gathered.views, ramps["alpha2"], self.parts[0], multiply=recorded(products)
             )
             loss = click_likelihood(None, scores, targets)
         gradients = tape.gradient(loss, [output for _, output in products])
@@ -264,9 +175,7 @@ class TrainStep:
         self, targets: _Tensors, plans: list[_Tensors], found: Sequence[_Differentiated]
     ) -> tuple[_Differentiated, list[tuple[tf.Tensor, ...]]]:
         """What several parts found: the means of their gradients and curvatures, all else of the first one."""
-        curvatures = [
-            self._curvatures(plans, targets, *both) for both in zip(found, self._parts, strict=True)
-        ]
+        curvatures = [self._curvatures(plans, targets, *both) for both in zip(found, self.parts, strict=True)]
         rows = [_mean(parts) for parts in zip(*(one.row_gradients for one in found), strict=True)]
         dense = [_mean(parts) for parts in zip(*(one.dense_gradients for one in found), strict=True)]
         means: list[tuple[tf.Tensor, ...]] = [
@@ -283,7 +192,7 @@ class TrainStep:
 
         Of divided tables those of this worker's rows.
         """
-        curvatures = self._curvatures(gathered.views, targets, found, self._parts[0])
+        curvatures = self._curvatures(gathered.views, targets, found, self.parts[0])
         row_gradients, curvatures = self.state.tables.add_up(gathered, found.row_gradients, curvatures)
         # By themselves: of static shapes, their number of bytes is known, and nothing is padded.
         with tf.name_scope("all_reduce"):
@@ -308,7 +217,7 @@ class TrainStep:
         with tf.name_scope("look_up"):
             looked_up = [
                 part.looked_up(
-                    layout, look_up(layout, own, plan, model.input_dtype(layout.tower), self._by_products)
+                    layout, look_up(layout, own, plan, model.input_dtype(layout.tower), self.by_products)
                 )
                 for layout, own, plan in zip(layouts, rows, plans, strict=True)
             ]
@@ -436,38 +345,3 @@ class TrainStep:
 
 def _mean(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([*map(tf.convert_to_tensor, tensors)]) / len(tensors)
-
-
-def _tensors(feed: Feed, needed: Mapping[str, tf.TensorSpec]) -> tuple[_Tensors, list[_Tensors]]:
-    targets = feed.target_tensors
-    return {name: targets[name] for name in needed}, feed.plan_tensors
-
-
-def _scalars(numbers: Mapping[str, float]) -> _Tensors:
-    return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
-
-
-def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
-    """Returns the function, whose first call is logged with its time; under ``jit`` each first one with new shapes."""
-    seen: set[tuple[Any, ...]] = set()
-
-    def call(*arguments: Any) -> Any:
-        if not log.isEnabledFor(logging.INFO):
-            return function(*arguments)
-        shapes = tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(arguments)) if jit else ()
-        if shapes in seen:
-            return function(*arguments)
-        begin = time.perf_counter()
-        result = function(*arguments)
-        seen.add(shapes)
-        plans = arguments[1]
-        log.info(
-            "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
-            what,
-            plans[0]["single"].shape[-2],
-            sum(plan["distinct"].shape[0] for plan in plans),
-            time.perf_counter() - begin,
-        )
-        return result
-
-    return call

@@ -16,6 +16,7 @@ from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
 from ctr.models.part import WHOLE, Part
 from ctr.training.analysis.speed import RunningMedian, Throughput
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
@@ -23,7 +24,6 @@ from ctr.training.gradient_noise import noise_numbers
 from ctr.training.run.rollback import predicts_soundly
 from ctr.training.shapes import few_shapes
 from ctr.training.state import TrainState
-from ctr.training.step import TrainStep, scored_part
 
 Phase = Callable[[str], None]
 Ramps = Mapping[str, float]
@@ -130,7 +130,7 @@ class Trainer:
             InputError: a faulty row, or rows of other features.
         """
         good = _check_rows(rows, schema)
-        batch_rows, objective = self._config.batch.rows, scored_part(self._config.objective)
+        batch_rows, objective = self._config.batch.rows, self._config.objective.scored_part
         seat = self.state.seat
         # A call of the compiled function costs as much as a thousand rows.
         at_once, shapes = max(batch_rows, _SCORED_TOGETHER), None

@@ -16,12 +16,12 @@ from ctr.data.schema import Schema
 from ctr.data.transform import pack_table
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.raw_columns import Verdict, add_derived
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.run.position import Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
-from ctr.training.step import TrainStep
 
 # Columns with names that no function's argument can have, too.
 FEATURES: list[dict[str, Any]] = [

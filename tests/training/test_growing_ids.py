@@ -17,13 +17,13 @@ from ctr.data.schema import Category, Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.ids.id_map import Learned
 from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.state import TrainState
-from ctr.training.step import TrainStep
 from ctr.workers.group import ONE
 from growing_logs import Growing
 from slow_id_map import SlowIdMap

@@ -10,10 +10,10 @@ from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import rows_of_table
 from ctr.models.part import WHOLE
 from ctr.models.supernet import Candidate, MaskedPart, masks_of, passed_over
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import TrainStep
 from sliced_models import sliced
 from small_runs import SCHEMA, draw_examples
 

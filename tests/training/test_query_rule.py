@@ -8,10 +8,10 @@ from ctr.data.batches import Batch, whole_query_batches
 from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import TrainStep
 
 QUERIES, SIZE = 200, 6
 SCHEMA = Schema(features=(Category(name="query", source="query", buckets=QUERIES),))

@@ -14,10 +14,11 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import StepResult, TrainStep
+from ctr.training.step import StepResult
 
 SCHEMA = Schema(
     features=(

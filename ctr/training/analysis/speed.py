@@ -15,11 +15,11 @@ from ctr.data.batches import Batch
 from ctr.data.schema import Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
+from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_jit
 from ctr.training.feed import make_feed
 from ctr.training.state import fresh_state
-from ctr.training.step import TrainStep
 
 _SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
 

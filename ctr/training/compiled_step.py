@@ -1,0 +1,162 @@
+"""The compiled step: its functions with their signatures, fed with batches."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ctr.models.part import WHOLE, Part
+from ctr.objective.targets import target_signature
+from ctr.training.config import TrainConfig
+from ctr.training.feed import OF_ALL_CHIPS, Feed
+from ctr.training.state import TrainState
+from ctr.training.step import Step, StepResult
+
+log = logging.getLogger(__name__)
+
+
+class TrainStep:
+    """The compiled functions that score a run's batches and learn from them. Each is compiled when it is first called.
+
+    Attributes:
+        state: the variables that ``learn`` changes.
+        config: of the run.
+        jit: whether XLA compiles them.
+        exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        config: TrainConfig,
+        jit: bool,
+        parts: Sequence[Part] = (WHOLE,),
+    ) -> None:
+        """Makes the functions of a run.
+
+        Args:
+            state, config, jit: the attributes.
+            parts: of the model; it learns by the mean of their gradients, and the first one scores.
+        """
+        self.state, self.config, self.jit = state, config, jit
+        chips = state.chips
+        self.exchanges = jit or chips is not None
+        # Products with sparse matrices, of which GPUs have no deterministic kernel.
+        by_products = not jit and not any(map(tf.config.list_physical_devices, ("GPU", "TPU")))
+        step = Step(state, config, parts, by_products, self.exchanges)
+        is_divided = chips is not None or state.group.size > 1
+        self._learned_targets = target_signature(
+            config.objective, state.families, is_divided, state.samples_labels and is_divided
+        )
+        # What is scored may also be a feed to learn from, which has more.
+        self._scored_targets = target_signature(config.objective.scored_part, state.families)
+        scalar, plans = tf.TensorSpec([], tf.float32), state.tables.signature()
+        ramps, rates = (
+            dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
+        )
+        self._learning = self._compile(step.learn, [self._learned_targets, plans, ramps, rates])
+        score = self._compile(step.score, [self._scored_targets, plans, ramps])
+        self._compiled_learn, self._compiled_score = (
+            _timed("learns", self._learning, jit),
+            _timed("scores", score, jit),
+        )
+        self._compiled_gradients = self._compile(step.gradients, [self._learned_targets, plans, ramps])
+        self._compiled_norms = self._compile(step.gradient_norms, [self._learned_targets, plans, ramps])
+
+    def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
+        if self.state.chips is not None:
+            return self.state.chips.running(function, OF_ALL_CHIPS, signature)
+        # XLA compiles each of the few padded sizes by itself, from one trace.
+        compiled: Callable[..., Any] = tf.function(
+            function, input_signature=signature, jit_compile=self.jit or None, autograph=False
+        )
+        return compiled
+
+    def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
+        """Scores a batch and then learns from it.
+
+        Args:
+            feed: the batch.
+            ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
+            rates: the learning rates (``TrainConfig.rates_at``).
+        """
+        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
+        if self.exchanges:
+            # XLA compiles no call to the host, and there is one host for all chips.
+            self.state.tables.optimizer.exchange()
+            self.state.dense_optimizer.exchange()
+        return StepResult(*result)
+
+    def learning(
+        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
+        return self._learning, self._learning_arguments(feed, ramps, rates)
+
+    def _learning_arguments(
+        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
+    ) -> tuple[Any, ...]:
+        feed = feed.with_rows(self.state.tables, learning=True)
+        return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
+
+    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
+        feed = feed.with_rows(self.state.tables)
+        logit, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        return logit, slices
+
+    def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What ``learn`` would learn by; changes nothing.
+
+        Returns:
+            The gradients of the batch's distinct rows of each table, float32 [U, C], and of each dense weight.
+        """
+        feed = feed.with_rows(self.state.tables)
+        of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
+        return of_rows, of_dense
+
+    def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
+        """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
+        (norms,) = self._compiled_norms(
+            *_tensors(feed.with_rows(self.state.tables), self._learned_targets), _scalars(ramps)
+        )
+        return norms
+
+
+def _tensors(
+    feed: Feed, needed: Mapping[str, tf.TensorSpec]
+) -> tuple[dict[str, tf.Tensor], list[dict[str, tf.Tensor]]]:
+    targets = feed.target_tensors
+    return {name: targets[name] for name in needed}, feed.plan_tensors
+
+
+def _scalars(numbers: Mapping[str, float]) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
+
+
+def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
+    """Returns the function, whose first call is logged with its time; under ``jit`` each first one with new shapes."""
+    seen: set[tuple[Any, ...]] = set()
+
+    def call(*arguments: Any) -> Any:
+        if not log.isEnabledFor(logging.INFO):
+            return function(*arguments)
+        shapes = tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(arguments)) if jit else ()
+        if shapes in seen:
+            return function(*arguments)
+        begin = time.perf_counter()
+        result = function(*arguments)
+        seen.add(shapes)
+        plans = arguments[1]
+        log.info(
+            "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
+            what,
+            plans[0]["single"].shape[-2],
+            sum(plan["distinct"].shape[0] for plan in plans),
+            time.perf_counter() - begin,
+        )
+        return result
+
+    return call
