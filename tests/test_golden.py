@@ -31,9 +31,9 @@ GOLDEN = os.environ.get("GOLDEN")
 PASSING = re.compile(
     r"second|per_s|_ms|time_to|elapsed|lag|speed|path|folder|duration|started|ended|commit|version|pid|wait|threads"
     r"|config_sha256|arrays_sha256|state_sha256|checkpoint_sha256|^lengths$|when|^run$|^runs$|^log$|^out$|arms|minutes"
-    r"|memory|rss"
+    r"|memory|rss|created|^sidecar$"
 )
-SKIPPED = re.compile(r"environment\.json|tfevents|report\.html|step_times|\.lock$|/workers/")
+SKIPPED = re.compile(r"environment\.json|tfevents|follow\.jsonl|report\.html|step_times|\.lock$|/workers/")
 
 WORLD = "days=4 queries_per_day=250 users=300 ads=60 advertisers=10 seed=3"
 SMALL = (
@@ -196,14 +196,6 @@ def killed(folder: Path) -> dict[str, str]:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    return (
-        train(folder, "killed-on", "", "--record", "again")
-        if process.returncode == 0
-        else resumed(folder, given)
-    )
-
-
-def resumed(folder: Path, given: list[str]) -> dict[str, str]:
     printed = done(folder, *given)
     done(folder, "export", "killed", "--out", "killed-model")
     hashes = hashes_of(folder / "killed") | hashes_of(folder / "killed-model", "model/")
