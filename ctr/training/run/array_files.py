@@ -17,7 +17,7 @@ import numpy as np
 
 from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
-from ctr.io.files import file_sha256, write_atomic, write_atomic_bytes
+from ctr.io.files import file_sha256, write_atomic
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
@@ -88,7 +88,11 @@ def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> 
     """Writes the arrays of a worker that is not the first one, and at last what the first one has to know of them."""
     name = f"arrays-{share.rank}.npz"
     entry = _entry(name, write_arrays(folder / name, arrays), share)
-    write_atomic_bytes(_note(folder, share.rank), json.dumps(entry).encode())
+    # The note lasts until it is read. Once it has its name, the first worker may rename the folder, so that nothing can be
+    # done with the folder any more.
+    new = _note(folder, share.rank).with_suffix(".new")
+    new.write_text(json.dumps(entry))
+    new.replace(_note(folder, share.rank))
 
 
 def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:

@@ -1,13 +1,14 @@
 """Checkpoints that several workers write, each its part, read by any number of them."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ctr.io.errors import InputError
 from ctr.training.run import checkpoint
-from ctr.training.run.array_files import Share
+from ctr.training.run.array_files import Share, write_part
 from ctr.workers.parts import rows_of
 
 WHOLE = {
@@ -98,3 +99,19 @@ def test_without_a_part_there_is_no_checkpoint(tmp_path):
     # What it left does no harm.
     write(tmp_path, 8, 2)
     assert checkpoint.newest_sound(tmp_path) == 8
+
+
+def test_the_first_worker_may_take_the_folder_as_soon_as_a_part_is_noted(tmp_path, monkeypatch):
+    replace = Path.replace
+
+    def taken_at_once(path: Path, target: Path) -> Path:
+        replace(path, target)
+        if Path(target).name == "part-1.json":
+            Path(target).parent.rename(tmp_path / "final")
+        return Path(target)
+
+    (tmp_path / "partial").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", taken_at_once)
+        write_part(tmp_path / "partial", {"a": np.arange(3)}, Share(1, 2, {}, 24, 1.0))
+    assert {path.name for path in (tmp_path / "final").iterdir()} == {"arrays-1.npz", "part-1.json"}
