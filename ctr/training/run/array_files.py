@@ -88,8 +88,8 @@ def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> 
     """Writes the arrays of a worker that is not the first one, and at last what the first one has to know of them."""
     name = f"arrays-{share.rank}.npz"
     entry = _entry(name, write_arrays(folder / name, arrays), share)
-    # The note lasts until it is read. Once it has its name, the first worker may rename the folder, so that nothing can be
-    # done with the folder any more.
+    # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
+    # done in it.
     new = _note(folder, share.rank).with_suffix(".new")
     new.write_text(json.dumps(entry))
     new.replace(_note(folder, share.rank))
