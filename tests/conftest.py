@@ -1,5 +1,6 @@
 """What every test may rely on."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("soak")
     ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+@pytest.fixture(autouse=True)
+def _level_of_a_new_process() -> None:
+    """Undoes the verbosity of a command that ran before in this process: records of it are held as memory."""
+    logging.getLogger("ctr").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
