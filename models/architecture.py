@@ -5,6 +5,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
+class Expert(NamedTuple):
+    """A model with a loss of its own, by the names of the weights that are fitted for it.
+
+    Attributes:
+        name: of the expert.
+        bias: of its logit.
+        gate: how far the prediction moves from the first expert to this one; empty for the first.
+    """
+
+    name: str
+    bias: str
+    gate: str = ""
+
+
 class Tower(NamedTuple):
     """The hidden layers of a tower: crosses, then deep layers.
 
@@ -57,10 +71,10 @@ class Architecture:
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
         components: of the ensemble; 1: no ensemble.
         factors: None: the plain model.
-        gated: whether linear weights and network are two models, which two fitted numbers combine::
+        gated: whether linear weights and network are experts: models with a loss each, which fitted numbers combine::
 
-            alone = linear + b,    network = w . DCN(e_0) + b_n
-            logit = alone + gate * (network - alone) + offset
+            linear = sum of linear weights + b,    network = w . DCN(e_0) + b_n
+            logit = linear + gate * (network - linear) + offset
         sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
     """
 
@@ -90,6 +104,14 @@ class Architecture:
     def has_network(self) -> bool:
         """Whether there is more than linear weights."""
         return bool(self.cross_layers or self.deep_units)
+
+    @property
+    def experts(self) -> tuple[Expert, ...]:
+        """The experts of a gated model, the linear weights first; none where there is one model."""
+        if not self.gated:
+            return ()
+        linear, network = Expert("linear", "output_bias"), Expert("network", "network_bias", "gate")
+        return (linear, network) if self.has_network else (linear,)
 
     @property
     def towers(self) -> dict[str, Tower]:

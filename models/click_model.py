@@ -12,6 +12,7 @@ so that the linear weights are still added. An ensemble's prediction is the mean
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -41,14 +42,12 @@ class Scores(NamedTuple):
     Attributes:
         logits: float32 [n, B], of the click.
         rank_scores: float32 [n, B], of the rank head, which only training uses; without such a head the logits.
-        alone: float32 [n, B], the logits of the linear weights alone, where the network is gated.
-        network: float32 [n, B], those of the network alone, where it is gated; None without a network.
+        experts: float32 [1, B] each, the logits of ``Architecture.experts`` by name, with their biases.
     """
 
     logits: tf.Tensor
     rank_scores: tf.Tensor
-    alone: tf.Tensor | None = None
-    network: tf.Tensor | None = None
+    experts: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 
 def forward(
@@ -104,18 +103,27 @@ def _plain_scores(
     compiled: bool,
     multiply: Multiply | None,
 ) -> Scores:
-    alone = inputs.linear + stacked(components, "output_bias")[:, tf.newaxis]
-    logits = alone + components[0]["offset"] if a.gated else alone
-    if not a.has_network:
-        return Scores(logits, logits, alone if a.gated else None)
-    outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
-    network, *ranked = [tf.squeeze(output, axis=2) for output in outputs]
-    if a.gated:
-        network += components[0]["network_bias"]
-        logits += components[0]["gate"] * (network - alone)
-        return Scores(logits, logits, alone, network)
-    logits += network
+    logits = inputs.linear + stacked(components, "output_bias")[:, tf.newaxis]
+    network, ranked = None, []
+    if a.has_network:
+        outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
+        network, *ranked = [tf.squeeze(output, axis=2) for output in outputs]
+    if a.experts:
+        return _combined(a, components[0], {"linear": logits, "network": network})
+    if network is not None:
+        logits += network
     return Scores(logits, ranked[0] if ranked else logits)
+
+
+def _combined(a: Architecture, weights: Weights, models: Mapping[str, tf.Tensor]) -> Scores:
+    """Combines the logits [1, B] of experts, of which the first has its bias."""
+    first, *others = a.experts
+    experts = {first.name: models[first.name]}
+    experts |= {expert.name: models[expert.name] + weights[expert.bias] for expert in others}
+    logits = experts[first.name] + weights["offset"]
+    for expert in others:
+        logits += weights[expert.gate] * (experts[expert.name] - experts[first.name])
+    return Scores(logits, logits, experts)
 
 
 def quality(architecture: Architecture, weights: Weights, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:

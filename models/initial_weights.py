@@ -90,9 +90,10 @@ def component_prefixes(architecture: Architecture) -> list[str]:
 
 
 def fitted_names(architecture: Architecture) -> list[str]:
-    """Returns the names of the scalars that are fitted where the network is gated."""
-    both = ["network_bias", "gate"] if architecture.has_network else []
-    return ["output_bias", *both, "offset"] if architecture.gated else []
+    """Returns the names of the scalars that combine experts: their biases, gates and the offset."""
+    experts = architecture.experts
+    gates = [expert.gate for expert in experts if expert.gate]
+    return [*(expert.bias for expert in experts), *gates, "offset"] if experts else []
 
 
 def _turn(name: str) -> tuple[bool, int]:
@@ -128,8 +129,9 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
         found["transfer_scale"] = _Start((), 1.0)
     if a.factors is not None:
         found["transfer_bias"] = _Start((), prior)
+    biases = {expert.bias for expert in a.experts}
     for name in fitted_names(a)[1:]:
-        found[name] = _Start((), prior if name == "network_bias" else 0.0)
+        found[name] = _Start((), prior if name in biases else 0.0)
     return found
 
 

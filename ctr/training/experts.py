@@ -9,7 +9,8 @@ bias b_k, and the prediction lies between them::
 
 Each model learns by the objective of its own logits, as if they were the prediction, with what the others have in
 common taken out: the step that its bias makes in this batch, and, in the logistic loss alone, u_k. The biases learn
-each with its own model, gate and offset by the logistic loss of the prediction (``ctr.optim.online_newton``).
+each with its own model, gate and offset by the logistic loss of the prediction (``ctr.optim.online_newton``). The
+experts of a model are named by ``ctr.models.architecture``; with a third, its gate joins the sum.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,7 @@ def own_lessons(
     """
     steps = _calibration_steps(calibrators, workers, targets, logit, models)
     # What the whole batch shares is the bias's, what a query shares is nobody's.
-    moved = [model + step.move for model, step in zip(models, steps, strict=False)]
+    moved = [model + step.move for model, step in zip(models, steps[:-1], strict=True)]
     effects = [_query_effect(targets, one[0]) for one in moved]
     shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
     # The effects are made of the labels: the logistic loss alone may know them.
@@ -102,13 +103,12 @@ def _calibration_steps(
     models: Sequence[tf.Tensor],
 ) -> list[CalibrationStep]:
     """The steps of the biases of some models with logits [1, B] each, and then of what combines them to one."""
+    *biases, combiner = calibrators
     sums = [
         _sums(calibrator, targets, model[0], [], is_bias=True)
-        for calibrator, model in zip(calibrators, models, strict=False)
+        for calibrator, model in zip(biases, models, strict=True)
     ]
-    sums.append(
-        _sums(calibrators[len(models)], targets, logit, [model[0] - models[0][0] for model in models[1:]])
-    )
+    sums.append(_sums(combiner, targets, logit, [model[0] - models[0][0] for model in models[1:]]))
     # In one message: each has its latency.
     total = iter(workers.all_reduce([part for one in sums for part in one]))
     return [calibrator.step(BatchSums(next(total), next(total), next(total))) for calibrator in calibrators]

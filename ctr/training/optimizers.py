@@ -1,9 +1,10 @@
-"""The optimizers that a configuration asks for. A new one is named here, and nowhere else in the trainer."""
+"""The optimizers that a configuration asks for: a new one has its keys in ``config.py`` and is made here."""
 
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from ctr.models.architecture import Expert
 from ctr.models.rows import TableLayout
 from ctr.optim.adagrad import RowAdaGrad
 from ctr.optim.averaging import ScheduleFree
@@ -21,8 +22,10 @@ from ctr.optim.row_one_sided import RowOneSided
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
 
-_LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
-"""What is fitted to the prediction: its prior in ``OnlineNewton``, and its range."""
+_PRIOR = 100.0
+"""Of the offset and the gates in ``OnlineNewton``: an offset that swings costs more than it gains."""
+_OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
+"""Their ranges: a gate never leaves the range between two experts."""
 
 
 def dense_optimizer(
@@ -92,19 +95,18 @@ def make_averaging(config: DenseOptimizerConfig, weights: Mapping[str, tf.Variab
     return None if config.schedule_free is None else ScheduleFree(config.schedule_free, weights)
 
 
-def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[Calibrator, ...]:
-    """The optimizers of what is fitted beside a gated network; none without weights.
+def make_calibrators(weights: Mapping[str, tf.Variable], experts: Sequence[Expert]) -> tuple[Calibrator, ...]:
+    """The optimizers of what combines experts; none without experts.
 
-    The first ones are of the biases, that of the linear weights and that of the network, which each learn with their
-    own model. The last one sees the prediction: of the offset and the gate, with a prior, as an offset that swings
-    costs more than it gains. A gate never leaves the range between the two models.
+    One for each bias, which learns with its own expert, and a last one that sees the prediction, of the offset and the
+    gates.
     """
-    if not weights:
+    if not experts:
         return ()
-    biases = [weights[name] for name in ("output_bias", "network_bias") if name in weights]
-    names = [name for name in _LAST if name in weights]
-    priors, ranges = zip(*(_LAST[name] for name in names), strict=True)
+    gates = [weights[expert.gate] for expert in experts if expert.gate]
+    ranges = [_OFFSETS, *[_GATES] * len(gates)]
+    priors = [_PRIOR] * len(ranges)
     return (
-        *(OnlineBias(name, bias) for name, bias in zip(("bias", "network_bias"), biases, strict=False)),
-        OnlineNewton("prediction", [weights[name] for name in names], priors, 1.0, ranges),
+        *(OnlineBias(expert.bias.removeprefix("output_"), weights[expert.bias]) for expert in experts),
+        OnlineNewton("prediction", [weights["offset"], *gates], priors, 1.0, ranges),
     )

@@ -23,12 +23,11 @@ def click_likelihood(
 
     Args:
         seed: of labels that are sampled from that probability (``ProductOptimizer.seed``); None: those of the rows.
-        scores: of the batch, or of some rows; where linear weights and network are two models, the network's logit
-            counts.
+        scores: of the batch, or of some rows; where the network is an expert, its logit counts.
         targets: of the batch.
         chosen: int32, the numbers of these rows; None: all.
     """
-    logits = scores.logits if scores.network is None else scores.network
+    logits = scores.experts.get("network", scores.logits)
     if seed is None:
         labels = targets["label"] if chosen is None else tf.gather(targets["label"], chosen)
         labels = tf.broadcast_to(labels, tf.shape(logits))

@@ -146,7 +146,7 @@ class TrainState:
         names = zip(weights, self.weights, strict=True)
         learned = {name: weights[name] for name, own in names if own not in self.fitted}
         self.averaging = make_averaging(optimizer, learned)
-        self.calibrators = make_calibrators(self.fitted)
+        self.calibrators = make_calibrators(self.weights, self.architecture.experts)
 
     def variables(self) -> dict[str, Rows]:
         """All variables under names that do not depend on the process."""

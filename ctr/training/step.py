@@ -250,13 +250,13 @@ class Step:
             with tf.name_scope("loss"):
                 loss, terms = self._loss_and_terms(targets, logit, scores, ramps, duals, slices)
                 lesson = Lesson(loss, logit)
-                if scores.alone is not None:
+                if scores.experts:
 
                     def loss_of(one: tf.Tensor, shifted: tf.Tensor) -> tf.Tensor:
                         own = Scores(one, one)
                         return self._loss_and_terms(targets, one[0], own, ramps, duals, slices, shifted)[0]
 
-                    models = [scores.alone, *([] if scores.network is None else [scores.network])]
+                    models = list(scores.experts.values())
                     lesson = own_lessons(loss_of, state.calibrators, self._workers, targets, logit, models)
         row_gradients, dense_gradients = tape.gradient(
             lesson.loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
