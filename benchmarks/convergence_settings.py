@@ -155,7 +155,7 @@ FULL = Plan(
     world=_WORLD,
     model={
         "prior": 0.15,
-        "crosses": {"layers": 3, "rank": 64, "ramp": {"length": 20_000}},
+        "crosses": {"layers": 3, "rank": 64, "ramp": 20_000},
         "deep": {"units": [512, 256]},
     },
     batches=(2048, 8192, 32768, 512),
@@ -174,7 +174,7 @@ HALF = replace(
     FULL,
     model={
         "prior": 0.15,
-        "crosses": {"layers": 2, "rank": 32, "ramp": {"length": 20_000}},
+        "crosses": {"layers": 2, "rank": 32, "ramp": 20_000},
         "deep": {"units": [256, 128]},
     },
     batches=(2048, 8192, 32768),
@@ -192,7 +192,7 @@ QUICK = Plan(
     world={**_WORLD, "queries_per_day": 200},
     model={
         "prior": 0.15,
-        "crosses": {"layers": 1, "rank": 4, "ramp": {"length": 500}},
+        "crosses": {"layers": 1, "rank": 4, "ramp": 500},
         "deep": {"units": [8]},
         "widths": {"query_words": 0},
     },

@@ -37,7 +37,7 @@ MODEL = {
     "network_loss": "joint",
     "prior": 0.5,
     "init_scale": SCALE,
-    "crosses": {"layers": 3, "rank": 64, "ramp": {"length": 100_000}},
+    "crosses": {"layers": 3, "rank": 64, "ramp": 100_000},
     "deep": {"units": [1024, 512, 256]},
 }
 """The reference model, as a configuration has it."""

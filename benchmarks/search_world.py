@@ -18,7 +18,7 @@ SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=ids) for
 BASE: dict[str, Any] = {
     "batch": {"rows": 200},
     "model": {
-        "crosses": {"layers": 2, "rank": 8, "ramp": {"length": 2000}},
+        "crosses": {"layers": 2, "rank": 8, "ramp": 2000},
         "deep": {"units": [32, 32]},
         "init_scale": 0.1,
         "network_loss": "joint",

@@ -32,7 +32,7 @@ def _configs() -> dict[str, TrainConfig]:
     dense = DenseOptimizerConfig(shampoo=TRAINER_SHAMPOO)
     dcn = ModelConfig(
         prior=0.08,
-        crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(length=50_000)),
+        crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(0, 50_000)),
         deep=DeepConfig(units=(128, 64)),
     )
     return {

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
@@ -208,3 +209,17 @@ def test_mypy_visits_the_rooms(tree, fresh_python, tmp_path):
     assert [line.split(":")[0] for line in sorted(faults)] == [
         f"ctr/{room}/{PROBE}" for room in sorted(ROOMS)
     ]
+
+
+def test_the_page_names_what_there_is(root):
+    """Every path of docs/architecture.md is there, and every ``NAME of path`` is defined in that file."""
+    page = (root / "docs" / "architecture.md").read_text()
+    paths = {span for span in re.findall(r"`([a-z_]+/[\w/.-]+)`", page) if not span.startswith("ctr.")}
+    assert len(paths) > 25
+    assert {path for path in paths if not (root / path).exists()} == set()
+    named = re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)` (?:of|in) `([\w/]+\.py)`", page)
+    assert len(named) >= 7
+    for name, path in named:
+        for part in name.split("."):
+            pattern = rf"^\s*(class|def) {part}\b|^{part}\b"
+            assert re.search(pattern, (root / path).read_text(), re.MULTILINE), (name, path)

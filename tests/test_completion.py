@@ -58,7 +58,7 @@ def test_choices_and_files_are_completed(complete):
 
 def test_keys_of_settings_are_completed(complete):
     assert complete("train", "log", "--set", "model.crosses.r") == [
-        f"model.crosses.{key}=" for key in ("rank", "ramp", "ramp.start", "ramp.length")
+        f"model.crosses.{key}=" for key in ("rank", "ramp")
     ]
     assert complete("sample", "--set", "non") == ["non_click_rate="]
     assert complete("search", "--set", "tar") == ["target="]
@@ -75,7 +75,7 @@ def test_keys_are_those_that_a_setting_takes(kind):
 def test_each_shell_has_a_script(shell, capsys, tmp_path: Path):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert "model.crosses.ramp.length=" in script and "inspect" in script
+    assert "model.crosses.ramp=" in script and "inspect" in script
     assert main(["completion", shell, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["shell"] == shell
     path = tmp_path / "script"

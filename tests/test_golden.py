@@ -37,7 +37,7 @@ SKIPPED = re.compile(r"environment\.json|tfevents|follow\.jsonl|report\.html|ste
 
 WORLD = "days=4 queries_per_day=250 users=300 ads=60 advertisers=10 seed=3"
 SMALL = (
-    "batch.rows=64 model.crosses.layers=2 model.crosses.rank=4 model.crosses.ramp.length=500 model.deep.units=[16,8] "
+    "batch.rows=64 model.crosses.layers=2 model.crosses.rank=4 model.crosses.ramp=500 model.deep.units=[16,8] "
     "metrics.window_examples=700 checkpoint.every_examples=900 metrics.slices=[rendering]"
 )
 OFTEN = "precondition_frequency=5 statistics_frequency=2 start_preconditioning_step=5 momentum=0.9"

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ctr.config import Dumper, StrictModel
+from ctr.config.options import Options
 from ctr.io.errors import InputError
 from ctr.io.words import did_you_mean
 
@@ -67,21 +68,29 @@ class Key:
     is_open: bool = False
 
 
-def describe(model: type, values: Mapping[str, Any] | None = None) -> Group:
+def describe(model: type, values: Mapping[str, Any] | None = None, without: Collection[str] = ()) -> Group:
     """The keys of a pydantic model or a dataclass, and of all below it.
 
     Args:
         values: what stands in place of the fields' own defaults.
+        without: fields that a file cannot give.
     """
     meanings = field_meanings(model)
     values = values or {}
     keys = []
     for name, field in _fields(model).items():
+        if name in without:
+            continue
         shown = field.alias or name
         default = _default(shown, field)
         if shown in values:
             default = values[shown]
-        many, groups = _groups_in(field.annotation, default)
+        options = next((item for item in field.metadata if isinstance(item, Options)), None)
+        if options is None:
+            many, groups = _groups_in(field.annotation, default)
+        else:
+            default = {name: value for name, value in default.items() if name not in options.without}
+            many, groups = "", (describe(type(options.start), default, options.without),)
         keys.append(
             Key(
                 name=shown,

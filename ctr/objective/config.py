@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import LocalName, StrictModel
 from ctr.data.schema import Name
-from ctr.objective.ramps import Ramp
+from ctr.objective.ramps import Ramp, RampKey
 
 RawValue = bool | int | float | str | None
 """A value as it stands in the input, before it is made an id; null or the empty text: missing."""
@@ -51,7 +51,7 @@ class RankingConfig(StrictModel):
     setup: Literal["multi_objective", "multi_task"] = "multi_objective"
     max_pairs: int = Field(default=4096, ge=1, le=2**20)
     query_exponent: float = Field(default=0.5, ge=0, le=1)
-    ramp: Ramp = Ramp()
+    ramp: RampKey = Ramp()
 
 
 class DistillationConfig(StrictModel):
@@ -71,7 +71,7 @@ class DistillationConfig(StrictModel):
     log: str | None = Field(default=None, min_length=1)
     weight: float = Field(default=1.0, gt=0)
     missing: Literal["refuse", "train_without"] = "refuse"
-    ramp: Ramp = Ramp()
+    ramp: RampKey = Ramp()
 
 
 class AntiDistillationConfig(StrictModel):
@@ -84,7 +84,7 @@ class AntiDistillationConfig(StrictModel):
     """
 
     weight: float = Field(default=0.01, gt=0)
-    ramp: Ramp = Ramp()
+    ramp: RampKey = Ramp()
 
 
 class ConstraintLog(StrictModel):
@@ -153,7 +153,7 @@ class BiasConstraintsConfig(StrictModel):
 
     learning_rate: float = Field(default=0.01, ge=0)
     regularization: float = Field(default=0.01, ge=0)
-    ramp: Ramp = Ramp()
+    ramp: RampKey = Ramp()
     families: tuple[SliceConfig, ...]
     logs: tuple[ConstraintLog, ...] = ()
 
@@ -202,6 +202,14 @@ class ObjectiveConfig(StrictModel):
     distillation: DistillationConfig | None = None
     anti_distillation: AntiDistillationConfig | None = None
     bias_constraints: BiasConstraintsConfig | None = None
+
+    @property
+    def terms(
+        self,
+    ) -> dict[str, RankingConfig | DistillationConfig | AntiDistillationConfig | BiasConstraintsConfig]:
+        """The losses beside the logistic one that are on, by their keys, in the order of their sum."""
+        terms = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: term for name, term in terms if term is not None}
 
     @property
     def scored_part(self) -> "ObjectiveConfig":

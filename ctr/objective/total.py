@@ -44,8 +44,7 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
 
 def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
     """Returns the names of the terms that the objective adds up, in the order of ``loss_and_terms``."""
-    added = ("ranking", "distillation", "anti_distillation", "bias_constraints")
-    return "logistic", *(name for name in added if getattr(config, name) is not None)
+    return "logistic", *config.terms
 
 
 def loss_and_terms(

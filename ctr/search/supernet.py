@@ -25,6 +25,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
+from ctr.objective.ramps import Ramp
 from ctr.search.config import SearchConfig
 from ctr.search.controller import entropy, new_controller
 from ctr.search.cost import Cost, Operations
@@ -135,8 +136,7 @@ def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:
     if not number:
         return largest
     crosses = largest.model.crosses
-    ramp = crosses.ramp.model_copy(update={"start": 0, "length": 0})
-    model = largest.model.model_copy(update={"crosses": crosses.model_copy(update={"ramp": ramp})})
+    model = largest.model.model_copy(update={"crosses": crosses.model_copy(update={"ramp": Ramp()})})
     batch = largest.batch.model_copy(update={"growth": None})
     return largest.model_copy(update={"model": model, "batch": batch})
 

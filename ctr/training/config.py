@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import StrictModel
+from ctr.config.options import Options
 from ctr.data.schema import Schema, Tower
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
@@ -21,7 +22,7 @@ from ctr.optim.muon_options import MuonOptions
 from ctr.optim.options import OneSidedOptions, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
-from ctr.training.rate_schedule import RateSchedule
+from ctr.training.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 
 if TYPE_CHECKING:
     from ctr.data.batches import BatchSize
@@ -74,42 +75,33 @@ class BatchConfig(StrictModel):
         return self
 
 
-def _read_options(content: Any, start: Any, fixed: Mapping[str, str]) -> Any:
-    """Options of an optimizer from a mapping of some of them; ``fixed`` are those that cannot be changed, and why."""
-    if not isinstance(content, dict):
-        return content
-    unknown = sorted(set(map(str, content)) - set(start.names()))
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]}; allowed: {', '.join(sorted(start.names()))}")
-    for name, why in fixed.items():
-        if content.get(name, getattr(start, name)) != getattr(start, name):
-            raise ValueError(f"{name} is not allowed here: {why}")
-    # Checks everything itself; pydantic would first read "5" and true as numbers.
-    return replace(start, **content)
+_COMPATIBILITY = frozenset(
+    (
+        *("block_split", "large_dimensions", "merge_order", "merge_until", "dimensions_of_one"),
+        *(
+            "beta3",
+            "bias_correction",
+            "initial_statistics",
+            "basis_change",
+            "first_exchange",
+            "exchange_phase",
+        ),
+        *("grafting_scope", "grafting_epsilon", "adagrad_epsilon", "separate_momenta", "weight_decay_kind"),
+        "solver",
+    )
+)
+"""Options by which ``ctr.optim.Shampoo`` computes what other implementations do."""
 
-
-def _read_adafactor(content: Any) -> Any:
-    return _read_options(content, AdafactorOptions(), {})
-
-
-def _read_kfac(content: Any) -> Any:
-    return _read_options(content, KfacOptions(), {})
-
-
-def _read_muon(content: Any) -> Any:
-    return _read_options(content, MuonOptions(), {})
-
-
-def _read_row_adafactor(content: Any) -> Any:
-    return _read_options(content, RowAdafactorOptions(), {})
-
-
-def _read_one_sided(content: Any) -> Any:
-    options = _read_options(content, OneSidedOptions(), {})
-    if isinstance(options, OneSidedOptions):
-        # Which options go together is checked there.
-        ShampooOptions(**vars(options))
-    return options
+ROW_ADAFACTOR = Options(RowAdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
+ADAFACTOR = Options(AdafactorOptions(), ROW_ADAFACTOR.without)
+KFAC = Options(KfacOptions(), frozenset({"relative_damping", "seed"}))
+MUON = Options(MuonOptions(), frozenset({"nesterov", "iterations", "beta1", "beta2", "epsilon"}))
+ONE_SIDED = Options(
+    OneSidedOptions(),
+    frozenset({"exponent_multiplier", "blend_steps", "early_growth", "drift_bound", "solver"}),
+    # Which options go together is checked there.
+    check=lambda options: ShampooOptions(**vars(options)),
+)
 
 
 class EmbeddingOptimizerConfig(StrictModel):
@@ -135,14 +127,14 @@ class EmbeddingOptimizerConfig(StrictModel):
         update_limit_relative: ``r`` in the rule of ``update_limit_absolute``.
         update_limit_absolute: ``a``: no step moves a weight w by more than r |w| + a. If one would, the whole
             step of its table is scaled down. 0: no limit.
-        schedule: how both learning rates change with the examples trained on. By default they do not.
+        schedule: how both learning rates change with the examples trained on, as that of ``optimizer.dense``.
     """
 
     rule: Literal["adagrad", "adafactor", "one_sided"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
-    adafactor: Annotated[RowAdafactorOptions, BeforeValidator(_read_row_adafactor)] = RowAdafactorOptions()
-    one_sided: Annotated[OneSidedOptions, BeforeValidator(_read_one_sided)] = OneSidedOptions()
+    adafactor: Annotated[RowAdafactorOptions, ROW_ADAFACTOR] = RowAdafactorOptions()
+    one_sided: Annotated[OneSidedOptions, ONE_SIDED] = OneSidedOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
@@ -150,7 +142,7 @@ class EmbeddingOptimizerConfig(StrictModel):
     tower_rates: dict[Tower, Annotated[float, Field(ge=0)]] = {"quality": 1.0, "ui": 1.0}
     update_limit_relative: float = Field(default=0, ge=0)
     update_limit_absolute: float = Field(default=0, ge=0)
-    schedule: RateSchedule = RateSchedule()
+    schedule: ScheduleKey = "constant"
 
     @model_validator(mode="before")
     @classmethod
@@ -199,10 +191,13 @@ DEFAULT_SHAMPOO = replace(
 """Where it gives none: plain AdaGrad, which fits the many small steps of a short log."""
 
 
-def _read_shampoo(content: Any) -> Any:
-    if isinstance(content, dict) and not content.get("momentum", True):
-        content = {"nesterov": False, **content}
-    return _read_options(content, TRAINER_SHAMPOO, {"sparse": "see optimizer.embeddings"})
+SHAMPOO = Options(TRAINER_SHAMPOO, _COMPATIBILITY | {"sparse"})
+
+
+def _without_momentum(content: Any) -> Any:
+    """Options of Shampoo; where they switch the momentum off, without its Nesterov form."""
+    is_off = isinstance(content, dict) and not content.get("momentum", True)
+    return {"nesterov": False, **content} if is_off else content
 
 
 class DenseOptimizerConfig(StrictModel):
@@ -215,11 +210,13 @@ class DenseOptimizerConfig(StrictModel):
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
         shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
-            AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
+            AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases.
         adafactor: options of Adafactor, for ``rule`` adafactor.
         kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
         muon: options of Muon, for ``rule`` muon; what is no matrix, and heads, learn by Adam at the same rate.
-        schedule: how the learning rate changes with the examples trained on. By default it does not.
+        schedule: how the learning rate changes with the examples trained on: ``constant``, or as ``warmup 10000, cosine
+            1000000 to 0.1``: it grows linearly from 0 over 10,000 examples, then falls over 1,000,000 to a tenth. Each
+            half may stand alone; the other decay is ``polynomial EXAMPLES power P to SHARE``.
         schedule_free: ``beta`` of schedule-free averaging (Defazio et al., 2024): the rule moves a sequence of weights,
             gradients and progressive predictions are those of weights between it and its average, and exports have
             the average. Set momentum to 0 with it; 0.9 takes its place. Null: no averaging.
@@ -228,11 +225,11 @@ class DenseOptimizerConfig(StrictModel):
     rule: Literal["shampoo", "adafactor", "kfac", "muon"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
-    shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = DEFAULT_SHAMPOO
-    adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_adafactor)] = AdafactorOptions()
-    kfac: Annotated[KfacOptions, BeforeValidator(_read_kfac)] = KfacOptions()
-    muon: Annotated[MuonOptions, BeforeValidator(_read_muon)] = MuonOptions()
-    schedule: RateSchedule = RateSchedule()
+    shampoo: Annotated[ShampooOptions, SHAMPOO, BeforeValidator(_without_momentum)] = DEFAULT_SHAMPOO
+    adafactor: Annotated[AdafactorOptions, ADAFACTOR] = AdafactorOptions()
+    kfac: Annotated[KfacOptions, KFAC] = KfacOptions()
+    muon: Annotated[MuonOptions, MUON] = MuonOptions()
+    schedule: ScheduleKey = "constant"
     schedule_free: float | None = Field(default=None, gt=0, lt=1)
 
 
@@ -246,7 +243,8 @@ class OptimizerConfig(StrictModel):
     def schedules(self) -> dict[str, RateSchedule]:
         """The schedules by the groups of weights that they are for, those that change something."""
         both = {"embeddings": self.embeddings.schedule, "dense": self.dense.schedule}
-        return {group: schedule for group, schedule in both.items() if not schedule.is_constant}
+        schedules = {group: parse_schedule(text) for group, text in both.items()}
+        return {group: schedule for group, schedule in schedules.items() if schedule != CONSTANT}
 
 
 class MetricsConfig(StrictModel):
@@ -442,17 +440,11 @@ class TrainConfig(StrictModel):
         Args:
             before: by a ramp's name, how many examples were trained on before these; see ``ctr.training.warm_start``.
         """
-        objective, before = self.objective, before or {}
-        parts: dict[str, Any] = {
-            "alpha2": self.model.crosses,
-            "ranking": objective.ranking,
-            "distillation": objective.distillation,
-            "anti_distillation": objective.anti_distillation,
-            "bias_constraints": objective.bias_constraints,
-        }
-        return {
-            name: part.ramp.at(examples + before.get(name, 0)) if part is not None else 0.0
-            for name, part in parts.items()
+        before = before or {}
+        ramps = {"alpha2": self.model.crosses.ramp}
+        ramps |= {name: term.ramp for name, term in self.objective.terms.items()}
+        return dict.fromkeys(ObjectiveConfig.model_fields, 0.0) | {
+            name: ramp.at(examples + before.get(name, 0)) for name, ramp in ramps.items()
         }
 
     def rates_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:

@@ -10,7 +10,7 @@ from ctr.data.schema import Name, Schema, Tower
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
-from ctr.objective.ramps import Ramp
+from ctr.objective.ramps import Ramp, RampKey
 
 _MOST_LAYERS = 64
 _USUAL_WIDTH = 16
@@ -31,7 +31,7 @@ class CrossConfig(StrictModel):
 
     layers: int = Field(default=2, ge=0, le=32)
     rank: int = Field(default=16, ge=0, le=65536)
-    ramp: Ramp = Ramp(length=10_000)
+    ramp: RampKey = Ramp(0, 10_000)
 
 
 class DeepConfig(StrictModel):

@@ -1,62 +1,82 @@
 """How a learning rate changes with the examples trained on: warm-up, then decay (PSO appendix G.1)."""
 
 import math
-from typing import Literal, Self
+import re
+from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
-from ctr.config import StrictModel
+_NUMBER = r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
+_WARMUP = re.compile(r"warmup (\d+)")
+_DECAY = re.compile(rf"(cosine|polynomial) (\d+)(?: power {_NUMBER})?(?: to {_NUMBER})?")
 
 
-class RateSchedule(StrictModel):
-    """How a learning rate changes with the examples trained on. By default it does not.
+@dataclass(frozen=True)
+class RateSchedule:
+    """The factor of a learning rate, by the examples trained on.
 
-    With w = ``warmup_examples``, T = ``decay_examples``, f = ``final_fraction`` and
-    t = min(1, (examples - w) / T), the learning rate is multiplied by::
+    With w = ``warmup``, T = ``decay_examples``, f = ``final`` and t = min(1, (examples - w) / T) it is::
 
         warm-up                 examples / w            while examples < w
         decay: none             1
         decay: polynomial       f + (1 - f) (1 - t)^power
         decay: cosine           f + (1 - f) (1 + cos(pi t)) / 2
-
-    Attributes:
-        warmup_examples: examples over which the learning rate grows linearly from 0. 0: none.
-        decay: how the learning rate falls after the warm-up: ``none``, ``polynomial`` or ``cosine``.
-        decay_examples: examples after the warm-up over which the learning rate falls; from then on it is constant.
-            Required above 0 with a decay.
-        power: power of the polynomial; 1: a straight line.
-        final_fraction: the share of the learning rate at the end of the decay.
     """
 
-    warmup_examples: int = Field(default=0, ge=0)
-    decay: Literal["none", "polynomial", "cosine"] = "none"
-    decay_examples: int = Field(default=0, ge=0)
-    power: float = Field(default=1.0, gt=0)
-    final_fraction: float = Field(default=0.0, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.decay == "none" and (self.decay_examples or self.final_fraction):
-            raise ValueError("decay_examples and final_fraction need a decay: polynomial or cosine")
-        if self.decay != "none" and not self.decay_examples:
-            raise ValueError(f"decay {self.decay} needs decay_examples above 0")
-        if self.decay != "polynomial" and self.power != 1:
-            raise ValueError(f"power is of no effect with decay {self.decay}; allowed: decay polynomial")
-        return self
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the learning rate never changes."""
-        return not self.warmup_examples and self.decay == "none"
+    warmup: int = 0
+    decay: str = "none"
+    decay_examples: int = 0
+    power: float = 1.0
+    final: float = 0.0
 
     def at(self, examples: int) -> float:
-        """The factor of the learning rate for a batch before which ``examples`` examples were trained on."""
-        if examples < self.warmup_examples:
-            return examples / self.warmup_examples
+        """Returns the factor for a batch before which ``examples`` examples were trained on."""
+        if examples < self.warmup:
+            return examples / self.warmup
         if self.decay == "none":
             return 1.0
-        passed = min(1.0, (examples - self.warmup_examples) / self.decay_examples)
+        passed = min(1.0, (examples - self.warmup) / self.decay_examples)
         left = (1.0 - passed) ** self.power
         if self.decay == "cosine":
             left = (1.0 + math.cos(math.pi * passed)) / 2.0
-        return self.final_fraction + (1.0 - self.final_fraction) * left
+        return self.final + (1.0 - self.final) * left
+
+
+CONSTANT = RateSchedule()
+
+
+def parse_schedule(text: str) -> RateSchedule:
+    """Reads a schedule as ``warmup 10000, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text == "constant":
+        return CONSTANT
+    parts = re.split(r", *", text)
+    warmup, decay = _WARMUP.fullmatch(parts[0]), _DECAY.fullmatch(parts[-1])
+    if len(parts) != (warmup is not None) + (decay is not None):
+        raise ValueError(
+            "allowed: constant, `warmup EXAMPLES`, `cosine EXAMPLES to SHARE`, `polynomial EXAMPLES power P to SHARE`, "
+            "or a warm-up and one of these with a comma between"
+        )
+    examples = int(warmup[1]) if warmup else 0
+    if decay is None:
+        return RateSchedule(examples)
+    name, length, power, final = decay.groups()
+    if name == "cosine" and power:
+        raise ValueError("power is of a polynomial decay, not of cosine")
+    schedule = RateSchedule(examples, name, int(length), float(power or 1), float(final or 0))
+    if not schedule.decay_examples or not schedule.power or schedule.final > 1:
+        raise ValueError("a decay takes examples above 0, a power above 0 and a share of at most 1")
+    return schedule
+
+
+def _check(text: str) -> str:
+    parse_schedule(text)
+    return text
+
+
+ScheduleKey = Annotated[str, AfterValidator(_check), Field(title="constant, or warm-up and decay")]
+"""The type of a key that is a schedule."""

@@ -107,7 +107,7 @@ def test_a_long_value_is_cut():
         ({"model": {"deep": {"activation": "sine"}}}, ["model.deep.activation: 'sine' ", "'relu'"]),
         ({"model": {"widths": {"a": -1}}}, ["widths.a is -1; allowed: 0..4096"]),
         ({"model": {"prior": 0}}, ["model.prior: 0 ", "greater than 0"]),
-        ({"model": {"crosses": {"ramp": {"length": -1}}}}, ["model.crosses.ramp.length: -1 "]),
+        ({"model": {"crosses": {"ramp": -1}}}, ["model.crosses.ramp: -1 "]),
         (
             {"optimizer": {"embeddings": {"tower_rates": {"quality": -1}}}},
             ["optimizer.embeddings.tower_rates.quality: -1 "],
@@ -144,10 +144,10 @@ def test_a_configuration_does_not_change():
 
 def test_settings_reach_every_depth_and_the_last_one_wins():
     content = {"seed": 4, "model": {"prior": 0.1}, "batch": None}
-    settings = ["model.crosses.ramp.length=7", "seed=5", "batch.rows=64", "seed=6", "metrics.slices=[a, b]"]
+    settings = ["model.crosses.ramp=7", "seed=5", "batch.rows=64", "seed=6", "metrics.slices=[a, b]"]
     changed = apply_settings(content, settings)
     config = parse_model(TrainConfig, changed, "x")
-    assert (config.seed, config.model.prior, config.model.crosses.ramp.length) == (6, 0.1, 7)
+    assert (config.seed, config.model.prior, config.model.crosses.ramp) == (6, 0.1, (0, 7))
     assert (config.batch.rows, config.metrics.slices) == (64, ("a", "b"))
     # The original stays as it was.
     assert content == {"seed": 4, "model": {"prior": 0.1}, "batch": None}
@@ -267,7 +267,7 @@ def test_the_dump_holds_every_key_in_order():
     lines = dump_yaml(TrainConfig()).splitlines()
     top = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
     assert top == list(TrainConfig.model_fields)
-    assert "      length: 10000" in lines
+    assert "    - 10000" in lines
 
 
 def test_the_hash_depends_on_the_meaning_only():

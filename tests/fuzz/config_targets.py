@@ -47,7 +47,7 @@ _TRAIN = {
     "time_range": {"start": "2026-01-02", "end": "2026-02-01T06:00:00+01:00"},
     "sampling": {"name": "half", "score": "kept"},
     "objective": {
-        "ranking": {"weight": 0.2, "setup": "multi_task", "ramp": {"start": 10, "length": 5}},
+        "ranking": {"weight": 0.2, "setup": "multi_task", "ramp": [10, 15]},
         "distillation": {"teacher": "big", "log": "logs/a"},
         "anti_distillation": {"weight": 0.1},
         "bias_constraints": {
@@ -65,7 +65,7 @@ _TRAIN = {
     "batch": {"rows": 64, "max_query_rows": 512, "within_partitions": True},
     "model": {
         "prior": 0.04,
-        "crosses": {"layers": 2, "rank": 16, "ramp": {"length": 100}},
+        "crosses": {"layers": 2, "rank": 16, "ramp": 100},
         "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "smelu", "smelu_beta": 0.5},
         "factorized": {
             "width": 4,
@@ -116,7 +116,7 @@ def _lay_out(config: Any, schema: Schema) -> None:
 
 def _settings_seeds(folder: Path) -> list[bytes]:
     lines = (
-        "seed=5\nmodel.deep.units=[8, 4]\nmodel.crosses.ramp.length=0\nobjective.ranking={}\nbatch.rows=10",
+        "seed=5\nmodel.deep.units=[8, 4]\nmodel.crosses.ramp=0\nobjective.ranking={}\nbatch.rows=10",
         "time_range.start=2026-01-01\nmodel.widths={user: 3}\noptimizer.embeddings.learning_rate=1e-3\njit=false\nexport=null",
     )
     return [line.encode() for line in lines]

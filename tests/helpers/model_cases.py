@@ -41,7 +41,7 @@ FEATURES: list[dict[str, Any]] = [
 SCHEMA = parse_model(Schema, {"features": FEATURES}, "test")
 
 NETWORK: dict[str, Any] = {
-    "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 10, "length": 100}},
+    "crosses": {"layers": 2, "rank": 3, "ramp": [10, 110]},
     "deep": {"units": [16, 8], "activation": "smelu"},
     "prior": 0.2,
 }

@@ -88,7 +88,7 @@ def publish(folder: Path, table: pa.Table, intervals: tuple[tuple[int, int], ...
 SMALL: dict[str, Any] = {
     "batch": {"rows": 50, "max_query_rows": 64},
     "model": {
-        "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
+        "crosses": {"layers": 2, "rank": 3, "ramp": [100, 600]},
         "deep": {"units": [8]},
         "init_scale": 0.05,
         "network_loss": "joint",

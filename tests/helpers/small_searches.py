@@ -17,7 +17,7 @@ from small_runs import merged
 BASE: dict[str, Any] = {
     "batch": {"rows": 50, "max_query_rows": 64},
     "model": {
-        "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
+        "crosses": {"layers": 2, "rank": 3, "ramp": [100, 600]},
         "deep": {"units": [8, 6]},
         "init_scale": 0.05,
         "prior": 0.3,

@@ -46,7 +46,7 @@ def test_an_objective_without_settings_has_the_documented_defaults():
 def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
     values = [1, "1", 2.5, True, None, ""]
     given = parse(
-        ranking={"weight": 0.3, "setup": "multi_task", "max_pairs": 10, "ramp": {"start": 5, "length": 7}},
+        ranking={"weight": 0.3, "setup": "multi_task", "max_pairs": 10, "ramp": [5, 12]},
         distillation={"teacher": "t", "log": "runs/log", "weight": 0.25, "missing": "train_without"},
         **constraints(
             family(features={"position": values, "site": "all"}, estimated_ctr=[0.01, 0.5], log="random"),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = {
     "batch": {"rows": 48},
-    "model": {"crosses": {"layers": 1, "rank": 2, "ramp": {"length": 300}}, "deep": {"units": [6]}},
+    "model": {"crosses": {"layers": 1, "rank": 2, "ramp": 300}, "deep": {"units": [6]}},
     "checkpoint": {"every_examples": 130, "keep": 9},
     "compute_dtype": "float32",
     "max_rejected_share": 0,

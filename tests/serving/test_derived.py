@@ -49,7 +49,7 @@ DERIVE = {
 SCHEMA = parse_model(Schema, {"features": FEATURES, "derive": DERIVE}, "test")
 INPUTS = {"item", TIME_COLUMN, "zip", "age", "size"}
 MODEL = {
-    "crosses": {"layers": 1, "rank": 3, "ramp": {"start": 10, "length": 100}},
+    "crosses": {"layers": 1, "rank": 3, "ramp": [10, 110]},
     "deep": {"units": [8]},
     "prior": 0.2,
     "factorized": {"width": 4, "ui_units": [8]},

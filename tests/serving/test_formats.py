@@ -26,7 +26,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 CONFIG = """
 batch: {{rows: {rows}}}
 model:
-  crosses: {{layers: 2, rank: 4, ramp: {{length: 3000}}}}
+  crosses: {{layers: 2, rank: 4, ramp: 3000}}
   deep: {{units: [32, 16], activation: smelu}}
   prior: 0.1
   factorized: {factorized}

@@ -23,7 +23,7 @@ from model_cases import packed_table
 CONFIG: dict[str, Any] = {
     "batch": {"rows": 48},
     "model": {
-        "crosses": {"layers": 1, "rank": 2, "ramp": {"length": 300}},
+        "crosses": {"layers": 1, "rank": 2, "ramp": 300},
         "deep": {"units": [6]},
         "init_scale": 0.05,
         "network_loss": "joint",

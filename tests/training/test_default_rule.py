@@ -180,7 +180,7 @@ WITH_NETWORK = parse_model(
     {
         "batch": {"rows": 40, "growth": 0.1},
         "model": {
-            "crosses": {"layers": 1, "rank": 2, "ramp": {"length": 100}},
+            "crosses": {"layers": 1, "rank": 2, "ramp": 100},
             "deep": {"units": [4]},
             "init_scale": 0.3,
         },

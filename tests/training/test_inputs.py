@@ -57,7 +57,7 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
     """Beside the log or as a log of its own, a sample gives the same weights, metrics and predictions."""
     write_decisions(own_log, "part", SAMPLING)
     write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
-    changes = {"sampling": {"name": "part", "score": "kept"}, "model": {"crosses": {"ramp": {"start": 0}}}}
+    changes = {"sampling": {"name": "part", "score": "kept"}, "model": {"crosses": {"ramp": [0, 0]}}}
     kept = train(own_log, make_config(changes), tmp_path / "kept")
     smaller = train(tmp_path / "smaller", make_config({"model": changes["model"]}), tmp_path / "run")
     one, other = (predictions_by_id(read_predictions, tmp_path / run) for run in ("kept", "run"))

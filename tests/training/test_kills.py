@@ -22,7 +22,7 @@ from fault_points import POINTS
 
 ENDS = (0, 40_000, 80_000, 120_000, 160_000, 200_000, 240_000)
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "kills"}, "test")
-RAMP = {"start": 100, "length": 400}
+RAMP = [100, 500]
 SHAMPOO = {"start_preconditioning_step": 2, "precondition_frequency": 4}
 ADAGRAD = {"start_preconditioning_step": None}
 KILLS = int(os.environ.get("CTR_SOAK_KILLS", "32"))

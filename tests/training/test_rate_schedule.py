@@ -12,30 +12,24 @@ from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session, train
-from ctr.training.rate_schedule import RateSchedule
+from ctr.training.rate_schedule import parse_schedule
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 
-POLYNOMIAL = {
-    "warmup_examples": 100,
-    "decay": "polynomial",
-    "decay_examples": 400,
-    "power": 2.0,
-    "final_fraction": 0.1,
-}
-COSINE = {"warmup_examples": 50, "decay": "cosine", "decay_examples": 800, "final_fraction": 0.2}
+POLYNOMIAL = "warmup 100, polynomial 400 power 2 to 0.1"
+COSINE = "warmup 50, cosine 800 to 0.2"
 SCHEDULES: dict[str, Any] = {
     "optimizer": {"dense": {"schedule": POLYNOMIAL}, "embeddings": {"schedule": COSINE}}
 }
 
 
-def at(content: dict[str, Any], examples: int) -> float:
-    return parse_model(RateSchedule, content, "test").at(examples)
+def at(text: str, examples: int) -> float:
+    return parse_schedule(text).at(examples)
 
 
 def test_by_default_the_rate_is_constant():
-    assert RateSchedule().is_constant
-    assert [RateSchedule().at(examples) for examples in (0, 1, 10**12)] == [1.0] * 3
+    assert TrainConfig().optimizer.schedules == {}
+    assert [at("constant", examples) for examples in (0, 1, 10**12)] == [1.0] * 3
     rates = TrainConfig().rates_at(10**9)
     assert rates == {"embeddings": 1.0, "dense": TrainConfig().optimizer.dense.learning_rate}
 
@@ -43,13 +37,13 @@ def test_by_default_the_rate_is_constant():
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ({"warmup_examples": 8}, {0: 0.0, 1: 0.125, 4: 0.5, 7: 0.875, 8: 1.0, 9: 1.0, 10**12: 1.0}),
-        ({"decay": "polynomial", "decay_examples": 4}, {0: 1.0, 1: 0.75, 2: 0.5, 4: 0.0, 5: 0.0}),
+        ("warmup 8", {0: 0.0, 1: 0.125, 4: 0.5, 7: 0.875, 8: 1.0, 9: 1.0, 10**12: 1.0}),
+        ("polynomial 4", {0: 1.0, 1: 0.75, 2: 0.5, 4: 0.0, 5: 0.0}),
         (
             POLYNOMIAL,
             {0: 0.0, 50: 0.5, 100: 1.0, 300: 0.1 + 0.9 / 4, 400: 0.1 + 0.9 / 16, 500: 0.1, 10**12: 0.1},
         ),
-        ({"decay": "cosine", "decay_examples": 3}, {0: 1.0, 1: 0.75, 2: 0.25, 3: 0.0, 4: 0.0}),
+        ("cosine 3", {0: 1.0, 1: 0.75, 2: 0.25, 3: 0.0, 4: 0.0}),
         (COSINE, {0: 0.0, 25: 0.5, 50: 1.0, 450: 0.6, 850: 0.2, 851: 0.2}),
     ],
 )
@@ -59,30 +53,31 @@ def test_closed_forms(content, expected):
 
 
 def test_the_corners_are_exact():
-    for content in (POLYNOMIAL, COSINE):
-        begin = content["warmup_examples"]
-        end = begin + content["decay_examples"]
-        assert (at(content, 0), at(content, begin)) == (0.0, 1.0)
-        assert at(content, end) == at(content, end + 1) == content["final_fraction"]
+    for text, begin, end, final in ((POLYNOMIAL, 100, 500, 0.1), (COSINE, 50, 850, 0.2)):
+        assert (at(text, 0), at(text, begin)) == (0.0, 1.0)
+        assert at(text, end) == at(text, end + 1) == final
 
 
 def test_the_decay_never_rises():
-    for content in (POLYNOMIAL, COSINE):
-        factors = [at(content, examples) for examples in range(content["warmup_examples"], 1000)]
+    for text, begin in ((POLYNOMIAL, 100), (COSINE, 50)):
+        factors = [at(text, examples) for examples in range(begin, 1000)]
         assert all(later <= earlier for earlier, later in itertools.pairwise(factors))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"warmup_examples": -1}, "warmup_examples: -1 is not allowed"),
-        ({"decay": "linear"}, "decay: 'linear' is not allowed"),
-        ({"decay": "cosine"}, "decay cosine needs decay_examples above 0"),
-        ({"decay_examples": 10}, "decay_examples and final_fraction need a decay"),
-        ({"final_fraction": 0.5}, "decay_examples and final_fraction need a decay"),
-        ({"decay": "cosine", "decay_examples": 10, "power": 2}, "power is of no effect with decay cosine"),
-        ({"decay": "polynomial", "decay_examples": 10, "power": 0}, "power: 0 is not allowed"),
-        ({"decay": "polynomial", "decay_examples": 10, "final_fraction": 1.5}, "final_fraction: 1.5"),
+        ("warmup -1", "allowed: constant"),
+        ("linear 10", "allowed: constant"),
+        ("cosine", "allowed: constant"),
+        ("cosine 10, warmup 5", "allowed: constant"),
+        ("warmup 5, warmup 5", "allowed: constant"),
+        ("", "allowed: constant"),
+        ("cosine 0", "a decay takes examples above 0"),
+        ("cosine 10 power 2", "power is of a polynomial decay"),
+        ("polynomial 10 power 0", "a power above 0"),
+        ("polynomial 10 to 1.5", "a share of at most 1"),
+        ({"warmup_examples": 10}, "a text is required|valid string"),
     ],
 )
 def test_impossible_schedules_are_refused_by_their_keys(content, message):
@@ -121,7 +116,7 @@ def plain(log, make_config, tmp_path_factory) -> Path:
 def unchanged(log, make_config, tmp_path_factory) -> Path:
     """A run with a schedule that stays at 1 all the way."""
     run = tmp_path_factory.mktemp("unchanged") / "run"
-    schedule = {"decay": "cosine", "decay_examples": 100, "final_fraction": 1.0}
+    schedule = "cosine 100 to 1.0"
     train(log, make_config({"optimizer": {"dense": {"schedule": schedule}}}), run)
     return run
 
@@ -159,7 +154,7 @@ def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits(
 
 @pytest.mark.soak
 def test_a_step_uses_the_rates_of_the_examples_before_it(log, make_config, tmp_path):
-    schedule = {"schedule": {"warmup_examples": 10**6}}
+    schedule = {"schedule": f"warmup {10**6}"}
     changes = {"optimizer": {"dense": schedule, "embeddings": schedule}}
     seen: list[dict[str, bytes]] = []
 
@@ -181,7 +176,7 @@ def test_a_step_uses_the_rates_of_the_examples_before_it(log, make_config, tmp_p
 
 @pytest.mark.soak
 def test_a_constant_schedule_that_is_written_out_is_the_default(make_config):
-    written = {"schedule": {"warmup_examples": 0, "decay": "none"}}
+    written = {"schedule": "constant"}
     assert make_config({"optimizer": {"dense": written, "embeddings": written}}) == make_config()
 
 

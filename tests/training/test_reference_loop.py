@@ -10,7 +10,7 @@ from reference_loop import progressive_logits
 
 SMALL = {
     "compute_dtype": "float32",
-    "model": {"crosses": {"rank": 3, "ramp": {"length": 500}}, "deep": {"units": [8, 5]}},
+    "model": {"crosses": {"rank": 3, "ramp": 500}, "deep": {"units": [8, 5]}},
 }
 # As printed: statistics of every step, roots at once from all of them.
 PRINTED = {

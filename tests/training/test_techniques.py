@@ -19,7 +19,7 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 
-RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": {"start": 200, "length": 300}}}
+RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}
 CONSTRAINTS: dict[str, Any] = {
     "bias_constraints": {
         "learning_rate": 0.3,
@@ -114,7 +114,7 @@ def test_a_student_learns_from_its_teacher_and_only_from_its_sidecar(log, make_c
     taught = train(log, config, tmp_path / "taught")
     assert taught["logloss"] != plain["logloss"]
     # Before the ramp begins there is no teacher.
-    late = make_config({"objective": {"distillation": {"teacher": "teacher", "ramp": {"start": 10**6}}}})
+    late = make_config({"objective": {"distillation": {"teacher": "teacher", "ramp": [10**6, 10**6]}}})
     assert train(log, late, tmp_path / "late")["logloss"] == plain["logloss"]
     absent = make_config({"objective": {"distillation": {"teacher": "nobody"}}})
     with pytest.raises(InputError, match="has no sidecar nobody; the sidecars beside it: teacher"):
@@ -156,7 +156,7 @@ def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_with
 EVERYTHING: dict[str, Any] = {
     "ranking": {**RANKING["ranking"], "setup": "multi_task"},
     **CONSTRAINTS,
-    "distillation": {"teacher": "teacher", "ramp": {"length": 400}},
+    "distillation": {"teacher": "teacher", "ramp": 400},
 }
 
 
@@ -165,7 +165,7 @@ STRUCTURE: dict[str, Any] = {
     "factorized": {"width": 3, "ui_units": [4], "transfer": "piecewise_linear"},
     "ensemble": {"components": 2, "embeddings": "separate"},
 }
-PUSHED: dict[str, Any] = {**EVERYTHING, "anti_distillation": {"weight": 0.1, "ramp": {"start": 300}}}
+PUSHED: dict[str, Any] = {**EVERYTHING, "anti_distillation": {"weight": 0.1, "ramp": [300, 300]}}
 
 
 def with_exposure(objective: dict[str, Any], path: Path) -> dict[str, Any]:

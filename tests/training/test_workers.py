@@ -28,7 +28,7 @@ from worker_group import run_group, train_group
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BY_TWO, BY_THREE = ("objective", "growing", "mirrored", "factorized", "kfac"), ("objective", "growing")
-RAMP = {"start": 100, "length": 400}
+RAMP = [100, 500]
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
 SMOOTH = {
     "model": {"deep": {"activation": "smelu"}},

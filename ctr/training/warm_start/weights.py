@@ -416,36 +416,25 @@ def take_ramps(
     Returns:
         A line for each ramp, and for those that go on how many examples they have had.
     """
-    objective, old_objective = new.config.objective, old.config.objective
     used = [entry for entry in entries if entry.status in ("taken", "partly")]
-    ranking, old_ranking = objective.ranking, old_objective.ranking
-    # Whether the new run has it, and whether it is what the old one had.
-    ramps = {
-        "alpha2": (
-            new.config.model.crosses.layers > 0,
-            any(entry.part == "weight" and "/cross_" in entry.name for entry in used),
-        ),
-        "ranking": (
-            ranking is not None,
-            ranking is not None and old_ranking is not None and ranking.setup == old_ranking.setup,
-        ),
-        "distillation": (objective.distillation is not None, old_objective.distillation is not None),
-        "anti_distillation": (
-            objective.anti_distillation is not None,
-            old_objective.anti_distillation is not None,
-        ),
-        "bias_constraints": (
-            objective.bias_constraints is not None,
-            any(entry.part == "slices" for entry in used),
-        ),
-    }
+    terms, old_terms = new.config.objective.terms, old.config.objective.terms
+    # For each that the new run has, whether it is what the old one had.
+    ramps = {name: name in old_terms for name in terms}
+    if new.config.model.crosses.layers:
+        crosses = any(entry.part == "weight" and "/cross_" in entry.name for entry in used)
+        ramps = {"alpha2": crosses, **ramps}
+    ranking, old_ranking = new.config.objective.ranking, old.config.objective.ranking
+    if ranking is not None and old_ranking is not None:
+        ramps["ranking"] = ranking.setup == old_ranking.setup
+    if "bias_constraints" in ramps:
+        ramps["bias_constraints"] = any(entry.part == "slices" for entry in used)
     lines: list[Entry] = []
     offsets: dict[str, int] = {}
-    for name, (is_on, goes_on) in ramps.items():
-        if is_on and goes_on:
+    for name, goes_on in ramps.items():
+        if goes_on:
             offsets[name] = trained + before.get(name, 0)
             lines.append(Entry("ramp", name, "taken", None, f"continues at {offsets[name]} examples"))
-        elif is_on:
+        else:
             lines.append(Entry("ramp", name, "fresh", None, "begins here"))
     return lines, offsets
 

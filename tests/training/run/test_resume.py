@@ -60,7 +60,7 @@ def weights(run: Path) -> dict[str, np.ndarray]:
 CONTENT = {
     "batch": {"rows": 50, "max_query_rows": 64},
     "model": {
-        "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
+        "crosses": {"layers": 2, "rank": 3, "ramp": [100, 600]},
         "deep": {"units": [8]},
         "prior": 0.3,
     },
@@ -189,7 +189,7 @@ def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publi
         "batch": {"rows": 2048},
         "compute_dtype": "bfloat16",
         "checkpoint": {"every_examples": 5000},
-        "model": {"crosses": {"rank": 16, "ramp": {"length": 5000}}},
+        "model": {"crosses": {"rank": 16, "ramp": 5000}},
     }
     config = parse_model(TrainConfig, content, "test")
     assert run_killed(log, config, tmp_path / "a") == 0

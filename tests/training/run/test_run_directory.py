@@ -59,13 +59,13 @@ def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
     before = (run / "config.yaml").read_bytes()
     adopt_config(run, make_config())
     with pytest.raises(InputError) as caught:
-        adopt_config(run, make_config({"seed": 5, "model": {"crosses": {"ramp": {"length": 7}}}}))
+        adopt_config(run, make_config({"seed": 5, "model": {"crosses": {"ramp": 7}}}))
     message = str(caught.value)
     assert "started with another configuration" in message
     assert "seed was 1, is 5" in message
-    assert "model.crosses.ramp.length was 500, is 7" in message
+    assert "model.crosses.ramp was [100, 600], is [0, 7]" in message
     assert "batch" not in message
-    assert "rerun with model.crosses.ramp.length=500 seed=1 to resume, or use another" in message
+    assert "rerun with model.crosses.ramp=[100, 600] seed=1 to resume, or use another" in message
     with pytest.raises(InputError, match=rf"rerun with --config {run}/config.yaml to resume"):
         adopt_config(run, make_config({"model": {"widths": {"a.b": 2}}}))
     assert (run / "config.yaml").read_bytes() == before

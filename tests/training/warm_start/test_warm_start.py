@@ -231,7 +231,7 @@ def test_it_begins_in_the_middle_of_an_interval(whole, config, change, tmp_path)
 @pytest.mark.soak
 def test_a_run_begun_so_is_begun_from_again(old, whole, change, tmp_path):
     # Each has another loss, whose ramp begins with it.
-    ranked = change({"objective": {"ranking": {"weight": 0.3, "ramp": {"length": 1000}}}})
+    ranked = change({"objective": {"ranking": {"weight": 0.3, "ramp": 1000}}})
     train(whole, ranked, tmp_path / "ranked", init_from=InitFrom(old))
     lines = [json.loads(line) for line in (tmp_path / "ranked/metrics.jsonl").read_text().splitlines()]
     trained = json.loads((old / "summary.json").read_text())["trained_examples"]
@@ -242,7 +242,7 @@ def test_a_run_begun_so_is_begun_from_again(old, whole, change, tmp_path):
     )
     assert set(statuses(tmp_path / "ranked", "weight").values()) == {("taken", "taken")}
     assert statuses(tmp_path / "ranked", "ramp") == {"alpha2": ("taken", None), "ranking": ("fresh", None)}
-    again = change({"objective": {"ranking": {"weight": 0.2, "ramp": {"length": 1000}}}, "seed": 3})
+    again = change({"objective": {"ranking": {"weight": 0.2, "ramp": 1000}}, "seed": 3})
     warm_start(whole, again, tmp_path / "again", InitFrom(tmp_path / "ranked"), waits=True)
     ramps = {name: line[2] for (part, name), line in table_of(tmp_path / "again").items() if part == "ramp"}
     assert ramps == {
