@@ -1,0 +1,163 @@
+"""The gradients of a batch: scores, losses and what the weights learn by.
+
+Functions of tensors alone, which ``ctr.training.step`` calls.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
+from ctr.models.crosses import Multiply
+from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.part import Part
+from ctr.objective.total import loss_and_terms, normalizer, slices_of
+from ctr.training.config import TrainConfig
+from ctr.training.experts import Lesson, linear_curvature, own_lessons
+from ctr.training.state import TrainState
+
+_Tensors: TypeAlias = dict[str, tf.Tensor]
+Curvature: TypeAlias = tuple[tf.Tensor, ...]
+
+
+class BatchGradients(NamedTuple):
+    """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of.
+
+    ``curvatures`` are for each table the last fields of a ``RowGradient``; None: not computed yet.
+    """
+
+    logit: tf.Tensor
+    slices: list[tf.Tensor]
+    loss: tf.Tensor
+    terms: tf.Tensor
+    row_gradients: list[tf.Tensor]
+    dense_gradients: list[tf.Tensor]
+    lesson: Lesson
+    curvatures: list[Curvature] | None = None
+
+
+class Differentiation:
+    """Scores batches by the weights of a run, and computes gradients.
+
+    ``plans`` are those of each table, ``rows`` its rows of the batch's distinct ids.
+    """
+
+    def __init__(self, state: TrainState, config: TrainConfig, by_products: bool) -> None:
+        self.state, self.config, self.by_products = state, config, by_products
+        self._workers = state.group
+
+    def scores(
+        self,
+        rows: Sequence[tf.Tensor],
+        plans: Sequence[_Tensors],
+        alpha2: tf.Tensor,
+        part: Part,
+        chosen: tf.Tensor | None = None,
+        multiply: Multiply | None = None,
+    ) -> Scores:
+        """Scores the batch, or the rows of these numbers alone."""
+        model, layouts = self.state.architecture, self.state.layouts
+        with tf.name_scope("look_up"):
+            looked_up = [
+                part.looked_up(
+                    layout, look_up(layout, own, plan, model.input_dtype(layout.tower), self.by_products)
+                )
+                for layout, own, plan in zip(layouts, rows, plans, strict=True)
+            ]
+            inputs = tower_inputs(looked_up, layouts, model.factors is not None)
+        if chosen is not None:
+            inputs = {
+                name: TowerInput(*(tf.gather(value, chosen, axis=1) for value in own))
+                for name, own in inputs.items()
+            }
+        weights = part.weights(self.state.weights)
+        return forward(model, weights, inputs, alpha2, compiled=True, multiply=multiply)
+
+    def differentiate(
+        self,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        rows: list[tf.Tensor],
+        ramps: _Tensors,
+        duals: list[tf.Tensor],
+        part: Part,
+    ) -> BatchGradients:
+        """Computes the scores of a batch, its loss, and the gradients to learn by."""
+        state, objective = self.state, self.config.objective
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(rows)
+            tape.watch(state.dense)
+            scores = self.scores(rows, plans, ramps["alpha2"], part)
+            logit = ensemble_logit(scores.logits)
+            slices = slices_of(state.families, targets, logit)
+
+            def loss_of(
+                prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
+            ) -> tuple[tf.Tensor, tf.Tensor]:
+                of_batch = scores.logits, scores.rank_scores, ramps, duals, slices, self._workers, shifted
+                return loss_and_terms(objective, targets, prediction, *of_batch)
+
+            with tf.name_scope("loss"):
+                loss, terms = loss_of(logit, scores)
+                lesson = Lesson(loss, logit)
+                if scores.experts:
+                    lesson = own_lessons(
+                        lambda one, shifted: loss_of(one[0], Scores(one, one), shifted)[0],
+                        state.calibrators,
+                        self._workers,
+                        targets,
+                        logit,
+                        list(scores.experts.values()),
+                    )
+        row_gradients, dense_gradients = tape.gradient(
+            lesson.loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        # The loss is a mean over components. What is one component's own learns as if that one were alone.
+        components = state.architecture.components
+        if components > 1:
+            dense_gradients = [gradient * components for gradient in dense_gradients]
+            row_gradients = [
+                tf.convert_to_tensor(gradient) * layout.copies
+                for gradient, layout in zip(row_gradients, state.layouts, strict=True)
+            ]
+        row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
+        if self.config.optimizer.embeddings.gradient == "sum":
+            total_weight = normalizer(objective, targets)
+            row_gradients = [gradient * total_weight for gradient in row_gradients]
+        return BatchGradients(logit, slices, loss, terms, row_gradients, dense_gradients, lesson)
+
+    def curvatures(
+        self,
+        plans: Sequence[_Tensors],
+        targets: _Tensors,
+        batch: BatchGradients,
+        part: Part,
+    ) -> list[Curvature]:
+        """Computes for each table the last fields of a ``RowGradient``, where the optimizer needs them."""
+        if not self.state.tables.optimizer.needs_curvature:
+            return [() for _ in plans]
+        # Rows of constraint logs learn from their constraint alone.
+        weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
+        return [
+            part.curvature(layout, linear_curvature(layout, plan, targets, weight, batch.lesson))
+            for layout, plan in zip(self.state.layouts, plans, strict=True)
+        ]
+
+
+def mean_of_parts(
+    batches: Sequence[BatchGradients], curvatures: Sequence[Sequence[Curvature]]
+) -> BatchGradients:
+    """Averages what several parts of a model found; all but gradients and curvatures is that of the first one."""
+    rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
+    dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
+    means: list[Curvature] = [
+        # Whose the rows are is the same for all.
+        (_mean([curvature for curvature, *_ in parts]), *parts[0][1:]) if parts[0] else ()
+        for parts in zip(*curvatures, strict=True)
+    ]
+    return batches[0]._replace(row_gradients=rows, dense_gradients=dense, curvatures=means)
+
+
+def _mean(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([*map(tf.convert_to_tensor, tensors)]) / len(tensors)
