@@ -103,26 +103,27 @@ def _plain_scores(
     compiled: bool,
     multiply: Multiply | None,
 ) -> Scores:
-    logits = inputs.linear + stacked(components, "output_bias")[:, tf.newaxis]
-    network, ranked = None, []
-    if a.has_network:
-        outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
-        network, *ranked = [tf.squeeze(output, axis=2) for output in outputs]
+    linear = inputs.linear + stacked(components, "output_bias")[:, tf.newaxis]
+    logits = linear + components[0]["offset"] if a.experts else linear
+    if not a.has_network:
+        return Scores(logits, logits, {"linear": linear} if a.experts else {})
+    outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
+    network, *ranked = [tf.squeeze(output, axis=2) for output in outputs]
     if a.experts:
-        return _combined(a, components[0], {"linear": logits, "network": network})
-    if network is not None:
-        logits += network
+        return _combined(a, components[0], logits, {"linear": linear, "network": network})
+    logits += network
     return Scores(logits, ranked[0] if ranked else logits)
 
 
-def _combined(a: Architecture, weights: Weights, models: Mapping[str, tf.Tensor]) -> Scores:
-    """Combines the logits [1, B] of experts, of which the first has its bias."""
+def _combined(
+    a: Architecture, weights: Weights, logits: tf.Tensor, models: Mapping[str, tf.Tensor]
+) -> Scores:
+    """Moves the first expert's logits [1, B], with the offset, towards each other expert by its gate."""
     first, *others = a.experts
     experts = {first.name: models[first.name]}
-    experts |= {expert.name: models[expert.name] + weights[expert.bias] for expert in others}
-    logits = experts[first.name] + weights["offset"]
     for expert in others:
-        logits += weights[expert.gate] * (experts[expert.name] - experts[first.name])
+        own = experts[expert.name] = models[expert.name] + weights[expert.bias]
+        logits += weights[expert.gate] * (own - experts[first.name])
     return Scores(logits, logits, experts)
 
 
