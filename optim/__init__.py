@@ -38,5 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is for users, loaded or not."""
     return sorted([*__all__, *_MODULES])

@@ -9,16 +9,10 @@ For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed 
 Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices of its last two dimensions, each
 with its own R and C; RMS(U) and RMS(X) are of the whole tensor.
 
-**Rows of tables.** A batch touches some rows, and nothing but these may move. Were the sums those of the whole table,
-an untouched row's R would decay at every step, and C would depend on how many rows a batch touches. So both are means:
-R_i is the average of the mean square of row i over the steps that touched it, with a step number t_i of its own; C_j
-that of the mean square of column j over the touched rows, over the steps of the table; and
-
-    V_ij = R_i C_j / mean(C)
-
-A row is touched where its gradient is not zero.
-Where every step touches all rows this is algorithm 4 to the last digit of arithmetic: R C / (1^T R) has m R_i, n C_j
-and n m mean(C) in the place of these. RMS(U) and RMS(X) are those of the touched rows.
+**Rows of tables.** A batch touches some rows (those whose gradient is not zero), and only these may move. So R_i is
+the average of the mean square of row i over the steps that touched it, with a step number t_i of its own; C_j is
+that of the mean square of column j over the touched rows; and V_ij = R_i C_j / mean(C). Where every step touches all
+rows this is algorithm 4 to the last digit of arithmetic. RMS(U) and RMS(X) are those of the touched rows.
 """
 
 from collections.abc import Sequence
@@ -32,14 +26,7 @@ from ctr.workers.collectives import ALONE, Workers
 
 
 class RowMoments(NamedTuple):
-    """What is kept of the second moments of a table.
-
-    Attributes:
-        rows: R [U, 1], the averages of the touched rows' mean squares.
-        steps: float [U, 1], how many steps have touched each row.
-        columns: C [C], the averages of the columns' mean squares.
-        table_steps: float scalar, how many steps have touched the table.
-    """
+    """Second moments of a table: R [U, 1] with the steps [U, 1] that touched each row; C [C] with the table's steps."""
 
     rows: tf.Tensor
     steps: tf.Tensor
@@ -48,19 +35,19 @@ class RowMoments(NamedTuple):
 
 
 def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
-    """b at a step, which is a float tensor of any shape, 1 at the first one."""
+    """Computes b at a step, a float tensor of any shape, 1 at the first step."""
     return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
 
 
 def is_factored(options: AdafactorOptions, shape: Sequence[int]) -> bool:
-    """Whether a weight of this shape has sums by row and column."""
+    """Tells whether a weight of this shape has sums by row and column."""
     return options.factored and len(shape) >= 2
 
 
 def update_factors(
     options: AdafactorOptions, rows: tf.Tensor, columns: tf.Tensor, gradient: tf.Tensor, step: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """R [..., n] and C [..., m] after a gradient [..., n, m] (algorithm 4, lines 5 and 6)."""
+    """Returns R [..., n] and C [..., m] after a gradient [..., n, m] (algorithm 4, lines 5 and 6)."""
     decay, squared = second_moment_decay(options, step), tf.square(gradient) + options.epsilon1
     rows = decay * rows + (1.0 - decay) * tf.reduce_sum(squared, axis=-1)
     return rows, decay * columns + (1.0 - decay) * tf.reduce_sum(squared, axis=-2)
@@ -69,13 +56,13 @@ def update_factors(
 def update_moments(
     options: AdafactorOptions, moments: tf.Tensor, gradient: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
-    """V after a gradient, of its shape (algorithm 5, line 5)."""
+    """Returns V after a gradient of its shape (algorithm 5, line 5)."""
     decay = second_moment_decay(options, step)
     return decay * moments + (1.0 - decay) * (tf.square(gradient) + options.epsilon1)
 
 
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """U = G / sqrt(R C / 1^T R) (algorithm 4, lines 7 and 8)."""
+    """Computes U = G / sqrt(R C / 1^T R) (algorithm 4, lines 7 and 8)."""
     # Of each factor by itself: their product would leave float32 where gradients are tiny.
     share = tf.math.divide_no_nan(rows, tf.reduce_sum(rows, axis=-1, keepdims=True))
     found = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
@@ -85,7 +72,7 @@ def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor)
 def row_direction(
     options: AdafactorOptions, moments: RowMoments, gradient: tf.Tensor, owners: Workers = ALONE
 ) -> tuple[tf.Tensor, RowMoments]:
-    """U of the touched rows [U, C] of a table, and what is kept of it after this step; sums are of all owners' rows."""
+    """Computes U of touched rows [U, C] of a table, and their moments after this step; sums are of all owners' rows."""
     touched = touched_rows(gradient)
     squared = touched * (tf.square(gradient) + options.epsilon1)
     count, total = owners.all_reduce([tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)])
@@ -103,19 +90,18 @@ def row_direction(
 
 
 def touched_rows(gradient: tf.Tensor) -> tf.Tensor:
-    """1 where a row of [U, C] is touched, else 0; [U, 1]."""
+    """Marks touched rows of [U, C]: 1 or 0, [U, 1]."""
     return tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
 
 
 def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
-    """The mean along an axis; 0 of nothing."""
     return tf.reduce_sum(values, axis=axis, keepdims=True) / max(int(values.shape[axis]), 1)
 
 
 def clip(
     options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
 ) -> tf.Tensor:
-    """U / max(1, RMS(U) / d) (algorithm 4, line 9); RMS is that of the touched rows."""
+    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9); RMS is that of the touched rows."""
     if not options.clipping:
         return update
     return clip_update(update, root_mean_square(update, touched, owners), (), options.clipping)
@@ -124,7 +110,7 @@ def clip(
 def root_mean_square(
     values: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
 ) -> tf.Tensor:
-    """RMS, scalar; of all owners' touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
+    """Computes RMS, a scalar; of all owners' touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
     if touched is None:
         count = tf.cast(tf.size(values), values.dtype)
     else:
@@ -141,16 +127,7 @@ def step_size(
     touched: tf.Tensor | None = None,
     owners: Workers = ALONE,
 ) -> tf.Tensor:
-    """a, scalar (algorithm 4, line 3; algorithm 6, line 4).
-
-    Args:
-        options: what it depends on.
-        rate: scalar, or of any shape.
-        weight: X, before the step.
-        step: float scalar, 1 at the first step.
-        touched: of a table's rows, [U, 1].
-        owners: of the table's rows.
-    """
+    """Computes a (algorithm 4, line 3; algorithm 6, line 4) for X before the step; ``step`` is a float, 1 at first."""
     if options.inverse_sqrt:
         rate = tf.minimum(rate, tf.math.rsqrt(tf.maximum(step, 1.0)))
     if not options.relative_steps:

@@ -1,4 +1,4 @@
-"""Adafactor over a list of variables: what both Keras optimizers and the trainer are made of (``adafactor.py``)."""
+"""Adafactor over a list of variables, for both Keras optimizers and the trainer (``adafactor.py``)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,13 @@ from ctr.optim.state import Create, create_variable
 
 
 class AdafactorState:
-    """The variables of Adafactor over some tensors.
+    """Variables of Adafactor over some tensors, in float64 where a tensor has it, else in float32.
 
     Attributes:
-        dtype: working precision: float64 where a tensor has it, else float32.
-        step: int64, steps taken.
-        missed: int64 [tensors], in how many of them each tensor that is no table had no gradient.
+        missed: int64 [tensors], the steps in which each tensor that is no table had no gradient.
         nonfinite_steps: int64, steps that were skipped for a gradient that is not finite.
-        variables: all of them by name; of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with beta1
-            ``/average``; of a table ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``.
+        variables: all of them by name; of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with
+            beta1 ``/average``; of a table ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class AdafactorState:
                 make(f"tensor{index}/{kind}", size, self.dtype)
 
     def of(self, index: int) -> dict[str, tf.Variable]:
-        """The variables of a tensor by the last part of their names."""
+        """Returns the variables of a tensor by the last part of their names."""
         prefix = f"tensor{index}/"
         return {
             name.removeprefix(prefix): variable
@@ -77,17 +75,7 @@ class AdafactorState:
 
 
 class AdafactorCore(WithoutHost):
-    """Adafactor over some variables.
-
-    Args:
-        options: everything but the learning rate.
-        weights: the variables to train, of any floating dtype; work is done in float32, or in float64 if one is.
-        tables: indices of matrices whose rows learn by themselves.
-        create: makes the state's variables.
-
-    Attributes:
-        state: all variables besides the weights.
-    """
+    """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows."""
 
     def __init__(
         self,
@@ -105,7 +93,6 @@ class AdafactorCore(WithoutHost):
     def replica(
         self, weights: Sequence[tf.Variable], create: Create, leader: "AdafactorCore | None"
     ) -> "AdafactorCore":
-        """The optimizer of another replica, over its own variables."""
         del leader
         return AdafactorCore(self.options, weights, self.tables, create)
 
@@ -115,14 +102,9 @@ class AdafactorCore(WithoutHost):
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
     ) -> None:
-        """One step on all weights, in place; None leaves a weight as it is, and all that is kept of it.
+        """Takes one step on all weights, in place; None leaves a weight and its state as they are.
 
-        Moments of a weight decay by the number of its own steps, those in which it had a gradient.
-
-        Args:
-            gradients: for each weight.
-            learning_rate: scalar, rho.
-            decayed: which weights decay; by default all that are no tables.
+        Moments of a weight decay by the number of its own steps. By default all weights decay that are no tables.
         """
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
         self._update(dense, rows, learning_rate, decayed)
@@ -134,7 +116,6 @@ class AdafactorCore(WithoutHost):
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None,
     ) -> None:
-        """``update`` with gradients as ``split_gradients`` returns them."""
         state = self.state
         count = state.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
@@ -157,7 +138,7 @@ class AdafactorCore(WithoutHost):
         decayed: Sequence[bool] | None = None,
         roots: str = "host",
     ) -> tf.Tensor:
-        """``update``, unless a gradient is not finite: then that is counted and nothing else happens. Returns which."""
+        """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did."""
         del roots
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
@@ -213,11 +194,10 @@ class AdafactorCore(WithoutHost):
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), rows))
 
     def report(self) -> dict[str, float | int]:
-        """Steps that were skipped for a gradient that is not finite."""
         return {"nonfinite_steps": int(self.state.nonfinite_steps.numpy())}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        """A table: how each tensor is treated, and the memory of its state."""
+        """Returns a table: the treatment of each tensor, and the memory of its state."""
         names = names or [weight.name.partition(":")[0] for weight in self.weights]
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):

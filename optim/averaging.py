@@ -6,8 +6,8 @@ An optimizer moves z, by gradients at y, which lies between z and the average x 
     z' = z - rate direction(gradient at y)
     x' = (1 - c) x + c z',    c = rate^2 / sum of rate^2 so far
 
-So x needs neither a horizon nor a decaying rate. The weights of a model are y: a pass predicts and learns with them.
-Served is x. Only d = z - y is kept beside y, as x = y - d (1 - beta) / beta.
+So x needs neither a horizon nor a decaying rate. A model's weights are y: a pass predicts and learns with them; x is
+served. Only d = z - y is kept beside y, as x = y - d (1 - beta) / beta.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +22,11 @@ DISTANCE = "averaging/distance/"
 
 
 class ScheduleFree:
-    """The averages of some weights.
-
-    Args:
-        beta: in (0, 1), how near y is to x; it takes the place of momentum.
-        weights: by names that do not depend on the process.
+    """Averages of some weights; ``beta`` in (0, 1) takes the place of momentum.
 
     Attributes:
-        variables: ``averaging/squared_rates``, float32 scalar, and by weight ``averaging/distance/NAME``, of its shape.
+        variables: ``averaging/squared_rates``, float32 scalar, and by weight ``averaging/distance/NAME``, of its
+            shape.
     """
 
     def __init__(self, beta: float, weights: Mapping[str, tf.Variable]) -> None:
@@ -44,12 +41,7 @@ class ScheduleFree:
         self.variables = {SQUARED_RATES: self._squared_rates, **distances}
 
     def step(self, rate: tf.Tensor, update: Callable[[], None]) -> None:
-        """One step on all weights, in place; called in the graph of the step.
-
-        Args:
-            rate: float32 scalar, the learning rate of this step.
-            update: moves the weights by an optimizer's step, as if they were z.
-        """
+        """Takes one step in place, in the graph of the step; ``update`` moves the weights as if they were z."""
         total = self._squared_rates.assign_add(tf.square(rate), read_value=True)
         share, beta = tf.math.divide_no_nan(tf.square(rate), total), self._beta
         before = [tf.identity(weight) for weight in self._weights]
@@ -66,12 +58,7 @@ class ScheduleFree:
 
 
 def served_weights(arrays: Mapping[str, np.ndarray], beta: float) -> dict[str, np.ndarray]:
-    """The averages x of the weights that have one, by the weights' names.
-
-    Args:
-        arrays: of a checkpoint: weights y, and the variables of ``ScheduleFree``.
-        beta: its ``beta``.
-    """
+    """Returns the averages x of the weights that have one, by name, from the arrays of a checkpoint."""
     return {
         name.removeprefix(DISTANCE): arrays[name.removeprefix(DISTANCE)]
         - distance * np.asarray((1.0 - beta) / beta, distance.dtype)

@@ -1,22 +1,19 @@
-"""Quantities beyond the gradient of a batch: by rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
+"""Statistics beyond the gradient of a batch: by rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
 
 With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_n and
 dz_n = d l_n / d z_n::
 
-    gradient             1/N sum a_n (x) dz_n
-    individual           1/N a_n (x) dz_n                                     BACKPACK table 1
-    norms                |1/N a_n (x) dz_n|^2 = 1/N^2 |a_n|^2 |dz_n|^2
-    second_moment        1/N sum (a_n (x) dz_n)^2
-    variance             second_moment - gradient^2
-    ggn                  1/N sum_n sum_k (a_n (x) J_n^T s_nk)^2               s_nk: columns of the root of l_n's Hessian
-    ggn_mc               the same with M drawn gradients in the place of the columns, and 1/M
-    hessian              1/N sum a_n^2 (x) diag(d2 l_n / d z_n^2)             exact, with all residual terms
-    kfac, kflr           A = 1/N sum a_n a_n^T; B = 1/N sum_n sum_k of the drawn, or all, J_n^T s_nk (J_n^T s_nk)^T
-    kfra                 A as above; B by averages from layer to layer, E[phi' phi'^T] * (W B W^T)
+    gradient             1/N sum a_n (x) dz_n individual           1/N a_n (x) dz_n
+    BACKPACK table 1 norms                |1/N a_n (x) dz_n|^2 = 1/N^2 |a_n|^2 |dz_n|^2 second_moment        1/N sum
+    (a_n (x) dz_n)^2 variance             second_moment - gradient^2 ggn                  1/N sum_n sum_k (a_n (x)
+    J_n^T s_nk)^2               s_nk: columns of the root of l_n's Hessian ggn_mc               the same with M drawn
+    gradients in the place of the columns, and 1/M hessian              1/N sum a_n^2 (x) diag(d2 l_n / d z_n^2)
+    exact, with all residual terms kfac, kflr           A = 1/N sum a_n a_n^T; B = 1/N sum_n sum_k of the drawn, or
+    all, J_n^T s_nk (J_n^T s_nk)^T kfra                 A as above; B by averages from layer to layer, E[phi' phi'^T]
+    * (W B W^T)
 
-The bias of a product has a_n = 1. These need the loss of each row to be a function of that row alone: losses that
-couple rows, as RankNet or anti-distillation do, have no gradients of single rows. With ``groups`` they are given for
-each query instead, as long as queries are independent of each other: the quantities of first order.
+The bias of a product has a_n = 1. The loss of each row must be a function of that row alone. Losses that couple
+rows, as RankNet does, have quantities of first order for each query instead (``groups``).
 """
 
 from collections.abc import Callable, Sequence
@@ -36,19 +33,19 @@ RowLosses = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Kronecker(NamedTuple):
-    """A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; that of the bias is ``outputs`` alone."""
+    """Factors of A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; that of the bias is ``outputs`` alone."""
 
     inputs: np.ndarray
     outputs: np.ndarray
 
 
 class LayerStatistics(NamedTuple):
-    """Of one product; what was not asked for is missing.
+    """Quantities of one product that were asked for, by name.
 
     Attributes:
-        weight: by quantity: [in, units], of ``individual`` [N, in, units], of ``norms`` [N].
+        weight: [in, units], of ``individual`` [N, in, units], of ``norms`` [N].
         bias: the same of the bias: [units], [N, units], [N]; empty without one.
-        factors: by name, ``kfac``, ``kflr``, ``kfra``.
+        factors: ``kfac``, ``kflr``, ``kfra``.
     """
 
     weight: dict[str, np.ndarray]
@@ -66,23 +63,20 @@ def statistics_of(
     samples: int = 1,
     seed: int = 0,
 ) -> dict[str, LayerStatistics]:
-    """Quantities of a model's linear layers on a batch.
+    """Computes quantities of a model's linear layers on a batch, by the name of the layer, or of the weight.
 
     Args:
         model: a Keras Sequential of dense layers and layers without weights, or an object with
             ``record`` (``ctr.optim.record.Recorded``).
         loss: a name, where cross-entropies are those of logits, so that the model's last layer has no sigmoid or
-            softmax; or a function of labels and outputs [B, C] that returns the loss of each row, [B], for quantities
-            of first order alone.
+            softmax; or a function of labels and outputs [B, C] that returns the loss of each row, [B], for
+            quantities of first order alone.
         batch: inputs and labels.
         quantities: those of ``FIRST_ORDER`` and ``SECOND_ORDER`` that are wanted.
         groups: int [B]; rows of one number, from 0 up, are one unit in the place of a row: N is the number of units,
             and the loss of a unit the sum over its rows, or what ``loss`` returns for it: then [N].
         samples: M of ``ggn_mc`` and ``kfac``.
-        seed: of what is drawn.
-
-    Returns:
-        By the name of the layer, or of the weight.
+        seed: of the draws.
 
     Raises:
         ValueError: a quantity, loss or layer that is not known, or not defined here.
@@ -170,7 +164,6 @@ def _units(groups: Any, rows: int) -> tf.Tensor:
 
 
 def _check_values(values: Any, rows: int, units: tf.Tensor | None) -> None:
-    """Raises ValueError unless a loss returned one number for each row, or for each unit."""
     sizes = {rows} if units is None else {rows, int(tf.reduce_max(units)) + 1}
     shape = tuple(np.shape(values))
     if len(shape) != 1 or shape[0] not in sizes:
@@ -193,7 +186,7 @@ def _record(model: Any, inputs: Any, slopes: bool) -> tuple[tf.Tensor, Sequence[
 def _first_order(
     inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], units: tf.Tensor | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What the gradients of rows, or of units of rows, have; of the weights and of the bias."""
+    """Quantities of the weights and of the bias, from the gradients of rows or of units of rows."""
     dtype = gradients.dtype
     if "variance" in wanted:
         # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
@@ -250,8 +243,6 @@ def _finish(found: dict[str, tf.Tensor], wanted: Sequence[str], dtype: tf.DType)
 
 
 class _Run(NamedTuple):
-    """A model's outputs, [B, C], its products, and the tape that has recorded them."""
-
     tape: tf.GradientTape
     outputs: tf.Tensor
     products: Sequence[Product]

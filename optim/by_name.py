@@ -1,9 +1,8 @@
-"""Makes either Keras find ``Shampoo`` and ``Adafactor`` by name, in ``compile`` and when it loads a model.
+"""Registration of ``Shampoo`` and ``Adafactor`` by name with either Keras, for ``compile`` and ``load_model``.
 
-``register`` loads no Keras. It enters the names in the registry of each Keras that is loaded, and has those of a Keras
-that is loaded later entered at that moment. What is entered is a stand-in, which loads the optimizer for its Keras when
-it is asked for one. So a program that imports ``ctr.optim`` needs no other import before ``load_model``, and gets the
-optimizer for the Keras that asks, whichever of the two this is.
+``register`` loads no Keras. It enters the names in the registry of each Keras that is loaded, and watches for those
+that are loaded later. What is entered is a stand-in, which loads the optimizer for its Keras when it is asked for
+one.
 """
 
 import importlib
@@ -43,13 +42,11 @@ class _StandIn(str):
 
     @classmethod
     def make(cls, name: str, adapter: str) -> "_StandIn":
-        """Creates the name that stands for the optimizer of a module."""
         made = cls(name)
         made._adapter, made._class = adapter, _NAMES[name]
         return made
 
     def from_config(self, config: dict[str, Any]) -> Any:
-        """Makes the optimizer from what its ``get_config`` returned, or from ``{}`` with its defaults."""
         return getattr(importlib.import_module(self._adapter), self._class).from_config(config)
 
 
@@ -59,7 +56,6 @@ class _Watch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds the registries as Python itself does; everything else is left to Python."""
         if fullname not in _ADAPTERS:
             return None
         spec = PathFinder.find_spec(fullname, path, target)

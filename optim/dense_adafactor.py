@@ -1,7 +1,4 @@
-"""Adafactor for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
-
-Its state is small: of several workers each has all of it, and takes every step.
-"""
+"""Adafactor for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,12 +20,8 @@ _MEANING = ("factored", "beta1")
 class DenseAdafactor(WithoutHost):
     """Adafactor over dense weights; weight decay applies to matrices, not to biases.
 
-    Args:
-        options: everything but the learning rate.
-        workers: those that train together.
-
-    Attributes:
-        core: what it is made of; there from ``build`` on.
+    Its state is small: of several workers each has all of it, and takes every step. ``core`` exists from ``build``
+    on.
     """
 
     name = "adafactor"
@@ -40,26 +33,21 @@ class DenseAdafactor(WithoutHost):
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights and creates the variables."""
         self.core = AdafactorCore(self.options, list(weights.values()))
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The variables of ``ctr.optim.adafactor_core.AdafactorState``."""
         return {f"adafactor/{name}": variable for name, variable in self.core.state.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        """Nothing: each worker has all state."""
         return {}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """One step."""
         del compiled
         self.core.update(gradients, rate, self._decayed)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step."""
         return Cost(update=_OPERATIONS * sum(math.prod(shape) for shape in shapes))
 
     def take_over(
@@ -67,8 +55,8 @@ class DenseAdafactor(WithoutHost):
     ) -> TakenOver:
         """Takes over the moments of weights that are taken whole; nothing of another optimizer.
 
-        All moments decay by one number of steps. At a late one, moments that begin with nothing would be far too small,
-        so that nothing is taken over where a weight begins fresh.
+        All moments decay by one number of steps. At a late one, moments that begin with nothing would be far too
+        small, so that nothing is taken over where a weight begins fresh.
         """
         fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseAdafactor):
@@ -103,5 +91,4 @@ class DenseAdafactor(WithoutHost):
 
 
 def _is_whole(new: Saved, old: Saved, index: int, old_index: int, move: Move) -> bool:
-    """Whether a weight is the old one as it lies."""
     return move.exact and tuple(new.shapes[index]) == tuple(old.shapes[old_index])

@@ -1,8 +1,4 @@
-"""K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
-
-What it needs beside gradients, it is given before each update: what computes the factors of the linear products
-(``observe``), of the whole batch. Several workers divide the layers among themselves (``KfacCore``).
-"""
+"""K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +19,10 @@ _INVERSE = 3
 
 
 class DenseKfac(WithoutHost):
-    """K-FAC over dense weights.
+    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them (``KfacCore``).
 
-    Args:
-        options: everything but the learning rate.
-        layers: the linear products among the weights, in the order of the work.
-        workers: who divide them.
-
-    Attributes:
-        core: what it is made of; there from ``build`` on.
+    ``observe`` gives it, before each update, a function for the factors of the linear products. ``core`` exists from
+    ``build`` on.
     """
 
     name = "kfac"
@@ -42,48 +33,36 @@ class DenseKfac(WithoutHost):
         self._given: Callable[[], Sequence[Factors]] | None = None
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights and creates the variables."""
         self.core = KfacCore(self.options, list(weights.values()), self.layers, workers=self.workers)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The variables of ``ctr.optim.kfac_core.KfacCore``."""
         return {f"kfac/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        """What is a layer's own: sums, inverses and eigenvalues."""
         return {f"kfac/{name}": part for name, part in self.core.parts().items()}
 
     @property
     def seed(self) -> tuple[int, tf.Tensor] | None:
-        """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
         return (self.options.seed, self.core.step) if self.options.fisher == "sampled" else None
 
     @property
     def statistics_rows(self) -> int:
-        """``KfacOptions.statistics_rows``."""
         return self.options.statistics_rows
 
     def observe(self, factors: Callable[[], Sequence[Factors]]) -> None:
-        """What computes the means over a batch's rows of each layer's factors; before the step's ``update``."""
         self._given = factors
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """One step."""
         del compiled
         assert self._given is not None
         factors, self._given = self._given, None
         self.core.update(gradients, rate, factors)
 
     def report(self) -> dict[str, float | int]:
-        """How the inverses are doing (``KfacCore.report``)."""
         return self.core.report()
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step on matrices and biases of these shapes.
-
-        Without the products of factors, which depend on the rows of a batch, and the passes of sampled labels.
-        """
         matrices = [shape for shape in shapes if len(shape) == 2]
         whole = sum(math.prod(shape) for shape in shapes)
         products = sum(2 * rows * columns * (rows + columns) for rows, columns in matrices)

@@ -55,14 +55,9 @@ _BlockKey = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class DenseShampoo:
-    """Shampoo over dense weights; weight decay applies to matrices, not to biases.
+    """Shampoo over dense weights, divided among workers; weight decay applies to matrices, not to biases.
 
-    Args:
-        options: everything but the learning rate.
-        workers: among whom the blocks are divided.
-
-    Attributes:
-        core: what it is made of; there from ``build`` on.
+    ``core`` exists from ``build`` on.
     """
 
     name = "shampoo"
@@ -74,7 +69,6 @@ class DenseShampoo:
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights and creates the variables."""
         self.core = ShampooCore(
             self.options, list(weights.values()), create=create_on_host, workers=self._workers
         )
@@ -82,19 +76,15 @@ class DenseShampoo:
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The variables of ``ctr.optim.state.ShampooState``."""
         return {f"shampoo/{name}": variable for name, variable in self.core.state.variables.items()}
 
     def parts(self) -> dict[str, Part]:
-        """The statistics and roots of each factor, by matrices, and the element-wise state of divided weights."""
         return {f"shampoo/{name}": part for name, part in self.core.parts().items()}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """One step; a compiled one leaves roots to ``exchange``."""
         self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")
 
     def exchange(self) -> None:
-        """Exchanges statistics for roots if that is due."""
         core = self.core
         if core.options.eigenvalue_correction or core.division.workers.size > 1:
             # Bases are no symmetric matrices, which have their second moments; workers exchange in graphs.
@@ -103,17 +93,15 @@ class DenseShampoo:
             between_steps(core.options, core.layout, core.state, core.host)
 
     def report(self) -> dict[str, float | int]:
-        """How the roots are doing (``ctr.optim.report.report``); a trainer counts the steps that it skips itself."""
         report = self.core.report()
         del report["nonfinite_steps"]
         return report
 
     def timing(self) -> dict[str, float]:
-        """Seconds of waiting for roots and of computing them."""
         return self.core.timing()
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step, exchanges being ``precondition_frequency`` apart and no root being kept."""
+        """Counts exchanges as ``precondition_frequency`` apart, and no root as kept."""
         options = self.options
         whole = [tuple(int(size) for size in shape) for shape in shapes]
         layout = lay_out(options, whole)
@@ -197,7 +185,6 @@ class DenseShampoo:
 def _elementwise_cost(
     options: ShampooOptions, shapes: Sequence[tuple[int, ...]], layout: ShampooLayout
 ) -> int:
-    """Operations of a step that are no matrix product."""
     each = 2 + _GRAFTING[options.grafting]
     each += 4 if options.beta1 else 0
     each += 3 if options.momentum else 0
@@ -290,7 +277,7 @@ def _take_blocks(
     index: int,
     old_index: int,
 ) -> None:
-    """What a weight's blocks have as a whole: second moments in their bases, and diagonals."""
+    """State of a weight's blocks as a whole: second moments in their bases, and diagonals."""
     for number, stack in enumerate(layouts[0].stacks):
         members = np.flatnonzero(np.array(stack.owners) == index)
         kinds = [MOMENT, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]

@@ -33,11 +33,7 @@ def create_on_host(name: str, shape: Sequence[int], dtype: tf.DType, value: floa
 def between_steps(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, host: HostPipeline
 ) -> int:
-    """Exchanges if it is due.
-
-    Returns:
-        The bytes of statistics and roots that went between device and host.
-    """
+    """Exchanges if it is due; returns the bytes of statistics and roots that went between device and host."""
     if not bool(due(options, layout, state)):
         return 0
     step, exchanged_at = int(state.step.numpy()), int(state.exchanged_at.numpy())
@@ -72,7 +68,6 @@ def between_steps(
 
 
 def _blank(state: ShampooState) -> list[np.ndarray]:
-    """Room for roots: a solver that starts from nothing does not need those that are in use."""
     return [np.zeros(root.shape, root.dtype.as_numpy_dtype) for root in state.roots]
 
 

@@ -4,8 +4,8 @@
     P = L^(-1/4) G R^(-1/4)
 
 The diagonal of an axis' statistics has the sums of squares over all other dimensions. Its roots are powers of single
-numbers: no matrix is kept, and nothing is left to the host. A matrix with one long side has a full factor on the other
-one (PT's mixed case), with exponents as if both were full.
+numbers, so that nothing is left to the host. A matrix with one long side has a full factor on the other one (PT's
+mixed case), with exponents as if both were full.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from ctr.optim.options import ShampooOptions
 
 
 def squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
-    """The diagonal of ``statistics.gram``: [N, d_axis] of blocks [N, d_0, ..., d_k-1]."""
+    """Computes the diagonal of ``statistics.gram``: [N, d_axis] of blocks [N, d_0, ..., d_k-1]."""
     others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
     return tf.reduce_sum(tf.square(blocks), axis=others)
 
@@ -41,15 +41,10 @@ def precondition(
     correction: tf.Tensor,
     identity: tf.Tensor | float = 0.0,
 ) -> tf.Tensor:
-    """D^(-e) along each of some dimensions; a block whose statistics are all zero stays as it is.
+    """Multiplies blocks [N, d_0, ..., d_k-1] by D^(-e) along each dimension of ``sums``, [N, d_axis] each.
 
-    Args:
-        options: the damping.
-        blocks: [N, d_0, ..., d_k-1].
-        sums: by dimension [N, d_axis].
-        exponents: e by dimension.
-        correction: scalar, what the sums are to be divided by.
-        identity: what is left in them from the start, scalar or [N, 1].
+    A block whose statistics are all zero stays as it is. Sums are to be divided by ``correction``, scalar;
+    ``identity``, scalar or [N, 1], is what their start has left in them.
     """
     for axis, values in sums.items():
         statistics = (values + tf.cast(identity, values.dtype)) / tf.cast(correction, values.dtype)

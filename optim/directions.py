@@ -1,4 +1,4 @@
-"""The direction of each stack of blocks from its gradients, by roots, eigenbases or diagonals."""
+"""Directions of stacks of blocks from their gradients, by roots, eigenbases or diagonals."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from ctr.optim.state import STATUS, ShampooLayout, ShampooState
 
 
 def needs_identity(options: ShampooOptions) -> bool:
-    """Whether roots that are not there yet have to be identities."""
+    """Tells whether roots that are not there yet have to be identities."""
     return options.eigenvalue_correction or options.is_kl
 
 
 def set_identity(layout: ShampooLayout, state: ShampooState, status: tf.Tensor) -> None:
-    """Makes roots that are not there yet identities, in place; ``status`` [S, M] of the matrices of ``layout``."""
+    """Makes roots that are not there yet identities, in place; ``status`` [S, M] is of the matrices of ``layout``."""
     certified = status[STATUS.index("certified")]
     for factor, root in zip(layout.factors, state.roots, strict=True):
         is_there = certified[factor.matrices][:, tf.newaxis, tf.newaxis] > 0
@@ -26,7 +26,7 @@ def set_identity(layout: ShampooLayout, state: ShampooState, status: tf.Tensor) 
 
 
 def rotate(layout: ShampooLayout, state: ShampooState, stacked: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The gradients of each stack in their bases."""
+    """Turns the gradients of each stack into their bases."""
     return [
         eigenbasis.to_bases(blocks, stack.axes, [state.roots[factor] for factor in factors])
         for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
@@ -40,7 +40,7 @@ def collect_moments(
     rotated: Sequence[tf.Tensor],
     present: Present = None,
 ) -> None:
-    """The second moments after gradients in their bases, in place; of the tensors that are ``present``."""
+    """Updates second moments, in place, by gradients in their bases; of the tensors that are ``present``."""
     for stack, moments, blocks in zip(layout.stacks, state.moments, rotated, strict=True):
         found = eigenbasis.update_moments(options, moments, blocks)
         moments.assign(keep(found, moments, of_owners(present, stack.owners)))
@@ -53,17 +53,9 @@ def moving_gradient(
     step: tf.Tensor,
     present: Present = None,
 ) -> tuple[tf.Tensor, tf.Tensor | float]:
-    """Adds a gradient to an average, in place (PT 3.1.1).
+    """Adds a gradient to an average of its shape, in place (PT 3.1.1); ``present`` is bool [N] of [N, ...].
 
-    Args:
-        options: with ``beta1``.
-        average: of gradients, of their shape.
-        gradient: of any shape.
-        step: int64 scalar, the present step.
-        present: bool [N], of which [N, ...] there is a gradient.
-
-    Returns:
-        What is preconditioned, and the scalar that it is to be divided by.
+    Returns what is preconditioned, and the scalar that it is to be divided by.
     """
     beta1, beta3 = options.beta1, options.beta3
     new = beta1 * average + (1.0 - beta1) * gradient
@@ -85,7 +77,7 @@ def moving_gradients(
     step: tf.Tensor,
     present: Present = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor | float]:
-    """``moving_gradient`` of each stack in its bases; of the tensors that are ``present``."""
+    """Applies ``moving_gradient`` to each stack in its bases; to the tensors that are ``present``."""
     found: list[tf.Tensor] = []
     weights: tf.Tensor | float = 1.0
     for stack, average, blocks in zip(layout.stacks, state.averages, rotated, strict=True):
@@ -110,7 +102,7 @@ def correct(
     rotated: Sequence[tf.Tensor],
     weights: tf.Tensor | float,
 ) -> list[tf.Tensor]:
-    """The directions from gradients, or their averages, which are to be divided by ``weights``; all in their bases."""
+    """Computes directions from gradients, or averages that are to be divided by ``weights``; all in their bases."""
     # Second moments are collected at every step.
     correction = _correction(options, state.step.read_value(), state.dtype)
     return [
@@ -120,7 +112,7 @@ def correct(
 
 
 def turn_back(layout: ShampooLayout, state: ShampooState, rotated: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """What is in the bases, in its own coordinates; the opposite of ``rotate``."""
+    """Turns stacks from their bases into their own coordinates; the opposite of ``rotate``."""
     return [
         eigenbasis.from_bases(blocks, stack.axes, [state.roots[factor] for factor in factors])
         for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, rotated, strict=True)
@@ -130,7 +122,7 @@ def turn_back(layout: ShampooLayout, state: ShampooState, rotated: Sequence[tf.T
 def by_roots(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, stacked: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The directions from gradients, or their averages, by roots and diagonals."""
+    """Computes directions from gradients, or their averages, by roots and diagonals."""
     found = []
     collections = state.collections.read_value()
     for stack, factors, diagonals, blocks in zip(
@@ -167,13 +159,7 @@ def replace_roots(
     roots: Sequence[tf.Tensor],
     present: Present = None,
 ) -> None:
-    """Brings new roots or bases into use, in place; second moments go into new bases as ``basis_change`` says.
-
-    Args:
-        options, layout, state: of the optimizer.
-        roots: of each factor.
-        present: for which tensors they are; those of others are what they were.
-    """
+    """Brings new roots or bases of ``present`` tensors into use, in place; moments follow as ``basis_change`` says."""
     if options.eigenvalue_correction:
         _turn(options, layout, state, roots, present)
     for variable, root in zip(state.roots, roots, strict=True):
@@ -187,7 +173,7 @@ def _turn(
     bases: Sequence[tf.Tensor],
     present: Present,
 ) -> None:
-    """Brings what is kept in the bases into new ones, in place."""
+    """Brings moments and averages that are kept in the bases into new ones, in place."""
     before = [root.read_value() for root in state.roots]
     for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
         old, new = [before[factor] for factor in factors], [bases[factor] for factor in factors]

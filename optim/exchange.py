@@ -41,7 +41,7 @@ def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
 
 
 def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> tf.Tensor | bool:
-    """Whether an exchange is due, bool scalar."""
+    """Tells whether an exchange is due, bool scalar."""
     if not layout.factors:
         return False
     return exchange_due(options, state.step.read_value(), state.exchanged_at.read_value())
@@ -54,12 +54,7 @@ def with_host(
     host: HostPipeline,
     present: Present = None,
 ) -> None:
-    """Exchanges if it is due, with worker threads; not inside a function that XLA compiles.
-
-    Args:
-        options, division, state, host: of the optimizer.
-        present: which tensors have a gradient in this step.
-    """
+    """Exchanges if it is due, with worker threads; not inside a function that XLA compiles."""
     layout = division.own
     present = _taking_part(options, present)
     written = [state.dtype, tf.int64, *(state.dtype for _ in layout.factors)]
@@ -143,10 +138,6 @@ def on_device(
 ) -> None:
     """Computes roots if it is due, by operations of the graph, and at once (PSO App. E).
 
-    Args:
-        options, division, state: of the optimizer.
-        present: which tensors have a gradient in this step.
-
     Raises:
         ValueError: the options ask for roots that the coupled iteration does not give.
     """
@@ -172,7 +163,6 @@ def on_device(
 
 
 def _taking_part(options: ShampooOptions, present: Present) -> Present:
-    """Which tensors an exchange is for."""
     return None if options.asynchronous else present
 
 
@@ -191,7 +181,6 @@ def _identity(
 def _publish(
     division: Division, state: ShampooState, status: tf.Tensor, before: tf.Tensor, counters: tf.Tensor
 ) -> None:
-    """Lets all workers know how all roots are, and that the exchange is done."""
     state.status.assign(division.gather_status(status))
     state.counters.assign(division.add_counts(before, counters))
     state.exchanged_at.assign(state.step)
@@ -219,7 +208,7 @@ def _unpack(
 def _fold(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, status: tf.Tensor, present: Present
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Windows into totals, and what that changed into the drift; what totals are to be divided by, and the status."""
+    """Adds windows to totals, and the change to the drift; returns what totals are to be divided by, and the status."""
     missed, collections = _missed(state, 1), state.window_collections.read_value()
     decays = powers(options.beta2, collections, missed, tf.float64)
     changes = [

@@ -1,4 +1,4 @@
-"""What each statistics matrix of a block collects from a gradient: Shampoo's products, or KL-Shampoo's.
+"""Updates of statistics matrices by a gradient: Shampoo's products, or KL-Shampoo's.
 
     shampoo   L gains G G^T                    R gains G^T G                     PSO 2
     kl        L gains s (G B)(G B)^T / d_R     R gains (A G)^T (A G) / (s d_L)   A, B: the present roots of L and R
@@ -8,15 +8,14 @@ G^T L^-1 G / d_L, but for s. Where averages of these no longer change, L (x) R i
 vec(G) in Kullback-Leibler divergence (KL-Shampoo, Lin et al., arXiv 2509.03378). A block of any order divides by the
 number of its elements in all other dimensions. Roots that are not there yet are identities.
 
-The paper has s = 1. But c L and R / c stand for the same L (x) R, and roots of averages over few steps are too large,
-by an amount that depends on the shape: of a 48 x 8 block with beta2 0.9, c changes by 1.4% at every step, and leaves
-float32 after some thousands. s = |A| / |B|, of root mean squares of eigenvalues, makes the smaller side gain more and
-the larger one less, and leaves the product of their sizes as it is. In general s is, for each axis, the mean square
-over the geometric mean of those of all axes.
+The paper has s = 1. But c L and R / c stand for the same L (x) R, and roots of averages over few steps are too
+large, by an amount that depends on the shape: of a 48 x 8 block with beta2 0.9, c leaves float32 after some
+thousands of steps. s = |A| / |B|, of root mean squares of eigenvalues, makes the smaller side gain more and the
+larger one less, and leaves the product of their sizes as it is. In general s is, for each axis, the mean square over
+the geometric mean of those of all axes.
 
-``kl_undivided`` collects the same products without dividing, as facebookresearch/optimizers does. Its averages have a
-fixed point only where d_L = d_R: at one, trace(L L^-1) = d_L and trace(R R^-1) = d_R would both be the mean of
-|A G B|^2. For other shapes one factor grows and the other one vanishes, geometrically.
+``kl_undivided`` does not divide, as facebookresearch/optimizers does not. Its averages have a fixed point only where
+d_L = d_R; for other shapes one factor grows and the other one vanishes, geometrically.
 """
 
 import math
@@ -32,13 +31,9 @@ from ctr.optim.statistics import gram
 def products(
     options: ShampooOptions, blocks: tf.Tensor, axes: Sequence[int], roots: Mapping[int, tf.Tensor]
 ) -> list[tf.Tensor]:
-    """What the statistics of each axis gain, [N, d_axis, d_axis] for each.
+    """Computes the gains of the statistics of each axis, [N, d_axis, d_axis], from gradients [N, d_0, ..., d_k-1].
 
-    Args:
-        options: which rule.
-        blocks: the gradients [N, d_0, ..., d_k-1].
-        axes: the dimensions that are preconditioned by matrices.
-        roots: by axis the present roots [N, d_axis, d_axis]; not for ``shampoo``.
+    ``roots`` are the present ones by axis, [N, d_axis, d_axis]; ``shampoo`` takes none.
     """
     found = []
     balance = _balance(axes, roots) if options.factor_update == "kl" else {}

@@ -1,4 +1,4 @@
-"""Gradients as optimizers are given them: of dense weights, and of tables by the rows that a batch touches."""
+"""Gradients of dense weights, and of tables by the rows that a batch touches."""
 
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
@@ -11,7 +11,7 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether all gradients are finite, bool scalar.
+    """Tells whether all gradients are finite, bool scalar.
 
     A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
     overflow either: sums of squares would become infinite, and the weight never move again.
@@ -25,13 +25,7 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
 def split_gradients(
     gradients: Sequence[Gradient], weights: Sequence[tf.Variable], tables: Collection[int], dtype: tf.DType
 ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
-    """The gradients of dense weights, and those of tables by distinct rows, by index; weights without one are left out.
-
-    Args:
-        gradients: for each weight.
-        weights: the weights themselves.
-        tables: the indices of those whose rows learn by themselves.
-        dtype: the working precision, that of all sums and of the result.
+    """Returns gradients of dense weights, and of tables by distinct rows, by index, in a dtype; None is left out.
 
     Raises:
         ValueError: a gradient of another shape than its weight.

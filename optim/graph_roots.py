@@ -18,24 +18,13 @@ _DONE = 1e-15
 def inverse_roots(
     matrices: tf.Tensor, p: int, epsilon: float, max_iterations: int = 100, absolute: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of each matrix, with its true residual.
+    """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
-    A cold start is a multiple of I and commutes with everything: the one start that cannot go wrong
-    silently (see `ctr.optim.coupled`). All eigenvalues of M start in (0, (p + 1) / 2], where each step is
-    positive definite, so the root is too.
-
-    Args:
-        matrices: float64 [N, n, n], symmetric positive semidefinite.
-        p: the root's degree, at least 1.
-        epsilon: the damping, relative to the largest eigenvalue.
-        max_iterations: a bound on the work; 100 reach a condition of 1e12 and far beyond.
-        absolute: ``epsilon`` is not relative.
-
-    Returns:
-        Roots float64 [N, n, n], and residuals float64 [N]: |X^h A X^(p - h) - I|, Frobenius, h = p // 2,
-        whose meaning `ctr.optim.root_certificate` has. Where the damped matrix is zero or not finite, or the
-        iteration diverged, the residual is inf and the root all zero. Any other root counts only if the
-        caller finds its residual small enough.
+    A cold start commutes with everything: it cannot go wrong silently (see `ctr.optim.coupled`). ``absolute``:
+    epsilon is not relative to lambda_max. 100 iterations reach a condition of 1e12 and far beyond. The residual is
+    |X^h A X^(p - h) - I|, Frobenius, h = p // 2 (`ctr.optim.roots.root_residual`). Where the damped matrix is zero
+    or not finite, or the iteration diverged, it is inf and the root all zero. The caller must check that a residual
+    is small.
     """
     size = matrices.shape[-1]
     identity = tf.eye(size, dtype=tf.float64)
@@ -133,5 +122,4 @@ def _power(matrices: tf.Tensor, p: int) -> tf.Tensor:
 
 
 def _norm(matrices: tf.Tensor) -> tf.Tensor:
-    """Frobenius norms [N]."""
     return tf.norm(matrices, axis=[1, 2])

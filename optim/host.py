@@ -1,9 +1,9 @@
 """Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
 
 ``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
-into use at the next exchange. Both are functions of what they are given: which roots are computed, from what, and
-when they come into use depends on the step alone, never on time. A pipeline without a round in flight, which a
-restart leaves, computes it again from the same statistics, which stay unchanged between exchanges.
+into use at the next exchange. Which roots are computed, from what, and when they come into use depends on the step
+alone, never on time. A pipeline without a round in flight, as after a restart, computes it again from the same
+statistics, which stay unchanged between exchanges.
 
 A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
 """
@@ -34,7 +34,7 @@ _CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP = range(len(STATUS)
 
 @dataclass
 class Exchange:
-    """What the pipeline reads and changes; NumPy copies of the variables of ShampooState.
+    """NumPy copies of the variables of ShampooState that the pipeline reads and changes.
 
     Attributes:
         totals: for each factor float64 [N, d, d].
@@ -53,11 +53,9 @@ class Exchange:
     identity: np.ndarray | float = 0.0
 
     def identity_of(self, matrix: int) -> float:
-        """How much of the identity is to be added to the statistics of a matrix."""
         return float(np.broadcast_to(self.identity, self.status.shape[1:])[matrix])
 
     def count(self, counter: str, by: int = 1) -> None:
-        """Adds to a counter."""
         self.counters[COUNTERS.index(counter)] += by
 
 
@@ -76,18 +74,10 @@ class _Round:
 
 
 class HostPipeline:
-    """Computes the roots of some factors.
+    """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
 
-    Args:
-        factors: whose matrices.
-        options: epsilon, solver, drift_bound.
-        workers: number of threads; by default one for every processor of this process.
-        patience: seconds without any finished root after which the rest of a round is given up.
-        solve: computes one root; for tests.
-
-    Attributes:
-        seconds_waited: how long ``collect`` has waited in this process.
-        seconds_computing: how long the workers have computed in this process.
+    After ``patience`` seconds without any finished root, the rest of a round is given up. ``seconds_waited`` in
+    ``collect`` and ``seconds_computing`` of the threads count from the start of the process. Tests give ``solve``.
     """
 
     def __init__(

@@ -44,8 +44,6 @@ def _checked(rate: Any) -> Any:
 
 
 class _Optimizer(keras.optimizers.Optimizer):
-    """What the optimizers for Keras 3 have in common."""
-
     kind: Kind
 
     def __init__(
@@ -70,7 +68,6 @@ class _Optimizer(keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next step."""
         return super().learning_rate
 
     @learning_rate.setter
@@ -79,7 +76,7 @@ class _Optimizer(keras.optimizers.Optimizer):
 
     @property
     def core(self) -> Any:
-        """The optimizer itself; there from the first step, or ``build``, on."""
+        """The optimizer itself, from the first step, or ``build``, on."""
         if not self.built:
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
         return self._replicas[0]
@@ -128,7 +125,7 @@ class _Optimizer(keras.optimizers.Optimizer):
         )
 
     def describe(self) -> str:
-        """A table of how each variable is treated, and its cost in memory and multiplications."""
+        """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
         return self.core.describe(list(self._names))
 
     def get_config(self) -> dict[str, Any]:

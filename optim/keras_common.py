@@ -1,4 +1,4 @@
-"""What the optimizers for Keras 2 and Keras 3 share: options, variables, and the callback."""
+"""Options, variables, steps and the callback of the optimizers for Keras 2 and Keras 3."""
 
 import dataclasses
 import inspect
@@ -22,13 +22,7 @@ Core = ShampooCore | AdafactorCore
 
 
 class Kind(NamedTuple):
-    """What distinguishes the optimizers that the adapters make.
-
-    Attributes:
-        title: as messages name it.
-        options: the class of its options.
-        core: makes the optimizer over variables: (options, weights, tables, create).
-    """
+    """An optimizer that the adapters make: title in messages, options, and core (options, weights, tables, create)."""
 
     title: str
     options: type[Any]
@@ -105,7 +99,7 @@ Example:
 
 
 def documented(text: str, options: type[Any]) -> str:
-    """The documentation of an optimizer with that of its options, and their defaults."""
+    """Adds an optimizer's options, and their defaults, to its documentation."""
     meanings = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")[2]
     defaults = "\n".join(f"    {field.name} = {field.default!r}" for field in dataclasses.fields(options))
     return f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
@@ -122,16 +116,12 @@ def split_options(
 
 
 def own_config(options: Any, tables: str | None) -> dict[str, Any]:
-    """What ``get_config`` adds to that of Keras."""
+    """Returns what ``get_config`` adds to that of Keras."""
     return {**dataclasses.asdict(options), "tables": tables}
 
 
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
-    """A learning rate as Keras takes it: a schedule as it is, a number as a float.
-
-    Args:
-        rate: what was given.
-        is_schedule: whether this Keras takes it as a schedule.
+    """Returns a learning rate as Keras takes it: a schedule as it is, a number as a float.
 
     Raises:
         ValueError: a number that no step can be taken with, or no number.
@@ -182,7 +172,7 @@ def make_core(
     tables: str | None,
     create: Create,
 ) -> Core:
-    """The core over a model's variables, whose ``tables`` are chosen by name."""
+    """Makes the core over a model's variables, whose ``tables`` are chosen by name."""
     rows = [
         index
         for index, (weight, name) in enumerate(zip(weights, names, strict=True))
@@ -193,11 +183,11 @@ def make_core(
 
 
 def make_replicas(core: Core) -> list[Core]:
-    """The optimizers of this process' replicas, each over its own components of mirrored variables.
+    """Makes the optimizers of this process' replicas, each over its own components of mirrored variables.
 
-    Without a tf.distribute strategy, or where it has one replica, that is the core itself. Else all replicas keep all
-    state and take the same steps, on gradients that were summed over them; the first one of each process has the roots
-    computed, and the others copy them.
+    Without a tf.distribute strategy, or where it has one replica, that is the core itself. Else all replicas keep
+    all state and take the same steps, on gradients that were summed over them; the first one of each process has the
+    roots computed, and the others copy them.
     """
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
@@ -218,7 +208,7 @@ def make_replicas(core: Core) -> list[Core]:
 
 
 def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The sums of gradients over all replicas, in one of them; as they are where there is only one."""
+    """Sums gradients over all replicas, in one of them; leaves them as they are where there is only one."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return list(gradients)

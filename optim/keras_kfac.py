@@ -34,7 +34,8 @@ class KfacTrainer:
     """Trains a model.
 
     Args:
-        model: Sequential, built, of dense layers and layers without weights; layers that are frozen stay as they are.
+        model: Sequential, built, of dense layers and layers without weights; layers that are frozen stay as they
+            are.
         loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
@@ -85,7 +86,6 @@ class KfacTrainer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next steps."""
         return float(self._rate.numpy())
 
     @learning_rate.setter
@@ -160,7 +160,7 @@ _ADDED = (
 
 
 def _check_model(model: Any) -> None:
-    """Raises ValueError where a model is not one that the step can run, or has what the step would leave out."""
+    """Raises ValueError for a model that the step cannot run, or of which it would leave something out."""
     if not is_sequential(model) or not model.built:
         raise ValueError(f"{type(model).__name__} is not a built Sequential model; allowed: only that")
     _check_layers(model.layers)

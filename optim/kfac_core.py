@@ -1,15 +1,14 @@
 """K-FAC over a list of variables, of which some are the matrices and biases of linear products (``kfac.py``).
 
-A step takes the gradients and, every few steps, the sums of ``kfac.factors`` over the batch, which are computed only
-then. Weights in no product take AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles
-as well, in float64; one that is not finite, or whose sums are not, leaves the previous one, and is counted. A batch
-with factors that are not finite is left out of all sums; these factors are counted, too. A layer uses AdaGrad's step
-until it has its first inverses. Eigenvectors (``form="eigen"``) that XLA computes are less exact than the dtype: its
-iteration ends early, and steps differ by some 1e-6.
+A step takes the gradients and, every few steps, the factors of the batch. Weights in no product take AdaGrad's step,
+and so does a layer until it has its first inverses. Inverses are computed within the step, in float64, by operations
+that XLA compiles as well; one that is not finite, or whose sums are not, leaves the previous one, and is counted. A
+batch with factors that are not finite is left out of all sums, and counted. Eigenvectors (``form="eigen"``) that XLA
+computes are less exact than the dtype: its iteration ends early, and steps differ by some 1e-6.
 
-Where several workers train the weights, each layer has one owner, by ``ctr.optim.assignment.balanced``. It alone keeps
-the sums and the inverses of the layer, and computes its direction; directions are gathered at each step. Element-wise
-state is on every worker.
+Where several workers train the weights, each layer has one owner, by ``ctr.optim.assignment.balanced``. It alone
+keeps the sums and the inverses of the layer, and computes its direction; directions are gathered at each step.
+Element-wise state is on every worker.
 """
 
 import math
@@ -30,34 +29,21 @@ from ctr.workers.parts import Part
 
 
 class Layer(NamedTuple):
-    """A linear product among the weights.
-
-    Attributes:
-        weight: the index of its matrix.
-        bias: the index of its bias; None: it has none.
-    """
+    """Linear product: the indices of its matrix and of its bias, None without one, among the weights."""
 
     weight: int
     bias: int | None
 
 
 class KfacCore:
-    """K-FAC over some variables.
-
-    Args:
-        options: everything but the learning rate.
-        weights: the variables to train.
-        layers: the linear products among them.
-        create: makes the state's variables.
-        workers: who divide the layers among themselves; their gradients and factors are the same.
+    """K-FAC over variables; workers divide ``layers``, their gradients and factors are the same.
 
     Attributes:
-        step: int64, steps taken.
         owners: the rank of each layer's owner.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
-            ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/values``; of weight i
-            ``tensor{i}/accumulator`` and, with momentum, ``/momentum``. Matrices and values of a layer of another owner
-            have no rows.
+            ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
+            ``/right_values``; of weight i ``tensor{i}/accumulator`` and, with momentum, ``/momentum``. Matrices and
+            values of a layer of another owner have no rows.
     """
 
     def __init__(
@@ -117,11 +103,10 @@ class KfacCore:
         return self.owners[number] == self.workers.rank
 
     def _here(self, number: int, size: int) -> int:
-        """How many rows of a layer's matrix of so many this worker has."""
+        """Rows that this worker has of a layer's matrix of so many."""
         return size if self._owns(number) else 0
 
     def parts(self) -> Mapping[str, Part]:
-        """Which variables are divided, and how, by name; empty for a process alone."""
         if self.workers.size == 1:
             return {}
         parts = {}
@@ -135,7 +120,6 @@ class KfacCore:
         return parts
 
     def _collects(self) -> tf.Tensor:
-        """Whether the next step takes factors, bool scalar."""
         step, options = self.step + 1, self.options
         return tf.equal(step % options.statistics_frequency, 0) | (step <= options.inverse_frequency)
 
@@ -146,14 +130,10 @@ class KfacCore:
         factors: Callable[[], Sequence[Factors]],
         decayed: Sequence[bool] | None = None,
     ) -> None:
-        """One step on all weights, in place.
+        """Takes one step on all weights, in place; by default matrices decay.
 
-        Args:
-            gradients: of each weight.
-            rate: scalar.
-            factors: computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
-                still that of the step before, and the weights are those that the gradients are of.
-            decayed: which weights decay; by default matrices.
+        ``factors`` computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
+        still that of the step before, and the weights are those that the gradients are of.
         """
         when(self._collects(), lambda: self._collect(factors()))
         step = self.step.assign_add(1, read_value=True)
@@ -295,7 +275,6 @@ class KfacCore:
         return whole
 
     def _spread(self, layer: Layer, found: tf.Tensor, directions: list[tf.Tensor]) -> None:
-        """Puts the direction of a layer into those of its matrix and its bias."""
         rows = int(self.weights[layer.weight].shape[0])
         directions[layer.weight] = found[:rows]
         if layer.bias is not None:
@@ -322,7 +301,7 @@ class KfacCore:
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
-        """How many ``layers`` there are, and with inverses in use; how many were ``refreshed``, and ``failed``."""
+        """Counts ``layers``, those with inverses in use, and inverses that were ``refreshed`` or ``failed``."""
         return {
             "layers": len(self.layers),
             "layers_ready": int(self._ready.numpy().sum()),
@@ -332,5 +311,4 @@ class KfacCore:
 
 
 def _all_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Whether all numbers are finite, bool scalar."""
     return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values]))

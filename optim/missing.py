@@ -1,6 +1,6 @@
 """Variables without a gradient in a step: all that is kept of them stays as it is, to the bit.
 
-Which they are is known when a step is traced, so that a step in which all have one has no operation for this. As in
+They are known when a step is traced, so that a step in which all have a gradient has no operation for this. As in
 PyTorch's Distributed Shampoo, steps and collections are counted for all variables together: averages of a variable
 that missed some are corrected as those of all others.
 """
@@ -16,13 +16,13 @@ Present: TypeAlias = "np.ndarray | None"
 
 
 def present_among(given: Collection[int], count: int) -> Present:
-    """Which of so many tensors are given."""
+    """Marks the tensors that are given, of so many."""
     found = np.isin(np.arange(count), list(given))
     return None if found.all() else found
 
 
 def of_owners(present: Present, owners: Sequence[int] | np.ndarray) -> Present:
-    """Which blocks, or matrices, have an owner that is present."""
+    """Marks the blocks, or matrices, whose owner is present."""
     if present is None:
         return None
     found = present[np.asarray(owners, np.int64)]
@@ -30,23 +30,16 @@ def of_owners(present: Present, owners: Sequence[int] | np.ndarray) -> Present:
 
 
 def keep(new: tf.Tensor, old: tf.Tensor, present: Present) -> tf.Tensor:
-    """The new rows of [N, ...] that are present, and the old ones of the others."""
+    """Takes the new rows of [N, ...] that are present, and the old ones of the others."""
     if present is None:
         return new
     return tf.where(present.reshape([-1] + [1] * (len(new.shape) - 1)), new, old)
 
 
 def powers(base: float, count: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
-    """What decay leaves after collections of which some tensors missed some.
+    """Computes base^count in a dtype: the decay after so many collections, int64 scalar.
 
-    Args:
-        base: the decay of one.
-        count: int64 scalar, of collections.
-        missed: int64 [N], how many of them each has missed; None: none.
-        dtype: of the result.
-
-    Returns:
-        base^count, scalar; [N] with ``missed``.
+    With ``missed``, int64 [N], the collections that each of N tensors has missed, the result is [N].
     """
     decay = tf.constant(base, dtype)
     whole = tf.pow(decay, tf.cast(count, dtype))

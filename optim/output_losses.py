@@ -85,13 +85,7 @@ def _softmax_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def check_labels(loss: str, labels: tf.Tensor, outputs: tf.TensorShape) -> None:
-    """Raises ValueError unless labels have the shape and the values that a loss takes.
-
-    Args:
-        loss: its name.
-        labels: of a batch; their values are looked at outside of graphs alone.
-        outputs: their static shape, [B, C].
-    """
+    """Raises ValueError unless labels have the shape and, outside of graphs, the values that a loss takes."""
     rows, columns = outputs.as_list()
     categorical = loss == "categorical_crossentropy"
     classes = categorical and labels.dtype.is_integer

@@ -6,16 +6,7 @@ import tensorflow as tf
 
 
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
-    """L^(-e) G R^(-e), and its like for blocks of any order.
-
-    Args:
-        blocks: [N, d_0, ..., d_k-1].
-        axes: the preconditioned dimensions, each 0..k-1.
-        roots: for each of them [N, d_axis, d_axis], symmetric.
-
-    Returns:
-        Of the shape of ``blocks``.
-    """
+    """Computes L^(-e) G R^(-e), and its like for blocks [N, d_0, ..., d_k-1], by roots [N, d, d] of ``axes``."""
     for axis, root in zip(axes, roots, strict=True):
         blocks = _multiply(blocks, axis, root)
     return blocks

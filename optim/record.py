@@ -1,8 +1,8 @@
-"""What optimizers and statistics see of a model: its linear products, without its layers.
+"""Records of a model's linear products, for optimizers and statistics that do not look at its layers.
 
-A *product* is z = a W (+ b) for the rows of a batch. With the gradient of the loss by z it says all there is to know of
-the gradients of W and b, row by row: those of row n are a_n (x) dz_n and dz_n. Where W is used once, this holds in any
-model, whatever lies between the products: crosses, bottlenecks, ensembles whose components are computed at once.
+A *product* is z = a W (+ b) for the rows of a batch. The gradient of the loss by z gives those of W and b row by
+row: those of row n are a_n (x) dz_n and dz_n. Where W is used once, this holds in any model: crosses, bottlenecks,
+ensembles whose components are computed at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ import tensorflow as tf
 
 
 class Product(NamedTuple):
-    """A linear product.
+    """A linear product, or n that are computed at once.
 
     Attributes:
-        names: of W, one for each of the n products that are computed at once.
+        names: of W, one for each of the n products.
         inputs: a, [B, in] or [n, B, in]; [1, B, in] where all n have the same inputs.
         outputs: z, [B, units] or [n, B, units], with or without its bias.
         has_bias: whether a bias is added to it.
@@ -36,16 +36,11 @@ class Recorded(Protocol):
     """A model that reports its products."""
 
     def record(self, inputs: Any) -> tuple[tf.Tensor, Sequence[Product]]:
-        """The outputs for a batch, [B, C], and the products that they are made of, in the order of the work."""
+        """Returns the outputs for a batch, [B, C], and their products, in the order of the work."""
 
 
 def singly(product: Product, gradients: tf.Tensor) -> Iterator[tuple[str, tf.Tensor, tf.Tensor]]:
-    """Yields of each of the n products the name, a [B, in] and the gradients by z [B, units].
-
-    Args:
-        product: one or several products.
-        gradients: of the shape of ``outputs``.
-    """
+    """Yields of each of the n products the name, a [B, in] and the gradients by z [B, units]."""
     if len(gradients.shape) == 2:
         yield product.names[0], product.inputs, gradients
         return

@@ -1,4 +1,4 @@
-"""What to watch while Shampoo trains, and what it costs."""
+"""Reports on Shampoo's training, and on its cost."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ctr.optim.triangles import packed_size
 
 
 def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]:
-    """How the roots are doing, since the start of training.
+    """Counts the state of the roots since the start of training.
 
     Returns:
         ``layers`` with preconditioners and how many of them use Shampoo already (``layers_ready``); roots
@@ -36,12 +36,11 @@ def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]
 def describe(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, names: Sequence[str]
 ) -> str:
-    """A table: how each tensor is treated, and what that costs in memory and multiplications (PSO table 2).
+    """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
 
-    Memory is that of the optimizer's variables: statistics (window and float64 total; diagonals), roots or bases, and
-    state of single elements (second moments, also those in bases, and averages). Multiplications are those of one step,
-    statistics divided by their frequency; those of the roots are some 10 d^3 for every d x d matrix of an exchange and
-    not in the table.
+    Memory is that of the optimizer's variables: statistics (window and float64 total; diagonals), roots or bases,
+    and state of single elements. Multiplications are those of one step, statistics divided by their frequency,
+    without some 10 d^3 for the root of every d x d matrix of an exchange.
     """
     rows: list[tuple[str, ...]] = [
         ("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")

@@ -1,4 +1,4 @@
-"""How wrong an inverse root can be, from true residuals.
+"""Certificates of inverse roots: bounds on their error from true residuals.
 
 For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of positive
 semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order
@@ -6,12 +6,12 @@ semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e 
 
     (1 + s)^-e X <= A^-e <= (1 - s)^-e X:
 
-in every direction, those of the small eigenvalues included, X is right to a relative e s or so. That is
-what the residual of a root means here. Any matrix with the eigenvalues of S and any norm not below the spectral one
-serve as an upper bound; X^p A - I has them, and the symmetric form least rounding, the Frobenius norm.
+in every direction, those of the small eigenvalues included, X is right to a relative e s or so. Any matrix with the
+eigenvalues of S and any norm not below the spectral one serve as an upper bound; X^p A - I has them, and the
+symmetric form least rounding, the Frobenius norm.
 
-Rounding of A, in whichever way it is formed, already changes its small eigenvalues by u |A|_2, so no method
-brings s below about u * condition (times up to n for the norm): 1e-9 at condition 1e6, 1e-3 at 1e12.
+Rounding of A already changes its small eigenvalues by u |A|_2, so no method brings s below about u * condition
+(times up to n for the norm): 1e-9 at condition 1e6, 1e-3 at 1e12.
 """
 
 import numpy as np
@@ -21,15 +21,10 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
-    """|X^h A X^(p - h) - I|, Frobenius, h = p // 2: the bound s for X as an approximate ``matrix^(-1/p)``.
+    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: the bound s for X as an approximate ``matrix^(-1/p)``.
 
-    Args:
-        root: X, float64 [n, n], symmetric and positive definite (`is_positive_definite`).
-        matrix: A, float64 [n, n].
-        p: the root's degree, at least 1.
-
-    Returns:
-        s; inf where something is not finite.
+    X is float64 [n, n], symmetric and positive definite (`is_positive_definite`). The result is inf where something
+    is not finite.
     """
     with np.errstate(all="ignore"):
         half = _power(root, p // 2)
@@ -53,25 +48,16 @@ def _power(matrix: FloatArray, p: int) -> FloatArray:
 def decomposition_residual(
     matrix: FloatArray, values: FloatArray, vectors: FloatArray, exponent: float
 ) -> float:
-    """The bound s for X = Q diag(values^-exponent) Q^T as an approximate ``matrix^-exponent``.
+    """Computes the bound s for X = Q diag(values^-e) Q^T as an approximate ``matrix^-e``, 0 < e <= 1.
 
-    For exponents that are not 1/p, where no power of X undoes the root. (X^b A^a - I for an exponent a/b
+    For exponents e that are not 1/p, where no power of X undoes the root. (X^b A^a - I for an exponent a/b
     would, at the price of condition^a in rounding.) With E = A Q - Q Lambda and D = Q^T Q - I,
 
         W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
 
     compares A with Q^-T Lambda Q^-1 as S does above. Where Q is not quite orthogonal that is not yet the
     matrix X is built from: with d = |Lambda^(-1/2) D Lambda^(1/2)| it costs d before the power, and d after
-    it. So s = |W| + d (1 + 1 / exponent), to first order in D, which is rounding.
-
-    Args:
-        matrix: A, float64 [n, n].
-        values: Lambda, float64 [n], positive.
-        vectors: Q, float64 [n, n].
-        exponent: in (0, 1].
-
-    Returns:
-        s; inf where something is not finite.
+    it. So s = |W| + d (1 + 1 / e), to first order in D, which is rounding; inf where something is not finite.
     """
     with np.errstate(all="ignore"):
         error = matrix @ vectors - vectors * values
@@ -84,7 +70,7 @@ def decomposition_residual(
 
 
 def is_positive_definite(matrix: FloatArray) -> bool:
-    """Whether a symmetric [n, n] is positive definite; even powers in a residual would hide that it is not."""
+    """Tells whether a symmetric [n, n] is positive definite; even powers in a residual would hide that it is not."""
     try:
         np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError:

@@ -1,6 +1,6 @@
 """Inverse roots A^-e of symmetric positive semidefinite matrices, each certified by its true residual.
 
-For Shampoo's statistics (PSO 2; PT 3.2). What is rooted is
+For Shampoo's statistics (PSO 2; PT 3.2). The root is that of
 
     A_damped = A + (epsilon * lambda_max(A) + max(-lambda_min(A), 0)) I
 
@@ -8,9 +8,9 @@ The damping is relative to the largest eigenvalue, since an absolute one loses i
 term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0. A matrix that is further
 from semidefinite than rounding explains is refused. The damping is never raised to get a result.
 
-A root leaves this module only if the residual that `ctr.optim.root_certificate` measures, on the matrix
-itself, is within tolerance; else another solver is tried, and at last RootError reports what each one gave.
-Functions of their arguments alone, in float64: safe in threads.
+A root leaves this module only if its residual on the matrix itself is within tolerance; else another solver is
+tried, and at last RootError reports what each one gave. Functions of their arguments alone, in float64: safe in
+threads.
 
 By benchmarks/bench_roots.py (2 cores of a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a
 certified root, n x n:
@@ -55,20 +55,19 @@ _EXPONENT_ROUNDING = 1e-9
 
 
 class RootError(ArithmeticError):
-    """No certified root; the message says of what matrix, and what each solver gave."""
+    """Error of a matrix without a certified root; the message says of what matrix, and what each solver gave."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """An inverse root with its certificate.
+    """Inverse root with its certificate.
 
     Attributes:
         matrix: float64 [n, n], symmetric positive definite, A_damped^-exponent.
-        residual: s of `ctr.optim.root_certificate`; the root's relative error is about s * exponent.
-        solver: "eigh", "coupled_warm" or "coupled_cold", whichever delivered it.
-        condition: of A_damped; the next call's `previous_condition`. From the coupled iteration a lower
-            estimate, within a few percent.
-        failures: the attempts before that one, and why each was refused.
+        residual: the bound s; the root's relative error is about s * exponent.
+        solver: "eigh", "coupled_warm" or "coupled_cold".
+        condition: of A_damped; from the coupled iteration a lower estimate, within a few percent.
+        failures: the attempts before, and why each was refused.
     """
 
     matrix: FloatArray
@@ -84,17 +83,10 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Damping:
-    """Epsilon, relative to the largest eigenvalue or not."""
-
     epsilon: float
     absolute: bool
 
     def of(self, lowest: float, highest: float, scaled: FloatArray) -> float:
-        """What is added to the diagonal of a matrix with these extreme eigenvalues.
-
-        Raises:
-            RootError: the matrix is indefinite.
-        """
         check_definite(lowest, highest, scaled)
         return self.epsilon * (1.0 if self.absolute else highest) + max(-lowest, 0.0)
 
@@ -110,7 +102,7 @@ def inverse_root(
     tolerance: float = TOLERANCE,
     absolute: bool = False,
 ) -> Root:
-    """A certified A_damped^-exponent.
+    """Computes a certified A_damped^-exponent.
 
     "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO
     App. E's iteration, warm where `previous` is given, then cold, then eigh; it exists for exponents 1/p
@@ -119,15 +111,12 @@ def inverse_root(
     Args:
         matrix: A, float64 [n, n]; its symmetric part counts.
         exponent: in (0, 1]; Shampoo's is 1 / (2k) for a tensor of order k, times a multiplier (PT 3.1).
-        epsilon: the damping, at least 0; relative to the largest eigenvalue.
+        epsilon: the damping, at least 0; relative to the largest eigenvalue unless ``absolute``.
         solver: "auto", "eigh" or "coupled".
         previous: the root [n, n] of an earlier matrix, for a warm start.
         previous_condition: that root's `condition`; with it, large eigenvalues are projected (PSO App. E).
         tolerance: the largest residual that is accepted.
-        absolute: ``epsilon`` is not relative.
-
-    Returns:
-        The root, with a residual of at most `tolerance`.
+        absolute: see ``epsilon``.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or no solver's root is good
@@ -236,7 +225,7 @@ def _by_coupled(
 
 
 def _extreme_eigenvalues(scaled: FloatArray) -> tuple[float, float]:
-    """The smallest eigenvalue, or 0 if that is 0 or above to rounding; and the largest.
+    """The smallest eigenvalue, or 0 if it is not below 0 but for rounding; and the largest.
 
     Without LAPACK's eigenvalues where a power iteration and a Cholesky decomposition say it all.
     """
@@ -261,7 +250,7 @@ def check_definite(lowest: float, highest: float, matrix: FloatArray) -> None:
 
 
 def scale_symmetric(matrix: FloatArray) -> tuple[FloatArray, int]:
-    """The symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
+    """Returns the symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise RootError(f"not a square matrix: {list(matrix.shape)}")
@@ -282,7 +271,7 @@ def _plus_diagonal(matrix: FloatArray, value: float) -> FloatArray:
 
 
 def whole_order(exponent: float) -> int | None:
-    """p where the exponent is 1/p, to rounding; None where it is not."""
+    """Returns p where the exponent is 1/p, to rounding; None where it is not."""
     p = round(1 / exponent)
     return p if abs(p * exponent - 1) <= _EXPONENT_ROUNDING else None
 

@@ -1,27 +1,26 @@
 """Newton's steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
 
-Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and what the log has said of it so far is
-kept as an information S, so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds
-to it, after a drift of the weight has made V larger by D, but not larger than the prior's::
+Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and the information S of the log so far,
+so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds to it, after a drift of
+the weight has made V larger by D, but not larger than the prior's::
 
     V += D,    D = k_f / T_f * H / (S + H),    H = sum x^2 p (1 - p),    G = sum x (p - y)
     P += H + c G^2 / (1 + H / P)
     w -= G / P
 
 H is the logistic loss's own curvature, with which this is the natural gradient (diagonal online Newton, as in FTRL).
-The second term, with c = 0.1, is there because the rows of a query are not independent: what they share makes G larger
-than H says, and the weight more certain than it may be; the divisor is what G^2 grows by while w is still unknown.
+The second term, with c = 0.1, is there because the rows of a query are not independent: what they share makes G
+larger than H says, and the weight more certain than it may be; the divisor is what G^2 grows by while w is still
+unknown.
 
-T_f decides how far the weights of a feature are shrunk, and no constant is right for all: the ids of one feature differ
-a lot, those of another one only by chance, and then they do harm. It is learned, by feature, from the gradients of the
-progressive loss: with the gradients and information from before, w depends on T_f as w(T_f) = Z / (T_f + S), so that
-d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next: the precision that it
-has been shrunk by is kept with it.
+T_f decides how far the weights of a feature are shrunk, and no constant is right for all. It is learned, by feature,
+from the gradients of the progressive loss: with the gradients and information from before, w depends on T_f as
+w(T_f) = Z / (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is
+touched next: the precision that it has been shrunk by is kept with it.
 
-k_f decides how fast what is old is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
-rare ids lose nothing. Features differ in this, news within hours and devices within months, so k_f is learned as T_f
-is. d V / d log k_f and d w / d log k_f are kept with each weight and follow, by the
-chain rule, from those before the batch::
+k_f decides how fast the past is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
+rare ids lose nothing. It is learned as T_f is. d V / d log k_f and d w / d log k_f are kept with each weight and
+follow, by the chain rule, from those before the batch::
 
     V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
 
@@ -60,7 +59,7 @@ _OPERATIONS = 60
 
 
 class FeatureGradient(NamedTuple):
-    """Of a number of each of F features, float32 [F] each: the gradient of the loss by it, and its curvature."""
+    """Gradient of the loss, and its curvature, by a number of each of F features, float32 [F]."""
 
     gradient: tf.Tensor
     curvature: tf.Tensor
@@ -85,25 +84,17 @@ class Posterior(NamedTuple):
 
 
 def prior_slope(before: Posterior, precision: tf.Tensor) -> tf.Tensor:
-    """d w / d log T of each row, float32 [U].
-
-    Args:
-        before: the weights.
-        precision: T of each row, float32 [U].
-    """
+    """Computes d w / d log T of each row, float32 [U], for T of each row."""
     return -before.weight * precision / (precision + before.information)
 
 
 def feature_gradient(
     slope: tf.Tensor, groups: tf.Tensor, count: int, gradient: tf.Tensor, curvature: tf.Tensor
 ) -> FeatureGradient:
-    """The gradient of a batch's loss by a number that each feature has, before the step.
+    """Sums a batch's gradient, before the step, by a number that each of ``count`` features has.
 
-    Args:
-        slope: the derivative of each row's weight by the number of its feature, float32 [U].
-        groups: int32 [U], the feature of each row; -1 for none.
-        count: F.
-        gradient, curvature: G and H, float32 [U].
+    ``slope`` is the derivative of each row's weight by that number, float32 [U], as are G and H; ``groups``, int32
+    [U], the feature of each row, or -1.
     """
     return FeatureGradient(
         tf.math.unsorted_segment_sum(gradient * slope, groups, count),
@@ -119,15 +110,7 @@ def newton_step(
     curvature: tf.Tensor,
     rate: tf.Tensor | float = 1.0,
 ) -> Posterior:
-    """The weights of some rows after a step; rows without curvature stay as they are.
-
-    Args:
-        before: the weights.
-        precision: T of each row, float32 [U], above 0.
-        forgetting: k of each row, float32 [U].
-        gradient, curvature: G and H, float32 [U].
-        rate: a factor of the gradient.
-    """
+    """Steps weights by T, k, G and H of each row, float32 [U]; rows without curvature stay as they are."""
     total = precision + before.information
     shrunk = before.weight * (before.prior + before.information) / total
     # No row is without a precision, and 0 / 0 is in none of them.
@@ -150,13 +133,7 @@ def newton_step(
 
 
 def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, float]) -> list[tf.Tensor]:
-    """A Newton step on the logarithm that each feature has: the new ones, and the information on them.
-
-    Args:
-        logs: float32 [F, 2], the logarithms and the information.
-        found: of the batch.
-        limits: their range.
-    """
+    """A Newton step on ``logs``, float32 [F, 2], each feature's logarithm and the information on it."""
     known = logs[:, 1] + found.curvature
     step = tf.clip_by_value(found.gradient / known, -_MAX_STEP, _MAX_STEP)
     return [tf.clip_by_value(logs[:, 0] - step, *limits), known]
@@ -192,7 +169,8 @@ class RowNewton(RowAdaGrad):
 
     Args:
         rates: for each table float32 [C], the learning rates of its columns; of linear weights a factor of the step.
-        initial_accumulators: for each table float32 [C], at which the sums of its columns start; of linear weights 0.
+        initial_accumulators: for each table float32 [C], at which the sums of its columns start; of linear weights
+            0.
         features: for each table the number of its features.
         copies: of each table's columns, the last one in each copy being linear weights.
         precision: T of every feature at the beginning, and what rows that were not touched yet were shrunk by.
@@ -224,12 +202,10 @@ class RowNewton(RowAdaGrad):
         self.learned: dict[str, tuple[tf.Variable, ...]] = {}
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
-        """The sums; of each copy the T that it was shrunk by, d V / d log k and d w / d log k."""
         starts = (np.full(self.copies, start, np.float32) for start in self.starts)
         return *super().first_state(table), *starts
 
     def build(self, weights: Mapping[str, Rows]) -> None:
-        """Takes the tables, float32 [R, C] each, and creates the variables."""
         super().build(weights)
         # Of each feature and copy the logarithm, and the information on it.
         begins = (
@@ -244,7 +220,7 @@ class RowNewton(RowAdaGrad):
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """The state of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
+        """State of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
         return super().variables | {
             f"{kind}/{name}": learned[number]
             for number, kind in enumerate(self.feature_state)
@@ -252,7 +228,6 @@ class RowNewton(RowAdaGrad):
         }
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """A step of the rows of a table, and of what is learned of its features."""
         width = given.values.shape[1] // self.copies
         learned_of_table = list(self.learned.values())[table]
         sums, *kept = given.state
@@ -281,6 +256,5 @@ class RowNewton(RowAdaGrad):
         return moved, (tf.concat(accumulators, axis=1), *kept_after)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step in which so many rows of each table are touched, [U, C]."""
         linear = sum(_OPERATIONS * rows * self.copies for rows, _ in shapes)
         return Cost(update=super().cost(shapes).update + linear)

@@ -1,10 +1,9 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
 
-Of a table with d columns the left statistics would have a row for each of its rows. The right side alone (PSO lemma 1
-with p = infinity; App. D) is a [d, d] matrix, R += G^T G, and the step P = G R^(-1/2) has the rows of G: rows without a
-gradient stay as they are. As the distinct touched rows are all that is not zero of G, G^T G is their product. P takes
-the norm of AdaGrad's step on the same rows, copy by copy where a row has several embeddings. Roots come from the host,
-as those of dense weights do (``shampoo.py``).
+The right side alone (PSO lemma 1 with p = infinity; App. D) is a [d, d] matrix, R += G^T G, and the step P = G
+R^(-1/2) has the rows of G: rows without a gradient stay as they are. G^T G is the product of the distinct touched
+rows. P takes the norm of AdaGrad's step on the same rows, copy by copy where a row has several embeddings. Roots
+come from the host, as those of dense weights do (``shampoo.py``).
 """
 
 import dataclasses
@@ -29,13 +28,7 @@ from ctr.workers.collectives import Workers
 
 
 class RowOneSided(RowAdaGrad):
-    """One-sided Shampoo for the rows of some tables.
-
-    Args:
-        rates, initial_accumulators, limit, owners: see ``RowAdaGrad``.
-        copies: K, of an embedding and its linear weight in each row.
-        options: of statistics and roots.
-    """
+    """One-sided Shampoo for rows of ``copies`` embeddings, each with its linear weight."""
 
     _shares: tf.Tensor
 
@@ -54,7 +47,6 @@ class RowOneSided(RowAdaGrad):
         self.options = ShampooOptions(**given, sparse="one_sided")
 
     def build(self, weights: Mapping[str, Rows]) -> None:
-        """Takes the tables, float32 [R, C] each."""
         super().build(weights)
         # To the exchange of roots, each copy is a table of a single row.
         shapes = [
@@ -67,7 +59,6 @@ class RowOneSided(RowAdaGrad):
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """The sums of squares, of the shapes of the tables, and statistics and roots."""
         own = {
             f"one_sided/{name}": variable
             for name, variable in self.state.variables.items()
@@ -76,7 +67,6 @@ class RowOneSided(RowAdaGrad):
         return super().variables | own
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
-        """One step on the touched rows; a compiled one leaves roots to ``exchange``."""
         step = self.state.step.assign_add(1, read_value=True)
         self._collect(gradients, step)
         if not compiled:
@@ -87,14 +77,12 @@ class RowOneSided(RowAdaGrad):
         super().update(gradients, rate, compiled)
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """A step along the preconditioned gradient, of the length of AdaGrad's."""
         (sums,) = given.state
         direction, squared = row_direction(sums, given.gradient)
         direction = self._precondition(table, given.gradient, direction, self._shares, self.owners[table])
         return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
 
     def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
-        """The copies' columns of [U, C]."""
         return tf.split(columns, self.copies, axis=1)
 
     def _collect(self, gradients: Sequence[RowGradient], step: tf.Tensor) -> None:
@@ -123,7 +111,6 @@ class RowOneSided(RowAdaGrad):
     def _precondition(
         self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers
     ) -> tf.Tensor:
-        """The direction of a table's rows [U, C] from AdaGrad's."""
         parts = []
         split = zip(self._parts(gradient), self._parts(direction), strict=True)
         for copy, (values, graft) in enumerate(split):
@@ -144,16 +131,13 @@ class RowOneSided(RowAdaGrad):
         return tf.concat(parts, axis=1)
 
     def exchange(self) -> None:
-        """Exchanges statistics for roots if that is due."""
         exchange.with_host(self.options, self._division, self.state, self._host)
 
     def report(self) -> dict[str, float | int]:
-        """How the roots are doing (``ctr.optim.report.report``), of tables."""
         found = report(self._layout, self.state)
         return {f"tables_{name}": value for name, value in found.items() if name != "nonfinite_steps"}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step in which so many rows of each table are touched, [U, C]."""
         own = super().cost(shapes)
         products = sum(2 * rows * columns * columns / self.copies for rows, columns in shapes)
         roots = sum(14 * self.copies * (columns / self.copies) ** 3 for _, columns in shapes)

@@ -1,4 +1,4 @@
-"""When statistics are collected and when they are exchanged for roots; all of it by the step alone.
+"""Steps at which statistics are collected, and exchanged for roots.
 
 Young statistics change fast, and the first steps are the largest. So exchanges begin at the start step, and while
 ``early_growth`` of the steps so far is less than tau1, they are that far apart; until then statistics are collected
@@ -14,14 +14,14 @@ from ctr.optim.options import ShampooOptions
 
 
 def first_exchange(options: ShampooOptions) -> int:
-    """The step of the first exchange."""
+    """Returns the step of the first exchange."""
     first = options.start_preconditioning_step if options.first_exchange is None else options.first_exchange
     assert first is not None
     return first
 
 
 def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
-    """Steps from an exchange after ``step`` (int64 scalar) to the next one, int64 scalar."""
+    """Counts the steps from an exchange after ``step`` to the next one; both int64 scalars."""
     frequency = tf.constant(options.precondition_frequency, tf.int64)
     if not options.early_growth:
         return frequency
@@ -30,7 +30,7 @@ def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tenso
 
 
 def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
-    """Whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
+    """Tells whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
     return step < _early_steps(options.early_growth, options.precondition_frequency)
 
 
@@ -46,13 +46,7 @@ def _early_steps(growth: float, frequency: int) -> int:
 
 
 def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """Whether an exchange is due at ``step``, or was at an earlier one, bool scalar.
-
-    Args:
-        options: with a start step.
-        step: int64 scalar, the present step.
-        last: int64 scalar, the step of the last exchange; -1: there was none.
-    """
+    """Tells whether an exchange is due at ``step``, or was since ``last``, the step of the last one, or -1."""
     first = tf.constant(first_exchange(options), tf.int64)
     if options.exchange_phase is not None:
         phase, frequency = (
@@ -65,7 +59,7 @@ def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> t
 
 
 def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
-    """Whether statistics are collected at ``step``, bool scalar. For the arguments see ``exchange_due``."""
+    """Tells whether statistics are collected at ``step``; ``last`` as of ``exchange_due``."""
     if options.statistics_frequency == 1:
         return True
     # The first exchange has roots only if it has statistics.
@@ -74,7 +68,7 @@ def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) ->
 
 
 def collection_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor | float:
-    """What a collection at ``step`` weighs in summed statistics, scalar; 1 when statistics are decayed."""
+    """Returns the weight of a collection at ``step`` in summed statistics, scalar; 1 when statistics are decayed."""
     if options.statistics_frequency == 1 or not options.early_growth or options.beta2 < 1.0:
         return 1.0
     weight = tf.constant(1.0 / options.statistics_frequency, dtype)

@@ -1,4 +1,4 @@
-"""The products of a Keras Sequential model, of either Keras (``ctr.optim.record``)."""
+"""Products of a Keras Sequential model, of either Keras (``ctr.optim.record``)."""
 
 import contextlib
 import inspect
@@ -13,12 +13,12 @@ _PROBABILITIES = ("sigmoid", "softmax", "hard_sigmoid", "log_softmax", "log_sigm
 
 
 def is_sequential(model: Any) -> bool:
-    """Whether a model is a Sequential of Keras 2 or Keras 3."""
+    """Tells whether a model is a Sequential of Keras 2 or Keras 3."""
     return type(model).__name__ == "Sequential" and hasattr(model, "layers")
 
 
 def is_dense(layer: Any) -> bool:
-    """Whether a layer is Keras' own dense one: another of that name may compute anything."""
+    """Tells whether a layer is Keras' own dense one: another of that name may compute anything."""
     return type(layer).__name__ == "Dense" and type(layer).__module__.partition(".")[0] in (
         "keras",
         "tf_keras",
@@ -28,14 +28,10 @@ def is_dense(layer: Any) -> bool:
 def record_sequential(
     model: Any, inputs: tf.Tensor, slopes: bool = False
 ) -> tuple[tf.Tensor, Sequence[Product]]:
-    """The outputs of a model, [B, C], and its products.
+    """Computes the outputs of a built model, [B, C], and its products, with ``slopes`` not in a ``tf.function``.
 
-    Layers are run one by one, dense ones by their product and their activation. Others may have no trainable weights.
-
-    Args:
-        model: Sequential and built; its first layer takes ``inputs``.
-        inputs: [B, ...].
-        slopes: whether products get their ``slope``; not inside a ``tf.function``.
+    Layers are run one by one, dense ones by their product and their activation. Others may have no trainable
+    weights.
 
     Raises:
         ValueError: a layer's products are not known.
@@ -47,7 +43,7 @@ def record_sequential(
 def _record_layers(
     model: Any, inputs: tf.Tensor, stack: contextlib.ExitStack | None
 ) -> tuple[tf.Tensor, Sequence[Product]]:
-    """``record_sequential``; on the stack is, with slopes, the tape of what follows the last product."""
+    """Runs the layers; on the stack is, with slopes, the tape of what follows the last product."""
     values, products = inputs, []
     tape = None
     for layer in model.layers:
@@ -122,6 +118,6 @@ def refuse_probabilities(model: Any, loss: str) -> None:
 
 
 def takes_training(layer: Any) -> bool:
-    """Whether a layer may behave differently in training, as dropout and batch normalization do."""
+    """Tells whether a layer may behave differently in training, as dropout and batch normalization do."""
     # Lambda passes it on to a function that takes it.
     return "training" in inspect.signature(getattr(layer, "function", layer.call)).parameters

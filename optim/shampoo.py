@@ -1,4 +1,4 @@
-"""Distributed Shampoo over a list of variables: what both Keras optimizers and the trainer are made of.
+"""Distributed Shampoo over a list of variables, for both Keras optimizers and the trainer.
 
 A step composes, each from a module of its own:
 
@@ -10,16 +10,14 @@ A step composes, each from a module of its own:
     diagonal         dimensions that are too long for a matrix                              PT 4.2.3
     grafting         Shampoo's direction, the first-order optimizer's norm, layer by layer  PSO App. G
     momentum         decay and momentum of the resulting direction                          FF 4.2, PT 3.1
-    clipping         no direction with a large root mean square                            ADAFACTOR 6
-    update_limit     no step far beyond the size of the weights                             FF 4.1.3
-    sparse           tables by rows                                                         PSO App. D
+    update_limit     no direction with a large root mean square, no step beyond the weights ADAFACTOR 6, FF 4.1.3
+    gradients        tables by rows                                                         PSO App. D
     division         who has which blocks, where several workers train together             PT 4.1
 
 and every tau1 steps an *exchange* brings the roots that were computed since the last one into use and sends new
 statistics (exchange.py). As in PSO alg. II it comes between statistics and direction: a root that is computed at
 once from the statistics of a step serves that step. Roots come from worker threads (host.py), or, where XLA
-compiles the step and roots are not exchanged between the steps, from a coupled iteration on the device
-(graph_roots.py).
+compiles the step and roots are not exchanged between the steps, from a coupled iteration on the device.
 A layer uses the grafted direction alone until each of its blocks has a certified root from real statistics.
 """
 
@@ -52,21 +50,14 @@ class ShampooCore:
 
     Args:
         options: everything but the learning rate.
-        weights: the variables to train. They may be of any floating dtype; work is done in float32, or in
-            float64 if one of them is.
+        weights: of any floating dtype; work is done in float32, or in float64 if one of them is.
         tables: indices of variables whose rows learn by themselves (``options.sparse``).
         create: makes the state's variables; the Keras optimizers pass their own.
         host: the pipeline for roots; by default one over all processors.
-        workers: which all take the same steps, on the same gradients, and divide the blocks among them. With several,
-            there are no tables, and steps are taken in a ``tf.function``.
+        workers: which all take the same steps, on the same gradients, and divide the blocks among them. With
+            several, there are no tables, and steps are taken in a ``tf.function``.
         leader: another one over equal variables that takes each step before this one, as the first replica of a
             tf.distribute strategy does; its roots are copied instead of computed.
-
-    Attributes:
-        layout: what is preconditioned how.
-        division: what this worker has of it.
-        state: all variables besides the weights.
-        host: the pipeline.
     """
 
     def __init__(
@@ -98,7 +89,6 @@ class ShampooCore:
     def replica(
         self, weights: Sequence[tf.Variable], create: Create, leader: "ShampooCore | None"
     ) -> "ShampooCore":
-        """The optimizer of another replica, over its own variables; of the first one without a leader."""
         return ShampooCore(self.options, weights, self.layout.tables, create, self.host, leader=leader)
 
     # The step.
@@ -110,7 +100,7 @@ class ShampooCore:
         decayed: Sequence[bool] | None = None,
         roots: RootSource = "host",
     ) -> None:
-        """One step on all weights, in place.
+        """Takes one step on all weights, in place.
 
         Args:
             gradients: for each weight a tensor of its shape, an IndexedSlices, or None, which leaves the
@@ -135,7 +125,6 @@ class ShampooCore:
         decayed: Sequence[bool] | None,
         roots: RootSource,
     ) -> None:
-        """``update`` with gradients as ``split_gradients`` returns them."""
         state, options = self.state, self.options
         step = state.step.assign_add(1, read_value=True)
         # A number would otherwise be rounded to float32 on its way to float64.
@@ -187,11 +176,7 @@ class ShampooCore:
         decayed: Sequence[bool] | None = None,
         roots: RootSource = "host",
     ) -> tf.Tensor:
-        """``update``, unless a gradient is not finite: then that is counted and nothing else happens.
-
-        Returns:
-            bool scalar, whether it did.
-        """
+        """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
         dense, rows = split_gradients(gradients, self.weights, self.layout.tables, self.state.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
 
@@ -385,7 +370,6 @@ class ShampooCore:
                 accumulator.assign(grafting.update_accumulator(self.options, accumulator, gradient))
 
     def _grafted_directions(self, moving: dict[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
-        """The directions of the grafted optimizer along gradients, or their averages."""
         grafts = {
             index: grafting.direction(self.options, self.state.accumulators[index], gradient, step)
             for index, gradient in moving.items()
@@ -408,7 +392,6 @@ class ShampooCore:
         return {index: tf.sqrt(square) for index, square in squares.items()}
 
     def _clipped(self, found: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Directions of a limited root mean square."""
         if not self.options.update_clipping:
             return found
         norms = self._whole_norms(found)
@@ -422,7 +405,6 @@ class ShampooCore:
     def _averaged(
         self, index: int, direction: tf.Tensor, graft: tf.Tensor | None, decayed: bool, step: tf.Tensor
     ) -> tf.Tensor:
-        """The direction after decay and momentum."""
         options = self.options
         both = [direction]
         if graft is not None and index in self.state.graft_momenta:
@@ -444,7 +426,6 @@ class ShampooCore:
         return share * moved[0] + (1.0 - share) * moved[1]
 
     def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
-        """Moves a dense weight, within its limit."""
         options, weight = self.options, self.weights[index]
         update = rate * direction
         if options.update_limit_absolute:
@@ -497,8 +478,7 @@ class ShampooCore:
     def exchange(self, present: Present = None) -> None:
         """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles.
 
-        Args:
-            present: which tensors have a gradient in this step; without ``asynchronous`` the others keep their roots.
+        Without ``asynchronous`` tensors that are not ``present`` keep their roots.
         """
         if self._leader is not None:
             exchange.copy(self.options, self.layout, self.state, self._leader.state, present)
@@ -514,23 +494,20 @@ class ShampooCore:
         return tf.function(self.exchange, autograph=False)
 
     def parts(self) -> dict[str, Part]:
-        """Which of the state's variables hold a part of what one process would have, by their names."""
         parts, variables = self.division.parts(), self.state.variables
         return {name: part for name, part in parts.items() if name in variables}
 
     def report(self) -> dict[str, float | int]:
-        """How the roots of all workers are doing: see ``ctr.optim.report.report``."""
         return report(self.layout, self.state)
 
     def timing(self) -> dict[str, float]:
-        """Seconds, since this process began, of waiting for its roots, and of its threads' computing them."""
+        """Returns the seconds, in this process, of waiting for its roots, and of its threads' computing them."""
         return {
             "seconds_waited": self.host.seconds_waited,
             "seconds_computing": self.host.seconds_computing,
         }
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        """A table of treatment, memory and cost by weight: see ``ctr.optim.report.describe``."""
         names = names or [weight.name.partition(":")[0] for weight in self.weights]
         return describe(self.options, self.layout, self.state, names)
 

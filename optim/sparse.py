@@ -14,16 +14,12 @@ from ctr.optim.statistics import gram
 
 
 def in_xla() -> bool:
-    """Whether what is being traced will be compiled by XLA (``jit_compile=True``)."""
+    """Tells whether the graph that is being traced will be compiled by XLA (``jit_compile=True``)."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
 def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same gradient with each row once. Under XLA, padded with rows of zero gradient.
-
-    Args:
-        gradient: values [U, C] and indices [U] with repetitions.
-    """
+    """Sums the values [U, C] of repeated rows. Under XLA, the result is padded with rows of zero gradient."""
     indices, values = gradient.indices, gradient.values
     if not in_xla():
         rows, places = tf.unique(indices)
@@ -41,7 +37,7 @@ def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def row_statistics(values: tf.Tensor) -> tf.Tensor:
-    """G^T G, [1, C, C], from the distinct touched rows, [U, C]."""
+    """Computes G^T G, [1, C, C], from the distinct touched rows, [U, C]."""
     return gram(values[tf.newaxis], 1)
 
 
@@ -53,15 +49,11 @@ def update_table(
     root: tf.Tensor | None,
     ready: tf.Tensor | None,
 ) -> None:
-    """One step on the touched rows, in place.
+    """Takes one step on the touched rows, in place.
 
-    Args:
-        table: [R, C].
-        accumulator: [R, C], or [R, 1] for one sum a row.
-        gradient: distinct rows (repetitions with zero gradient do no harm), in the accumulator's precision.
-        rate: scalar.
-        root: [C, C], of one-sided Shampoo; its direction takes the norm of AdaGrad's step on these rows.
-        ready: scalar in 0..1, Shampoo's share of the direction.
+    The accumulator is [R, C], or [R, 1] for one sum a row. Rows are distinct; repetitions with zero gradient do no
+    harm. With ``root`` [C, C], of one-sided Shampoo, its direction takes the norm of AdaGrad's step on these rows,
+    and its share is ``ready``, a scalar in 0..1.
     """
     rows, values = gradient.indices, gradient.values
     step, squared = row_direction(tf.gather(accumulator, rows), values)

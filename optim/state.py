@@ -1,4 +1,4 @@
-"""All that Shampoo remembers, as plain variables under names that do not depend on the process."""
+"""State of Shampoo: plain variables under names that do not depend on the process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,12 +44,9 @@ Create = Callable[[str, Sequence[int], tf.DType, float], tf.Variable]
 
 @dataclass(frozen=True)
 class Factor:
-    """The statistics matrices of one axis of one stack (or of the right sides of some tables).
+    """Statistics matrices [N, d, d] of one axis of one stack (or of the right sides of some tables).
 
     Attributes:
-        name: of its variables.
-        count: N, number of matrices.
-        size: d of [N, d, d].
         exponent: e of the roots A^(-e).
         owners: for each matrix the index of its tensor.
         offset: of its first matrix among those of all factors.
@@ -68,21 +65,18 @@ class Factor:
 
     @property
     def matrices(self) -> slice:
-        """Where its matrices are among those of all factors."""
+        """Places of its matrices among those of all factors."""
         return slice(self.offset, self.offset + self.count)
 
 
 @dataclass(frozen=True)
 class ShampooLayout:
-    """What is preconditioned how; decided by shapes and options alone.
+    """Preconditioning of tensors, decided by shapes and options alone.
 
     Attributes:
-        tensors: the layout of each tensor.
-        tables: indices of the tensors whose rows learn by themselves (see sparse.py).
-        stacks: stacks of blocks.
+        tables: indices of the tensors whose rows learn by themselves.
         stack_factors: for each stack the indices of its factors, one for each preconditioned axis.
         table_factors: for tables with one-sided Shampoo, the index of the factor and the place in it.
-        factors: all factors.
     """
 
     tensors: tuple[TensorLayout, ...]
@@ -94,7 +88,6 @@ class ShampooLayout:
 
     @property
     def matrices(self) -> int:
-        """Number of statistics matrices."""
         return sum(factor.count for factor in self.factors)
 
     @property
@@ -106,7 +99,7 @@ class ShampooLayout:
 def lay_out(
     options: ShampooOptions, shapes: Sequence[Sequence[int]], tables: Sequence[int] = ()
 ) -> ShampooLayout:
-    """The layout for tensors of these shapes, of which ``tables`` learn by rows.
+    """Returns the layout for tensors of these shapes, of which ``tables`` learn by rows.
 
     Raises:
         ValueError: a table is no matrix.
@@ -160,12 +153,12 @@ def lay_out(
 
 
 def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
-    """A plain variable filled with a value."""
+    """Creates a plain variable filled with a value."""
     return tf.Variable(tf.fill(list(shape), tf.constant(value, dtype)), trainable=False, name=name)
 
 
 class ShampooState:
-    """The variables of an optimizer over some tensors.
+    """Variables of an optimizer over some tensors.
 
     Args:
         options: which averages there are.
@@ -177,7 +170,6 @@ class ShampooState:
 
     Attributes:
         dtype: working precision: float64 where a tensor has it, else float32.
-        step: int64, steps taken.
         exchanged_at: int64, the step of the last exchange with the solver of roots; -1: none yet.
         collections: int64, how often statistics were collected.
         window_collections: int64, how often since the last exchange.
@@ -187,7 +179,6 @@ class ShampooState:
         windows, totals: for each factor [N, d (d + 1) / 2], packed (triangles.py); totals in float64.
         roots: for each factor [N, d, d].
         status: [len(STATUS), M].
-        counters: int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
         gradient_averages: for each tensor that is no table, with beta1; not of those in ``averages``.
         momenta: for each tensor that is no table, with momentum.
@@ -195,7 +186,6 @@ class ShampooState:
         moments: with eigenvalue correction, for each stack [N, *block].
         averages: with ``options.averages_in_bases``, for each stack those of gradients in the bases, [N, *block].
         diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
-        variables: all of them by name.
     """
 
     def __init__(
