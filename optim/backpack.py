@@ -23,8 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.output_losses import LOSSES, LossName, check_labels
-from ctr.optim.record import Product, Recorded, singly
-from ctr.optim.sequential import is_sequential, record_sequential, refuse_probabilities
+from ctr.optim.record import Product, Recorded, is_sequential, record_sequential, refuse_probabilities, singly
 
 FIRST_ORDER = ("gradient", "individual", "norms", "second_moment", "variance")
 SECOND_ORDER = ("ggn", "ggn_mc", "hessian", "kfac", "kflr", "kfra")

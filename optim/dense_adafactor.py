@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.adafactor import is_factored
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore, is_factored
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
 from ctr.workers.collectives import ALONE, Workers

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.blocking import stack_blocks, unstack_blocks
-from ctr.optim.device_exchange import between_steps, create_on_host
 from ctr.optim.eigenbasis import from_bases, to_bases
+from ctr.optim.exchange import between_steps, create_on_host
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore

@@ -1,15 +1,90 @@
-"""Directions of stacks of blocks from their gradients, by roots, eigenbases or diagonals."""
+"""Directions of stacks of blocks from their gradients, by roots, eigenbases or diagonals.
 
-from collections.abc import Sequence
+By roots every preconditioned dimension is multiplied by its root, L^(-e) G R^(-e) (PSO 2). Dimensions too long for a
+matrix may be preconditioned by the diagonal of their statistics alone (PT 4.2.3)::
+
+    L = diag(sum G G^T), R = diag(sum G^T G)        THESIS 4.1.3, algorithm 3
+    P = L^(-1/4) G R^(-1/4)
+
+The diagonal of an axis' statistics has the sums of squares over all other dimensions. Its roots are powers of single
+numbers, so that nothing is left to the host. A matrix with one long side has a full factor on the other one (PT's
+mixed case), with exponents as if both were full.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim import diagonal, eigenbasis
+from ctr.optim import eigenbasis
 from ctr.optim.blocking import Stack
 from ctr.optim.missing import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
-from ctr.optim.preconditioning import precondition
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState
+
+
+def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Computes L^(-e) G R^(-e), and its like for blocks [N, d_0, ..., d_k-1], by roots [N, d, d] of ``axes``."""
+    for axis, root in zip(axes, roots, strict=True):
+        blocks = _multiply(blocks, axis, root)
+    return blocks
+
+
+def _multiply(blocks: tf.Tensor, axis: int, root: tf.Tensor) -> tf.Tensor:
+    if len(blocks.shape) == 3:
+        return tf.matmul(root, blocks) if axis == 0 else tf.matmul(blocks, root)
+    order = len(blocks.shape) - 1
+    if axis == order - 1:
+        count, size = blocks.shape[0], blocks.shape[-1]
+        return tf.reshape(tf.matmul(tf.reshape(blocks, [count, -1, size]), root), blocks.shape)
+    if axis == 0:
+        count, size = blocks.shape[0], blocks.shape[1]
+        return tf.reshape(tf.matmul(root, tf.reshape(blocks, [count, size, -1])), blocks.shape)
+    swap = list(range(order + 1))
+    swap[axis + 1], swap[1] = swap[1], swap[axis + 1]
+    return tf.transpose(_multiply(tf.transpose(blocks, swap), 0, root), swap)
+
+
+def squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
+    """Computes the diagonal of ``statistics.gram``: [N, d_axis] of blocks [N, d_0, ..., d_k-1]."""
+    others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
+    return tf.reduce_sum(tf.square(blocks), axis=others)
+
+
+def collect_squares(
+    sums: tf.Variable, found: tf.Tensor, beta2: float, weight: tf.Tensor | float, present: Present = None
+) -> None:
+    """Adds one collection to sums [N, d], in place; to those that are not decayed with a weight."""
+    if beta2 == 1.0:
+        added = tf.cast(weight, found.dtype) * found
+        sums.assign_add(keep(added, tf.zeros_like(added), present))
+    else:
+        sums.assign(keep(beta2 * sums + (1.0 - beta2) * found, sums, present))
+
+
+def _by_diagonals(
+    options: ShampooOptions,
+    blocks: tf.Tensor,
+    sums: Mapping[int, tf.Tensor],
+    exponents: Mapping[int, float],
+    correction: tf.Tensor,
+    identity: tf.Tensor | float = 0.0,
+) -> tf.Tensor:
+    """Multiplies blocks [N, d_0, ..., d_k-1] by D^(-e) along each dimension of ``sums``, [N, d_axis] each.
+
+    A block whose statistics are all zero stays as it is. Sums are to be divided by ``correction``, scalar;
+    ``identity``, scalar or [N, 1], is what their start has left in them.
+    """
+    for axis, values in sums.items():
+        statistics = (values + tf.cast(identity, values.dtype)) / tf.cast(correction, values.dtype)
+        largest = tf.reduce_max(statistics, axis=1, keepdims=True)
+        damping = options.epsilon * (largest if options.damping == "relative" else tf.ones_like(largest))
+        damped = tf.where(largest > 0, statistics + damping, tf.ones_like(statistics))
+        powers = tf.cast(tf.pow(damped, tf.constant(-exponents[axis], values.dtype)), blocks.dtype)
+        shape = [blocks.shape[0]] + [
+            size if dimension == axis else 1 for dimension, size in enumerate(blocks.shape[1:])
+        ]
+        blocks *= tf.reshape(powers, shape)
+    return blocks
 
 
 def needs_identity(options: ShampooOptions) -> bool:
@@ -131,7 +206,7 @@ def by_roots(
         blocks = precondition(blocks, stack.axes, [state.roots[factor] for factor in factors])
         if diagonals:
             preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
-            blocks = diagonal.precondition(
+            blocks = _by_diagonals(
                 options,
                 blocks,
                 diagonals,

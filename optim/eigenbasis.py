@@ -30,8 +30,15 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.options import ShampooOptions
-from ctr.optim.root_certificate import decomposition_residual
-from ctr.optim.roots import TOLERANCE, FloatArray, Root, RootError, check_definite, scale_symmetric
+from ctr.optim.roots import (
+    TOLERANCE,
+    FloatArray,
+    Root,
+    RootError,
+    check_definite,
+    decomposition_residual,
+    scale_symmetric,
+)
 
 _CERTIFIED_ABOVE = 1e-8
 """Times the largest eigenvalue: eigenvectors of smaller ones are certified as those of so much."""

@@ -1,4 +1,4 @@
-"""The exchange of statistics for roots: at the start step, then ever less often, at last every tau1 steps.
+"""Exchanges of statistics for roots: at the start step, then ever less often, at last every tau1 steps.
 
 First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics
 is folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from
@@ -22,9 +22,12 @@ from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.missing import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import TOLERANCE, whole_order
+from ctr.optim.row_variables import set_rows
 from ctr.optim.schedule import exchange_due, is_early
-from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState
-from ctr.optim.triangles import unpack, unpack_arrays
+from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState, create_variable
+from ctr.optim.triangles import pack_arrays, unpack, unpack_arrays
+
+_DRIFT, _ROOT_STEP = STATUS.index("drift"), STATUS.index("root_step")
 
 
 def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
@@ -38,6 +41,14 @@ def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
             return tf.constant(True)
 
         tf.cond(condition, act, lambda: tf.constant(False))
+
+
+def create_on_host(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+    """Creates a variable of the state: totals in the host's memory, everything else where the step runs."""
+    if not name.endswith("/total"):
+        return create_variable(name, shape, dtype, value)
+    with tf.device("CPU:0"):
+        return create_variable(name, shape, dtype, value)
 
 
 def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> tf.Tensor | bool:
@@ -111,6 +122,48 @@ def with_host(
         _publish(division, state, status, before, counters)
 
     when(due(options, division.whole, state), act)
+
+
+def between_steps(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, host: HostPipeline
+) -> int:
+    """Exchanges if it is due, between two steps of an accelerator; returns the bytes between device and host.
+
+    As little as possible moves: the float32 triangle of each window and of each new root. Totals, in float64, which a
+    TPU only emulates, stay on the host.
+    """
+    if not bool(due(options, layout, state)):
+        return 0
+    step, exchanged_at = int(state.step.numpy()), int(state.exchanged_at.numpy())
+    sent = int(state.collections.numpy()) - int(state.window_collections.numpy())
+    exchange = Exchange(
+        totals=[
+            unpack_arrays(total.numpy(), factor.size)
+            for total, factor in zip(state.totals, layout.factors, strict=True)
+        ],
+        # A solver that starts from nothing does not need the roots that are in use.
+        roots=[np.array(root.numpy()) for root in state.roots]
+        if options.solver == "coupled"
+        else [np.zeros(root.shape, root.dtype.as_numpy_dtype) for root in state.roots],
+        status=np.array(state.status.numpy()),
+        counters=np.array(state.counters.numpy()),
+        correction=float(statistics.corrected_by(options, sent)),
+        identity=float(statistics.initial(options, sent)),
+    )
+    before = exchange.status[_ROOT_STEP].copy()
+    host.collect(exchanged_at, exchange)
+    moved = _fold_on_host(options, layout, state, exchange)
+    host.send(step, exchange)
+    early = bool(is_early(options, tf.constant(step, tf.int64)))
+    if exchanged_at < 0 or early or not options.asynchronous:
+        host.collect(step, exchange)
+    moved += _put_roots(layout, state, exchange, exchange.status[_ROOT_STEP] != before)
+    for variable, total in zip(state.totals, exchange.totals, strict=True):
+        variable.assign(pack_arrays(total))
+    state.status.assign(exchange.status)
+    state.counters.assign(exchange.counters)
+    state.exchanged_at.assign(step)
+    return moved
 
 
 def copy(
@@ -232,6 +285,40 @@ def _fold(
     status = status + tf.cast(tf.where(row, change, tf.zeros_like(change)), status.dtype)
     state.window_collections.assign(0)
     return statistics.corrected_by(options, state.collections.read_value()), status
+
+
+def _fold_on_host(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, exchange: Exchange
+) -> int:
+    """Adds the windows to the totals and what that changed to the drift; returns the bytes that came."""
+    decay = options.beta2 ** int(state.window_collections.numpy())
+    moved = 0
+    for factor, window, total in zip(layout.factors, state.windows, exchange.totals, strict=True):
+        packed = window.numpy()
+        moved += packed.nbytes
+        change = unpack_arrays(packed.astype(np.float64), factor.size)
+        change += (decay - 1.0) * total
+        total += change
+        exchange.status[_DRIFT, factor.matrices] += np.linalg.norm(change, axis=(1, 2))
+        window.assign(tf.zeros_like(window))
+    state.window_collections.assign(0)
+    collections = int(state.collections.numpy())
+    exchange.correction = float(statistics.corrected_by(options, collections))
+    exchange.identity = float(statistics.initial(options, collections))
+    return moved
+
+
+def _put_roots(layout: ShampooLayout, state: ShampooState, exchange: Exchange, is_new: np.ndarray) -> int:
+    """Brings the roots that are new to the device; returns the bytes that went."""
+    moved = 0
+    for factor, variable, roots in zip(layout.factors, state.roots, exchange.roots, strict=True):
+        numbers = np.flatnonzero(is_new[factor.matrices]).astype(np.int32)
+        if not len(numbers):
+            continue
+        packed = pack_arrays(roots[numbers])
+        moved += packed.nbytes
+        set_rows(variable, numbers, unpack(tf.constant(packed), factor.size))
+    return moved
 
 
 def _compute_on_device(

@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from ctr.optim.directions import precondition
 from ctr.optim.options import ShampooOptions
-from ctr.optim.preconditioning import precondition
 from ctr.optim.statistics import gram
 
 

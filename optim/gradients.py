@@ -1,11 +1,14 @@
-"""Gradients of dense weights, and of tables by the rows that a batch touches."""
+"""Gradients of dense weights, and of tables by the rows that a batch touches.
+
+Gradients of repeated rows are summed before anything else. Then ``values^T values`` is exactly G^T G of the whole
+table's gradient (PSO App. D's shortcut through the layer's outputs holds only when no row repeats).
+"""
 
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
-
-from ctr.optim.sparse import sum_duplicates
+from tensorflow.python.ops import control_flow_util
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
@@ -56,3 +59,26 @@ def _in_precision(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
     return tf.cast(gradient, dtype)
+
+
+def in_xla() -> bool:
+    """Tells whether the graph that is being traced will be compiled by XLA (``jit_compile=True``)."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sums the values [U, C] of repeated rows. Under XLA, the result is padded with rows of zero gradient."""
+    indices, values = gradient.indices, gradient.values
+    if not in_xla():
+        rows, places = tf.unique(indices)
+        summed = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+        return tf.IndexedSlices(summed, rows, gradient.dense_shape)
+    # Shapes that depend on values do not compile: as many rows stay as there were.
+    order = tf.argsort(indices, stable=True)
+    ordered = tf.gather(indices, order)
+    is_new = tf.concat([[1], tf.cast(ordered[1:] != ordered[:-1], tf.int32)], axis=0)
+    places = tf.cumsum(is_new) - 1
+    size = tf.size(indices)
+    summed = tf.math.unsorted_segment_sum(tf.gather(values, order), places, size)
+    rows = tf.maximum(tf.math.unsorted_segment_max(ordered, places, size), 0)
+    return tf.IndexedSlices(summed, rows, gradient.dense_shape)

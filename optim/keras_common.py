@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.gradients import Gradient
+from ctr.optim.gradients import Gradient, in_xla
 from ctr.optim.options import ShampooOptions, refuse_unknown
 from ctr.optim.shampoo import RootSource, ShampooCore
-from ctr.optim.sparse import in_xla
 from ctr.optim.state import Create
 
 Core = ShampooCore | AdafactorCore

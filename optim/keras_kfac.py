@@ -5,7 +5,7 @@
         loss = trainer.step(inputs, labels)
 
 K-FAC needs the inputs of layers and the gradients by their outputs, which no Keras optimizer is given. So it is none:
-the step runs the model's layers itself (``ctr.optim.sequential``).
+the step runs the model's layers itself (``ctr.optim.record``).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.options import refuse_unknown
 from ctr.optim.output_losses import LOSSES, LossName, check_labels
-from ctr.optim.sequential import (
+from ctr.optim.record import (
     is_dense,
     is_sequential,
     record_sequential,

@@ -22,7 +22,6 @@ from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.report import report
 from ctr.optim.row_rule import State
 from ctr.optim.row_variables import Rows
-from ctr.optim.sparse import row_statistics
 from ctr.optim.state import STATUS, ShampooState, lay_out
 from ctr.workers.collectives import Workers
 
@@ -94,7 +93,7 @@ class RowOneSided(RowAdaGrad):
                 index = number * self.copies + copy
                 if index in self._layout.table_factors:
                     factor, place = self._layout.table_factors[index]
-                    (products,) = owners.all_reduce([row_statistics(part[:, :-1])])
+                    (products,) = owners.all_reduce([statistics.row_statistics(part[:, :-1])])
                     found.setdefault(factor, {})[place] = products
         weight = schedule.collection_weight(self.options, step, self.state.dtype)
 

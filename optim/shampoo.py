@@ -5,9 +5,8 @@ A step composes, each from a module of its own:
     blocking         dimensions merged, split into blocks; blocks of one shape stacked      PSO 3.1, PT 4.2
     statistics       L += G G^T, R += G^T G, every tau2 steps                               PSO 2, alg. II
     factor_update    what statistics collect: Shampoo's products, or KL-Shampoo's
-    preconditioning  L^(-1/4) G R^(-1/4)                                                    PSO 2
+    directions       L^(-1/4) G R^(-1/4); diagonals for dimensions too long for a matrix    PSO 2, PT 4.2.3
     eigenbasis       second moments in the eigenbases of L and R in place of roots           PSO App. C
-    diagonal         dimensions that are too long for a matrix                              PT 4.2.3
     grafting         Shampoo's direction, the first-order optimizer's norm, layer by layer  PSO App. G
     momentum         decay and momentum of the resulting direction                          FF 4.2, PT 3.1
     update_limit     no direction with a large root mean square, no step beyond the weights ADAFACTOR 6, FF 4.1.3
@@ -27,8 +26,8 @@ from typing import Literal
 
 import tensorflow as tf
 
-from ctr.optim import diagonal, directions, exchange, factor_update, grafting, momentum, schedule, statistics
-from ctr.optim.clipping import clip_update
+from ctr.optim import directions, exchange, factor_update, grafting, momentum, schedule, statistics
+from ctr.optim.adagrad import row_direction
 from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
 from ctr.optim.gradients import Gradient, all_finite, split_gradients
@@ -36,9 +35,8 @@ from ctr.optim.host import HostPipeline
 from ctr.optim.missing import Present, of_owners, present_among
 from ctr.optim.options import ShampooOptions
 from ctr.optim.report import describe, report
-from ctr.optim.sparse import row_statistics, update_table
 from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
-from ctr.optim.update_limit import limit_update
+from ctr.optim.update_limit import clip_update, limit_update
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -239,13 +237,15 @@ class ShampooCore:
                 for factor, products in zip(factors, found, strict=True):
                     statistics.collect(state.windows[factor], products, beta2, weight, here)
                 for axis, sums in state.diagonals[number].items():
-                    diagonal.collect(sums, diagonal.squares(blocks, axis), beta2, weight, here)
+                    directions.collect_squares(sums, directions.squares(blocks, axis), beta2, weight, here)
             by_factor: dict[int, dict[int, tf.Tensor]] = {}
             for index, (factor, place) in layout.table_factors.items():
                 values = (
                     rows[index].values if index in rows else tf.zeros([1, layout.tensors[index].shape[1]])
                 )
-                by_factor.setdefault(factor, {})[place] = row_statistics(tf.cast(values, state.dtype))
+                by_factor.setdefault(factor, {})[place] = statistics.row_statistics(
+                    tf.cast(values, state.dtype)
+                )
             for factor, products in by_factor.items():
                 ordered = [products[place] for place in range(len(products))]
                 here = of_owners(present, layout.factors[factor].owners)
@@ -467,13 +467,26 @@ class ShampooCore:
     def _update_table(
         self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor, share: tf.Tensor | None
     ) -> None:
+        """A step on distinct touched rows, in place; repetitions with zero gradient do no harm."""
+        table, accumulator = self.weights[index], self.state.accumulators[index]
+        rows, values = slices.indices, slices.values
+        assert accumulator is not None
         root = ready = None
         if index in self.layout.table_factors and share is not None:
             factor, place = self.layout.table_factors[index]
             root, ready = self.state.roots[factor][place], share[index]
-        accumulator = self.state.accumulators[index]
-        assert accumulator is not None
-        update_table(self.weights[index], accumulator, slices, rate, root, ready)
+        step, squared = row_direction(tf.gather(accumulator, rows), values)
+        # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+        accumulator.scatter_add(tf.IndexedSlices(squared, rows))
+        if root is not None:
+            # The direction of one-sided Shampoo takes the norm of AdaGrad's step on these rows.
+            shampoo = tf.matmul(values, root)
+            norm = tf.norm(shampoo)
+            usable = (norm > 0) & tf.math.is_finite(norm)
+            ready = tf.where(usable, ready, tf.zeros_like(ready))
+            scale = ready * tf.norm(step) / tf.where(usable, norm, tf.ones_like(norm))
+            step = tf.math.multiply_no_nan(shampoo, scale) + (1.0 - ready) * step
+        table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
 
     def exchange(self, present: Present = None) -> None:
         """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles.

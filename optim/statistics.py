@@ -29,6 +29,11 @@ def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.matmul(unfolded, unfolded, transpose_b=True)
 
 
+def row_statistics(values: tf.Tensor) -> tf.Tensor:
+    """Computes G^T G, [1, C, C], from the distinct touched rows, [U, C]."""
+    return gram(values[tf.newaxis], 1)
+
+
 def collect(
     window: tf.Variable,
     products: tf.Tensor,

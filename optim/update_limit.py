@@ -1,14 +1,30 @@
-"""Limit on the step of a weight relative to its size, against outlier gradients.
+"""Limits on the size of an update: of its root mean square, and relative to the weights.
 
-Where several losses train one model, now and then a gradient is an outlier from which training does not recover (FF
-4.1.3). Clipping the gradient does not help there, as AdaGrad and Shampoo divide its scale away; Clippy limits the
-step itself (Tang et al., "Improving Training Stability for Multitask Ranking Models in Recommender Systems", KDD
-2023, arXiv 2302.09178), without turning it: one factor for a whole tensor.
+**Clipping** (ADAFACTOR 6): U <- U / max(1, RMS(U) / d), RMS(U) = |U| / sqrt(number of elements). Of an optimizer that
+divides gradients by their root mean squares, RMS(U) is about 1 as long as these fit; where they are out of date, it is
+larger. Clipping gradients does not limit the step, as the division takes their scale away.
+
+**Outlier gradients.** Where several losses train one model, now and then a gradient is an outlier from which training
+does not recover (FF 4.1.3). Clippy limits the step itself, relative to the weights (Tang et al., "Improving Training
+Stability for Multitask Ranking Models in Recommender Systems", KDD 2023, arXiv 2302.09178), without turning it: one
+factor for a whole tensor.
 """
+
+import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from ctr.workers.collectives import ALONE, Workers
+
+
+def clip_update(update: tf.Tensor, norm: tf.Tensor, shape: Sequence[int], threshold: float) -> tf.Tensor:
+    """Scales an update, or a part of it, down where the root mean square of the whole one is above the threshold.
+
+    The whole update has this Frobenius norm, scalar, and this shape.
+    """
+    rms = norm / math.sqrt(max(1, math.prod(shape)))
+    return update / tf.maximum(tf.ones_like(rms), rms / threshold)
 
 
 def limit_update(

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.missing import keep, of_owners, present_among
 
