@@ -22,7 +22,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.gradients import Gradient, all_finite, split_gradients
+from ctr.optim.gradients import GradientSteps, RootSource
 from ctr.optim.missing import present_among
 from ctr.optim.momentum import add_weight_decay, update_momentum
 from ctr.optim.protocol import WithoutHost
@@ -191,7 +191,7 @@ class AdafactorState:
         }
 
 
-class AdafactorCore(WithoutHost):
+class AdafactorCore(GradientSteps, WithoutHost):
     """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows."""
 
     def __init__(
@@ -213,62 +213,30 @@ class AdafactorCore(WithoutHost):
         del leader
         return AdafactorCore(self.options, weights, self.tables, create)
 
-    def update(
-        self,
-        gradients: Sequence[Gradient],
-        learning_rate: tf.Tensor | float,
-        decayed: Sequence[bool] | None = None,
-    ) -> None:
-        """Takes one step on all weights, in place; None leaves a weight and its state as they are.
-
-        Moments of a weight decay by the number of its own steps. By default all weights decay that are no tables.
-        """
-        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
-        self._update(dense, rows, learning_rate, decayed)
-
     def _update(
         self,
         dense: dict[int, tf.Tensor],
         rows: dict[int, tf.IndexedSlices],
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None,
+        roots: RootSource,
     ) -> None:
+        del roots
         state = self.state
         count = state.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
         missed = state.missed.read_value()
         if present is not None:
             missed = state.missed.assign_add(tf.cast(~present, tf.int64), read_value=True)
-        # A number would otherwise be rounded to float32 on its way to float64.
-        is_number = isinstance(learning_rate, int | float)
-        rate = tf.constant(learning_rate, state.dtype) if is_number else tf.cast(learning_rate, state.dtype)
+        rate = self._rate(learning_rate)
         for index, slices in rows.items():
             self._update_rows(index, slices, rate)
         for index, gradient in dense.items():
             step = tf.cast(count - missed[index], state.dtype)
             self._update_dense(index, gradient, rate, step, decayed is None or decayed[index])
 
-    def update_if_finite(
-        self,
-        gradients: Sequence[Gradient],
-        learning_rate: tf.Tensor | float,
-        decayed: Sequence[bool] | None = None,
-        roots: str = "host",
-    ) -> tf.Tensor:
-        """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did."""
-        del roots
-        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
-        applied = all_finite([*dense.values(), *rows.values()])
-
-        def update() -> tf.Tensor:
-            self._update(dense, rows, learning_rate, decayed)
-            return tf.constant(True)
-
-        def count() -> tf.Tensor:
-            self.state.nonfinite_steps.assign_add(1)
-            return tf.constant(False)
-
-        return tf.cond(applied, update, count)
+    def _count_nonfinite(self) -> None:
+        self.state.nonfinite_steps.assign_add(1)
 
     def _update_dense(
         self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor, decayed: bool
@@ -315,7 +283,7 @@ class AdafactorCore(WithoutHost):
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         """Returns a table: the treatment of each tensor, and the memory of its state."""
-        names = names or [weight.name.partition(":")[0] for weight in self.weights]
+        names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):
             kept: Mapping[str, tf.Variable] = self.state.of(index)

@@ -5,10 +5,14 @@ table's gradient (PSO App. D's shortcut through the layer's outputs holds only w
 """
 
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
+
+RootSource = Literal["host", "device", "between_steps"]
+"""Who computes the roots that are due: ``host`` (in eager mode, or a ``tf.function`` without ``jit_compile``),
+``device`` (anywhere), or the caller by ``exchange``, which makes every root serve one step later."""
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
@@ -82,3 +86,65 @@ def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     summed = tf.math.unsorted_segment_sum(tf.gather(values, order), places, size)
     rows = tf.maximum(tf.math.unsorted_segment_max(ordered, places, size), 0)
     return tf.IndexedSlices(summed, rows, gradient.dense_shape)
+
+
+class GradientSteps:
+    """Steps on all weights by gradients of any form, or none; ``tables`` are indices of those that learn by rows."""
+
+    weights: list[tf.Variable]
+    tables: tuple[int, ...]
+    state: Any
+
+    def update(
+        self,
+        gradients: Sequence[Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None = None,
+        roots: RootSource = "host",
+    ) -> None:
+        """Takes one step in place; None leaves a weight as it is. By default all weights decay that are no tables."""
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        self._update(dense, rows, learning_rate, decayed, roots)
+
+    def update_if_finite(
+        self,
+        gradients: Sequence[Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None = None,
+        roots: RootSource = "host",
+    ) -> tf.Tensor:
+        """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        applied = all_finite([*dense.values(), *rows.values()])
+
+        def update() -> tf.Tensor:
+            self._update(dense, rows, learning_rate, decayed, roots)
+            return tf.constant(True)
+
+        def count() -> tf.Tensor:
+            self._count_nonfinite()
+            return tf.constant(False)
+
+        return tf.cond(applied, update, count)
+
+    def _update(
+        self,
+        dense: dict[int, tf.Tensor],
+        rows: dict[int, tf.IndexedSlices],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None,
+        roots: RootSource,
+    ) -> None:
+        raise NotImplementedError
+
+    def _count_nonfinite(self) -> None:
+        raise NotImplementedError
+
+    def _rate(self, learning_rate: tf.Tensor | float) -> tf.Tensor:
+        # A number would otherwise be rounded to float32 on its way to float64.
+        if isinstance(learning_rate, int | float):
+            return tf.constant(learning_rate, self.state.dtype)
+        return tf.cast(learning_rate, self.state.dtype)
+
+    def _names(self) -> list[str]:
+        return [weight.name.partition(":")[0] for weight in self.weights]

@@ -12,10 +12,11 @@ from ctr.optim.keras_common import (
     ADAFACTOR,
     ADAFACTOR_DOCUMENTATION,
     DOCUMENTATION,
+    KERAS_OPTIONS,
     SHAMPOO,
     TABLES,
     CallbackMixin,
-    Kind,
+    OptimizerMixin,
     apply,
     check_tables,
     check_variables,
@@ -23,30 +24,14 @@ from ctr.optim.keras_common import (
     documented,
     make_core,
     make_replicas,
-    own_config,
     split_options,
 )
 
-_KERAS_OPTIONS = (
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    # Part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
-    "jit_compile",
-    "is_legacy_optimizer",
-)
+# The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
+_KERAS_OPTIONS = (*KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
 
 
-def _checked(rate: Any) -> Any:
-    return checked_learning_rate(rate, isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule))
-
-
-class _Optimizer(tf_keras.optimizers.Optimizer):
-    kind: Kind
-
+class _Optimizer(OptimizerMixin, tf_keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate: Any = 0.02,
@@ -58,25 +43,16 @@ class _Optimizer(tf_keras.optimizers.Optimizer):
         check_tables(tables)
         own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
         super().__init__(name=name or self.kind.title.lower(), weight_decay=None, **keras_options)
-        self._learning_rate = self._build_learning_rate(_checked(learning_rate))
+        self._learning_rate = self._build_learning_rate(self._checked(learning_rate))
         self.options = own
         self.tables = tables
         self.driven = False
 
-    @property
-    def learning_rate(self) -> Any:
-        return super().learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, rate: Any) -> None:
-        tf_keras.optimizers.Optimizer.learning_rate.fset(self, _checked(rate))
-
-    @property
-    def core(self) -> Any:
-        """The optimizer itself, from the first step, or ``build``, on."""
-        if not getattr(self, "_built", False):
-            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
-        return self._replicas[0]
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        return checked_learning_rate(
+            rate, isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule)
+        )
 
     def build(self, var_list: Sequence[Any]) -> None:
         if not getattr(self, "_built", False):
@@ -140,14 +116,10 @@ class _Optimizer(tf_keras.optimizers.Optimizer):
                 "build(variables) with all of them before the first step"
             ) from None
 
-    def describe(self) -> str:
-        """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
-        return self.core.describe(list(self._names))
-
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
-        return {**config, **own_config(self.options, self.tables)}
+        return self._add_options(config)
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")

@@ -11,10 +11,11 @@ from ctr.optim.keras_common import (
     ADAFACTOR,
     ADAFACTOR_DOCUMENTATION,
     DOCUMENTATION,
+    KERAS_OPTIONS,
     SHAMPOO,
     TABLES,
     CallbackMixin,
-    Kind,
+    OptimizerMixin,
     apply,
     check_tables,
     check_variables,
@@ -22,30 +23,14 @@ from ctr.optim.keras_common import (
     documented,
     make_core,
     make_replicas,
-    own_config,
     split_options,
     sum_over_replicas,
 )
 
-_KERAS_OPTIONS = (
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
+_KERAS_OPTIONS = (*KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
 
-def _checked(rate: Any) -> Any:
-    return checked_learning_rate(rate, callable(rate))
-
-
-class _Optimizer(keras.optimizers.Optimizer):
-    kind: Kind
-
+class _Optimizer(OptimizerMixin, keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate: Any = 0.02,
@@ -60,26 +45,15 @@ class _Optimizer(keras.optimizers.Optimizer):
             )
         check_tables(tables)
         own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
-        rate = _checked(learning_rate)
+        rate = self._checked(learning_rate)
         super().__init__(learning_rate=rate, name=name or self.kind.title.lower(), **keras_options)
         self.options = own
         self.tables = tables
         self.driven = False
 
-    @property
-    def learning_rate(self) -> Any:
-        return super().learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, rate: Any) -> None:
-        keras.optimizers.Optimizer.learning_rate.fset(self, _checked(rate))
-
-    @property
-    def core(self) -> Any:
-        """The optimizer itself, from the first step, or ``build``, on."""
-        if not self.built:
-            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
-        return self._replicas[0]
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        return checked_learning_rate(rate, callable(rate))
 
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
@@ -124,13 +98,8 @@ class _Optimizer(keras.optimizers.Optimizer):
             self.driven,
         )
 
-    def describe(self) -> str:
-        """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
-        return self.core.describe(list(self._names))
-
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        return {**config, **own_config(self.options, self.tables)}
+        return self._add_options(super().get_config())
 
 
 @keras.saving.register_keras_serializable(package="ctr")

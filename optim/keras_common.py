@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from ctr.optim.adafactor import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.gradients import Gradient, in_xla
+from ctr.optim.gradients import Gradient, RootSource, in_xla
 from ctr.optim.options import ShampooOptions, refuse_unknown
-from ctr.optim.shampoo import RootSource, ShampooCore
+from ctr.optim.shampoo import ShampooCore
 from ctr.optim.state import Create
 
 Core = ShampooCore | AdafactorCore
@@ -30,6 +30,15 @@ class Kind(NamedTuple):
 
 SHAMPOO = Kind("Shampoo", ShampooOptions, ShampooCore)
 ADAFACTOR = Kind("Adafactor", AdafactorOptions, AdafactorCore)
+
+KERAS_OPTIONS = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+)
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
 """What Keras' Embedding, feature columns, and the layer TPUEmbedding, by its own name, call their tables."""
@@ -114,11 +123,6 @@ def split_options(
     return options, {name: value for name, value in given.items() if name in keras_options}
 
 
-def own_config(options: Any, tables: str | None) -> dict[str, Any]:
-    """Returns what ``get_config`` adds to that of Keras."""
-    return {**dataclasses.asdict(options), "tables": tables}
-
-
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
     """Returns a learning rate as Keras takes it: a schedule as it is, a number as a float.
 
@@ -161,6 +165,42 @@ def check_variables(kind: Kind, variables: Sequence[Any], names: Sequence[str]) 
             raise ValueError(
                 f"variable {name} is of dtype {dtype.name}; allowed: {kind.title} trains variables of a floating type"
             )
+
+
+class OptimizerMixin:
+    """Parts of an optimizer that both Keras have in common; stands before Keras' own class."""
+
+    kind: Kind
+    options: Any
+    tables: str | None
+    _names: list[str]
+    _replicas: list[Core]
+
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def learning_rate(self) -> Any:
+        return super().learning_rate  # type: ignore[misc]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        super(OptimizerMixin, type(self)).learning_rate.fset(self, self._checked(rate))  # type: ignore[misc]
+
+    @property
+    def core(self) -> Any:
+        """The optimizer itself, from the first step, or ``build``, on."""
+        if not hasattr(self, "_replicas"):
+            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
+        return self._replicas[0]
+
+    def describe(self) -> str:
+        """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
+        return str(self.core.describe(list(self._names)))
+
+    def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, **dataclasses.asdict(self.options), "tables": self.tables}
 
 
 def make_core(

@@ -22,7 +22,6 @@ A layer uses the grafted direction alone until each of its blocks has a certifie
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import tensorflow as tf
 
@@ -30,7 +29,7 @@ from ctr.optim import directions, exchange, factor_update, grafting, momentum, s
 from ctr.optim.adagrad import row_direction
 from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
-from ctr.optim.gradients import Gradient, all_finite, split_gradients
+from ctr.optim.gradients import GradientSteps, RootSource
 from ctr.optim.host import HostPipeline
 from ctr.optim.missing import Present, of_owners, present_among
 from ctr.optim.options import ShampooOptions
@@ -40,10 +39,8 @@ from ctr.optim.update_limit import clip_update, limit_update
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-RootSource = Literal["host", "device", "between_steps"]
 
-
-class ShampooCore:
+class ShampooCore(GradientSteps):
     """Shampoo over some variables.
 
     Args:
@@ -69,7 +66,7 @@ class ShampooCore:
         leader: "ShampooCore | None" = None,
     ) -> None:
         self.options = options
-        self.weights = list(weights)
+        self.weights, self.tables = list(weights), tuple(tables)
         self.layout = lay_out(options, [weight.shape for weight in weights], tables)
         owners = assign(options, self.layout, workers.size) if workers.size > 1 else ()
         self.division = Division(self.layout, owners, workers)
@@ -87,33 +84,9 @@ class ShampooCore:
     def replica(
         self, weights: Sequence[tf.Variable], create: Create, leader: "ShampooCore | None"
     ) -> "ShampooCore":
-        return ShampooCore(self.options, weights, self.layout.tables, create, self.host, leader=leader)
+        return ShampooCore(self.options, weights, self.tables, create, self.host, leader=leader)
 
     # The step.
-
-    def update(
-        self,
-        gradients: Sequence[Gradient],
-        learning_rate: tf.Tensor | float,
-        decayed: Sequence[bool] | None = None,
-        roots: RootSource = "host",
-    ) -> None:
-        """Takes one step on all weights, in place.
-
-        Args:
-            gradients: for each weight a tensor of its shape, an IndexedSlices, or None, which leaves the
-                weight as it is.
-            learning_rate: scalar.
-            decayed: which weights decay; by default all that are no tables.
-            roots: who computes the roots that are due: ``host`` (in eager mode, or a ``tf.function`` without
-                ``jit_compile``), ``device`` (anywhere), or the caller by ``exchange``, ``between_steps``, which
-                makes every root serve one step later.
-
-        Raises:
-            ValueError: the options ask for roots that the device does not compute.
-        """
-        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, self.state.dtype)
-        self._update(dense, rows, learning_rate, decayed, roots)
 
     def _update(
         self,
@@ -125,12 +98,7 @@ class ShampooCore:
     ) -> None:
         state, options = self.state, self.options
         step = state.step.assign_add(1, read_value=True)
-        # A number would otherwise be rounded to float32 on its way to float64.
-        rate = (
-            tf.constant(learning_rate, state.dtype)
-            if isinstance(learning_rate, int | float)
-            else tf.cast(learning_rate, state.dtype)
-        )
+        rate = self._rate(learning_rate)
         if directions.needs_identity(options):
             status = state.status.read_value()
             is_missing = tf.reduce_any(tf.equal(status[STATUS.index("certified")], 0))
@@ -167,27 +135,9 @@ class ShampooCore:
         for index, direction in self.division.gather(averaged).items():
             self._step_along(index, direction, rate)
 
-    def update_if_finite(
-        self,
-        gradients: Sequence[Gradient],
-        learning_rate: tf.Tensor | float,
-        decayed: Sequence[bool] | None = None,
-        roots: RootSource = "host",
-    ) -> tf.Tensor:
-        """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
-        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, self.state.dtype)
-        applied = all_finite([*dense.values(), *rows.values()])
-
-        def update() -> tf.Tensor:
-            self._update(dense, rows, learning_rate, decayed, roots)
-            return tf.constant(True)
-
-        def count() -> tf.Tensor:
-            place = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
-            self.state.counters.assign_add(place)
-            return tf.constant(False)
-
-        return tf.cond(applied, update, count)
+    def _count_nonfinite(self) -> None:
+        place = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
+        self.state.counters.assign_add(place)
 
     def _is_preconditioned(self, index: int) -> bool:
         return self.layout.tensors[index].is_preconditioned
@@ -521,7 +471,7 @@ class ShampooCore:
         }
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        names = names or [weight.name.partition(":")[0] for weight in self.weights]
+        names = names or self._names()
         return describe(self.options, self.layout, self.state, names)
 
 
