@@ -201,30 +201,21 @@ def _first_order(
             found["individual"] = tf.einsum("ni,nj->nij", inputs, gradients) / count
         if "second_moment" in needed:
             found["second_moment"] = tf.matmul(*squares, transpose_a=True) / count
-        return _finish(found, wanted, dtype), _of_bias(gradients, has_bias, wanted, dtype)
+        return _finish(found, wanted, dtype), _of_units(gradients, wanted, dtype) if has_bias else {}
     count = int(tf.reduce_max(units)) + 1
     each = tf.math.unsorted_segment_sum(tf.einsum("ni,nj->nij", inputs, gradients), units, count)
     bias = tf.math.unsorted_segment_sum(gradients, units, count)
-    found = {
-        "gradient": tf.reduce_mean(each, 0),
-        "individual": each / count,
-        "norms": tf.reduce_sum(tf.square(each), [1, 2]) / count**2,
-        "second_moment": tf.reduce_mean(tf.square(each), 0),
-    }
-    return _finish(found, wanted, dtype), _of_bias(bias, has_bias, wanted, dtype)
+    return _of_units(each, wanted, dtype), _of_units(bias, wanted, dtype) if has_bias else {}
 
 
-def _of_bias(
-    gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], dtype: tf.DType
-) -> dict[str, np.ndarray]:
-    if not has_bias:
-        return {}
-    count = int(gradients.shape[0])
+def _of_units(gradients: tf.Tensor, wanted: Sequence[str], dtype: tf.DType) -> dict[str, np.ndarray]:
+    """Quantities from the gradients of all rows, or units of rows, [N, ...]."""
+    count, squares = int(gradients.shape[0]), tf.square(gradients)
     found = {
         "gradient": tf.reduce_mean(gradients, 0),
         "individual": gradients / count,
-        "norms": tf.reduce_sum(tf.square(gradients), 1) / count**2,
-        "second_moment": tf.reduce_mean(tf.square(gradients), 0),
+        "norms": tf.reduce_sum(squares, list(range(1, len(squares.shape)))) / count**2,
+        "second_moment": tf.reduce_mean(squares, 0),
     }
     return _finish(found, wanted, dtype)
 

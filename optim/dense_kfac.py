@@ -68,9 +68,7 @@ class DenseKfac(WithoutHost):
         products = sum(2 * rows * columns * (rows + columns) for rows, columns in matrices)
         inverses = sum(_INVERSE * (rows**3 + columns**3) for rows, columns in matrices)
         return Cost(
-            update=_UPDATE * whole,
-            preconditioning=products,
-            roots=inverses / self.options.inverse_frequency,
+            update=_UPDATE * whole, preconditioning=products, roots=inverses / self.options.inverse_frequency
         )
 
     def take_over(

@@ -157,10 +157,7 @@ class DenseShampoo:
         )
         statuses: dict[int, Status] = {}
         for index, (old_index, move) in moves.items():
-            for kind in (
-                "accumulator",
-                *(() if averages else ("momentum", "graft_momentum")),
-            ):
+            for kind in ("accumulator", *(() if averages else ("momentum", "graft_momentum"))):
                 target = new.arrays.get(f"shampoo/tensor{index}/{kind}")
                 name = f"shampoo/tensor{old_index}/{kind}"
                 # Only what is preconditioned has a momentum of the grafted step, which other options may change.
@@ -217,7 +214,6 @@ def _averages(
         found = {index: np.array(tensor) for index, tensor in turned.items()}
     others = (index for index in range(len(layout.tensors)) if index not in found)
     return found | {index: arrays[f"shampoo/tensor{index}/gradient_average"] for index in others}
-    return found
 
 
 def _put_averages(

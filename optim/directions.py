@@ -172,10 +172,7 @@ def _correction(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> t
 
 
 def correct(
-    options: ShampooOptions,
-    state: ShampooState,
-    rotated: Sequence[tf.Tensor],
-    weights: tf.Tensor | float,
+    options: ShampooOptions, state: ShampooState, rotated: Sequence[tf.Tensor], weights: tf.Tensor | float
 ) -> list[tf.Tensor]:
     """Computes directions from gradients, or averages that are to be divided by ``weights``; all in their bases."""
     # Second moments are collected at every step.

@@ -67,7 +67,7 @@ def with_host(
 ) -> None:
     """Exchanges if it is due, with worker threads; not inside a function that XLA compiles."""
     layout = division.own
-    present = _taking_part(options, present)
+    present = None if options.asynchronous else present
     written = [state.dtype, tf.int64, *(state.dtype for _ in layout.factors)]
 
     def collect(correction: np.ndarray, identity: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -174,7 +174,7 @@ def copy(
     present: Present = None,
 ) -> None:
     """Takes over an exchange if it is due, from equal state that has exchanged already."""
-    present = _taking_part(options, present)
+    present = None if options.asynchronous else present
 
     def act() -> None:
         _fold(options, layout, state, state.status.read_value(), present)
@@ -211,12 +211,8 @@ def on_device(
                 "XLA cannot compute; train with callbacks=[ShampooCallback()], which has them computed on the host, "
                 "or without jit_compile"
             )
-    present = _taking_part(options, present)
+    present = None if options.asynchronous else present
     when(due(options, division.whole, state), lambda: _compute_on_device(options, division, state, present))
-
-
-def _taking_part(options: ShampooOptions, present: Present) -> Present:
-    return None if options.asynchronous else present
 
 
 def _missed(state: ShampooState, row: int) -> tf.Tensor | None:

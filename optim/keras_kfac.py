@@ -21,13 +21,7 @@ from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.options import refuse_unknown
 from ctr.optim.output_losses import LOSSES, LossName, check_labels
-from ctr.optim.record import (
-    is_dense,
-    is_sequential,
-    record_sequential,
-    refuse_probabilities,
-    takes_training,
-)
+from ctr.optim.record import is_dense, is_sequential, record_sequential, refuse_probabilities, takes_training
 
 
 class KfacTrainer:

@@ -70,13 +70,13 @@ class KfacCore:
         self._ready = make("ready", [len(layers)], self.dtype)
         self._damping = make("damping", [len(layers)], self.dtype)
         for number, layer in enumerate(layers):
-            rows, columns = self._sizes(layer)
-            for side, size in (("inputs", rows), ("outputs", columns)):
-                make(f"layer{number}/{side}", [self._here(number, size), size], tf.float64)
-            for side, size in (("left", rows), ("right", columns)):
-                make(f"layer{number}/{side}", [self._here(number, size), size], self.dtype)
-                if options.form == "eigen":
-                    make(f"layer{number}/{side}_values", [self._here(number, size)], self.dtype)
+            for name, size in self._divided(layer).items():
+                shape = [self._here(number, size), size]
+                make(
+                    f"layer{number}/{name}",
+                    shape[:1] if name.endswith("_values") else shape,
+                    tf.float64 if name in Factors._fields else self.dtype,
+                )
         for index, weight in enumerate(weights):
             make(f"tensor{index}/accumulator", weight.shape, self.dtype, options.initial_accumulator)
             if options.momentum:
@@ -85,6 +85,14 @@ class KfacCore:
     def _sizes(self, layer: Layer) -> tuple[int, int]:
         rows, columns = self.weights[layer.weight].shape
         return int(rows) + (layer.bias is not None), int(columns)
+
+    def _divided(self, layer: Layer) -> dict[str, int]:
+        """Sizes of the variables that the owner of a layer has."""
+        rows, columns = self._sizes(layer)
+        sides = {"inputs": rows, "outputs": columns}
+        for side, size in (("left", rows), ("right", columns)):
+            sides |= {name: size for name in self._kept() if name.startswith(side)}
+        return sides
 
     def _assign(self, workers: int) -> tuple[int, ...]:
         """The owner of each layer: by the cost of the factors' inverses and of the products of a direction."""
@@ -109,15 +117,11 @@ class KfacCore:
     def parts(self) -> Mapping[str, Part]:
         if self.workers.size == 1:
             return {}
-        parts = {}
-        for number, layer in enumerate(self.layers):
-            rows, columns = self._sizes(layer)
-            sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
-            if self.options.form == "eigen":
-                sides |= {"left_values": rows, "right_values": columns}
-            for side, size in sides.items():
-                parts[f"layer{number}/{side}"] = Part(np.arange(self._here(number, size)), size)
-        return parts
+        return {
+            f"layer{number}/{name}": Part(np.arange(self._here(number, size)), size)
+            for number, layer in enumerate(self.layers)
+            for name, size in self._divided(layer).items()
+        }
 
     def _collects(self) -> tf.Tensor:
         step, options = self.step + 1, self.options
@@ -224,11 +228,7 @@ class KfacCore:
         return tf.math.divide_no_nan(gradient, tf.sqrt(sums))
 
     def _precondition(
-        self,
-        number: int,
-        layer: Layer,
-        gradients: Sequence[tf.Tensor],
-        grafts: Sequence[tf.Tensor],
+        self, number: int, layer: Layer, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tf.Tensor:
         """The direction of a layer, [in', units]."""
         parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]

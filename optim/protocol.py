@@ -156,11 +156,7 @@ class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
         return {}
 
     def take_over(
-        self,
-        new: Saved,
-        before: "DenseOptimizer",
-        old: Saved,
-        moves: Mapping[int, tuple[int, Move]],
+        self, new: Saved, before: "DenseOptimizer", old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
         """Writes what an earlier optimizer knew of the weights that were taken into the arrays of ``new``.
 

@@ -36,7 +36,7 @@ certified root, n x n:
 Where products are far cheaper than a decomposition, on accelerators, there is `ctr.optim.graph_roots`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,16 +151,6 @@ class _RefusedError(Exception):
     """One solver's attempt failed; another's may not."""
 
 
-@dataclass(frozen=True)
-class _Damping:
-    epsilon: float
-    absolute: bool
-
-    def of(self, lowest: float, highest: float, scaled: FloatArray) -> float:
-        check_definite(lowest, highest, scaled)
-        return self.epsilon * (1.0 if self.absolute else highest) + max(-lowest, 0.0)
-
-
 def inverse_root(
     matrix: FloatArray,
     exponent: float,
@@ -196,7 +186,12 @@ def inverse_root(
     if not 0 < exponent <= 1 or not epsilon >= 0 or solver not in ("auto", "eigh", "coupled"):
         raise ValueError(f"exponent {exponent}, epsilon {epsilon}, solver {solver!r}")
     scaled, doublings = scale_symmetric(matrix)
-    damp = _Damping(float(np.ldexp(epsilon, -doublings)) if absolute else epsilon, absolute)
+    scaled_epsilon = float(np.ldexp(epsilon, -doublings)) if absolute else epsilon
+
+    def damping(lowest: float, highest: float) -> float:
+        check_definite(lowest, highest, scaled)
+        return scaled_epsilon * (1.0 if absolute else highest) + max(-lowest, 0.0)
+
     factor = float(np.exp2(-doublings * exponent))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
     degree = whole_order(exponent)
@@ -204,12 +199,12 @@ def inverse_root(
     for name in _attempts(solver, start is not None):
         try:
             if name.startswith("eigh"):
-                root, residual, condition = _by_eigh(scaled, exponent, degree, damp, name[-2])
+                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
             else:
                 root, residual, condition = _by_coupled(
                     scaled,
                     degree,
-                    damp,
+                    damping,
                     start if name == "coupled_warm" else None,
                     previous_condition,
                     tolerance,
@@ -241,7 +236,11 @@ def _attempts(solver: str, warm: bool) -> Iterator[str]:
 
 
 def _by_eigh(
-    scaled: FloatArray, exponent: float, degree: int | None, damp: _Damping, triangle: str
+    scaled: FloatArray,
+    exponent: float,
+    degree: int | None,
+    damp: Callable[[float, float], float],
+    triangle: str,
 ) -> tuple[FloatArray, float, float]:
     """Root [n, n], residual and condition, by PT 3.2's decomposition with its guards."""
     try:
@@ -250,7 +249,7 @@ def _by_eigh(
         raise _RefusedError(str(error)) from error
     if not (np.isfinite(values).all() and np.isfinite(vectors).all()):
         raise _RefusedError("the decomposition is not finite")
-    damping = damp.of(float(values[0]), float(values[-1]), scaled)
+    damping = damp(float(values[0]), float(values[-1]))
     values = values + damping
     if not values[0] > 0:
         raise _RefusedError("singular")
@@ -268,7 +267,7 @@ def _by_eigh(
 def _by_coupled(
     scaled: FloatArray,
     degree: int | None,
-    damp: _Damping,
+    damp: Callable[[float, float], float],
     previous: FloatArray | None,
     previous_condition: float | None,
     tolerance: float,
@@ -279,7 +278,7 @@ def _by_coupled(
     if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
         raise _RefusedError("the previous root is not finite, or of another shape")
     lowest, highest = _extreme_eigenvalues(scaled)
-    damping = damp.of(lowest, highest, scaled)
+    damping = damp(lowest, highest)
     damped = _plus_diagonal(scaled, damping)
     end = coupled_root(
         damped, degree, previous=previous, previous_condition=previous_condition, most_skewed=tolerance

@@ -140,12 +140,7 @@ def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, fl
 
 
 def _step_of_copy(
-    before: Posterior,
-    logs: Sequence[tf.Tensor],
-    one: RowGradient,
-    at: int,
-    rate: tf.Tensor,
-    owners: Workers,
+    before: Posterior, logs: Sequence[tf.Tensor], one: RowGradient, at: int, rate: tf.Tensor, owners: Workers
 ) -> tuple[Posterior, list[list[tf.Tensor]]]:
     """A step of the linear weights of one copy, which are column ``at``, and of log T and log k."""
     assert one.curvature is not None and one.groups is not None
@@ -208,10 +203,7 @@ class RowNewton(RowAdaGrad):
     def build(self, weights: Mapping[str, Rows]) -> None:
         super().build(weights)
         # Of each feature and copy the logarithm, and the information on it.
-        begins = (
-            (np.log(self.starts[0]), PRIOR_INFORMATION),
-            (np.log(FORGETTING), FORGETTING_INFORMATION),
-        )
+        begins = ((np.log(self.starts[0]), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION))
         for name, features in zip(weights, self.features, strict=True):
             self.learned[name] = tuple(
                 tf.Variable(np.tile(np.array([begin], np.float32), (features, self.copies)), trainable=False)

@@ -465,10 +465,7 @@ class ShampooCore(GradientSteps):
 
     def timing(self) -> dict[str, float]:
         """Returns the seconds, in this process, of waiting for its roots, and of its threads' computing them."""
-        return {
-            "seconds_waited": self.host.seconds_waited,
-            "seconds_computing": self.host.seconds_computing,
-        }
+        return {"seconds_waited": self.host.seconds_waited, "seconds_computing": self.host.seconds_computing}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         names = names or self._names()

@@ -67,16 +67,11 @@ def fold(
     return tf.sqrt(tf.reduce_sum(multiplicities(size) * tf.square(change), axis=1))
 
 
-def bias_correction(beta2: float, collections: tf.Tensor) -> tf.Tensor:
-    """Computes the divisor of decayed statistics, 1 - beta2^n (PT 3.1.1); 1 for summed ones. float64."""
-    if beta2 == 1.0:
-        return tf.ones([], tf.float64)
-    return 1.0 - tf.pow(tf.constant(beta2, tf.float64), tf.cast(collections, tf.float64))
-
-
 def corrected_by(options: ShampooOptions, collections: tf.Tensor) -> tf.Tensor:
-    """Computes ``bias_correction`` where the options ask for one; else 1. float64."""
-    return bias_correction(options.beta2 if options.bias_correction else 1.0, collections)
+    """Computes the divisor of decayed statistics, 1 - beta2^n (PT 3.1.1), float64; 1 where there is none."""
+    if options.beta2 == 1.0 or not options.bias_correction:
+        return tf.ones([], tf.float64)
+    return 1.0 - tf.pow(tf.constant(options.beta2, tf.float64), tf.cast(collections, tf.float64))
 
 
 def initial(options: ShampooOptions, collections: tf.Tensor, missed: tf.Tensor | None = None) -> tf.Tensor:
