@@ -144,11 +144,9 @@ def step_size(
 class AdafactorState:
     """Variables of Adafactor over some tensors, in float64 where a tensor has it, else in float32.
 
-    Attributes:
-        missed: int64 [tensors], the steps in which each tensor that is no table had no gradient.
-        nonfinite_steps: int64, steps that were skipped for a gradient that is not finite.
-        variables: all of them by name; of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with
-            beta1 ``/average``; of a table ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``.
+    Of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with beta1 ``/average``; of a table
+    ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``. ``missed``, int64 [tensors], counts the steps
+    in which each tensor that is no table had no gradient.
     """
 
     def __init__(

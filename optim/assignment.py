@@ -103,8 +103,8 @@ def balanced(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> t
     """Returns the owner of each block, 0..W-1; the largest load of a worker is small, and its memory if possible.
 
     Longest processing time first: by descending cost, each block goes to the worker with the least (Graham, 1969).
-    Then, as long as that lowers its load without raising another's to it, the most loaded worker gives a block away
-    or swaps it. Where blocks are few, a search over all assignments follows (Korf's complete greedy algorithm,
+    Then the most loaded worker gives blocks away or swaps them, as long as that lowers its load without raising
+    another's to it. Where blocks are few, a search over all assignments follows (Korf's complete greedy algorithm,
     1998): up to about ten blocks it ends with the smallest possible load. Equal costs go by elements, then by their
     order.
 

@@ -24,9 +24,7 @@ DISTANCE = "averaging/distance/"
 class ScheduleFree:
     """Averages of some weights; ``beta`` in (0, 1) takes the place of momentum.
 
-    Attributes:
-        variables: ``averaging/squared_rates``, float32 scalar, and by weight ``averaging/distance/NAME``, of its
-            shape.
+    State is ``averaging/squared_rates``, float32 scalar, and by weight ``averaging/distance/NAME``, of its shape.
     """
 
     def __init__(self, beta: float, weights: Mapping[str, tf.Variable]) -> None:

@@ -39,12 +39,10 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities of one product that were asked for, by name.
+    """Quantities of one product that were asked for, by name; of a layer without a bias, none of that.
 
-    Attributes:
-        weight: [in, units], of ``individual`` [N, in, units], of ``norms`` [N].
-        bias: the same of the bias: [units], [N, units], [N]; empty without one.
-        factors: ``kfac``, ``kflr``, ``kfra``.
+    Of weights they are [in, units], ``individual`` [N, in, units], ``norms`` [N]; of the bias [units], [N, units],
+    [N].
     """
 
     weight: dict[str, np.ndarray]

@@ -38,13 +38,10 @@ class Region:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Preconditioning of one tensor.
+    """Preconditioning of one tensor, whose shape without dimensions of 1 and with small ones merged is ``merged``.
 
-    Attributes:
-        merged: its shape without dimensions of 1 and with small ones merged; this is split.
-        axes: the dimensions of ``merged`` that are preconditioned by matrices.
-        parts: along each dimension of ``merged`` up to two runs (offset, count, size) of equal parts.
-        diagonal: those that are preconditioned by diagonals.
+    ``axes`` and ``diagonal`` are the dimensions of ``merged`` that are preconditioned by matrices and diagonals;
+    ``parts`` has along each up to two runs (offset, count, size) of equal parts.
     """
 
     shape: Shape
@@ -71,8 +68,7 @@ class TensorLayout:
 class Stack:
     """Blocks of one shape, preconditioned along the same axes, by matrices or diagonals, with the same exponent.
 
-    Attributes:
-        members: for each region in order the tensor's index and the region.
+    ``members`` has for each region in order the tensor's index and the region.
     """
 
     block: Shape

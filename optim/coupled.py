@@ -5,14 +5,10 @@
 drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(condition / p) bits are lost.
 
 The iteration keeps M = X^p G only while X, M and G commute. A cold start, a multiple of I, does; the root of an
-earlier matrix does not, unless the two matrices share their eigenvectors. Then M reaches I to the last bit while X
-is the root of nothing: it is wrong by the drift times up to the condition, and |M - I| cannot tell. Rounding alone
-is drift enough: with eigenvectors that never change, each start from the last root multiplies the residual by
-thousands at condition 1e5, so that at best every second root can be had by a warm start. Nothing here is a root
-until `ctr.optim.roots.root_residual` has measured its true residual, and a failure here is a reason to try another
-solver, never to change the matrix.
-
-Functions of their arguments alone: safe in threads, the same in every run.
+earlier matrix does not, unless the two share their eigenvectors. Then M reaches I to the last bit while X is wrong
+by the drift times up to the condition, and |M - I| cannot tell. Rounding alone is drift enough: at best every second
+root can be had by a warm start. Nothing here is a root until `ctr.optim.roots.root_residual` has measured its true
+residual, and a failure here is a reason to try another solver, never to change the matrix.
 """
 
 from dataclasses import dataclass
@@ -60,12 +56,9 @@ class Projection:
 
 @dataclass(frozen=True)
 class Iterate:
-    """End of the iteration.
+    """End of the iteration: a symmetric root, of use only where its true residual is small.
 
-    Attributes:
-        root: float64 [n, n], symmetric; of use only where its true residual is small.
-        error: |M - I|, Frobenius, which proves nothing after a warm start; inf where the iteration broke down.
-        projected: number of projected eigenvalues.
+    ``error`` is |M - I|, Frobenius, which proves nothing after a warm start; inf where the iteration broke down.
     """
 
     root: FloatArray
@@ -114,9 +107,8 @@ def project(
 
     An eigenvalue may stay once it is at most `desired_condition` (PSO's kappa_d) times the smallest, which is
     estimated as the largest divided by the previous matrix's condition; without one, only `at_least` (PSO's n_proj)
-    are projected. Projection pays where the spectrum falls off sharply; where it does not, the power iteration does
-    not converge, and projection ends: an inexact vector would be deflated from the wrong place, and the certificate
-    would refuse the root.
+    are projected. Where the power iteration does not converge, projection ends: an inexact vector would be deflated
+    from the wrong place.
     """
     values: list[float] = []
     vectors: list[FloatArray] = []
@@ -180,8 +172,7 @@ def warm_start(matrix: FloatArray, p: int, previous: FloatArray) -> tuple[FloatA
 def skewness(product: FloatArray) -> float:
     """Computes |M - M^T|, Frobenius: 0 where the start commutes with the matrix.
 
-    It shows before the iteration what that cannot repair, at no cost; the true residual of the result was 8 times
-    this or more on drifting statistics of conditions 1e4 and 1e6.
+    The true residual of the result was 8 times this or more on drifting statistics of conditions 1e4 and 1e6.
     """
     return float(np.linalg.norm(product - product.T))
 
@@ -227,13 +218,9 @@ def coupled_root(
 ) -> Iterate:
     """Computes something like ``matrix^(-1/p)`` (PSO Alg. I, COUPLEDITERATION, and the correction); not certified.
 
-    Args:
-        matrix: float64 [n, n], positive definite.
-        p: the root's degree, at least 1.
-        previous: the root [n, n] of an earlier matrix, for a warm start; None: a cold start.
-        previous_condition: of that earlier matrix; None: nothing is projected.
-        max_iterations: a bound on the work.
-        most_skewed: a warm start is given up before its first iteration where `skewness` is above this.
+    A warm start is from the root of an earlier matrix, ``previous``, and is given up before its first iteration
+    where `skewness` is above ``most_skewed``. Without ``previous_condition``, that of the earlier matrix, nothing is
+    projected.
     """
     projection = project(matrix, previous_condition)
     if previous is None:
@@ -248,9 +235,5 @@ def coupled_root(
 
 
 def _distance(product: FloatArray, identity: FloatArray) -> float:
-    """|M - I|, Frobenius.
-
-    PT 3.2 stops by the largest entry; but one eigenvalue of 0 among n moves no entry by more than about
-    1/n, so at n = 256 that reads 0.05 while a direction has not moved at all.
-    """
+    """|M - I|, Frobenius. The largest entry, by which PT 3.2 stops, hides an eigenvalue of 0 among many."""
     return float(np.linalg.norm(product - identity))

@@ -44,20 +44,10 @@ class _Piece:
 
 
 class Division:
-    """Part of one worker in an optimizer.
-
-    Attributes:
-        whole: the layout of all workers together.
-        own: that of this worker: the same tensors, stacks and factors, with its own blocks only.
-    """
+    """Part of one worker in an optimizer: ``own`` is the layout with its own blocks only of the ``whole`` one."""
 
     def __init__(self, whole: ShampooLayout, owners: Sequence[int] = (), workers: Workers = ALONE) -> None:
-        """Divides a layout.
-
-        Args:
-            whole: the layout.
-            owners: the rank of the owner of each block, in the order of the stacks; not for a process alone.
-            workers: among whom.
+        """Divides a layout by the rank of the owner of each block, in the order of the stacks.
 
         Raises:
             ValueError: tables learn by rows, which several workers do not divide.

@@ -7,21 +7,20 @@ D' but that of the second moments there (PSO App. C, the last two displays)::
     P = U ((U^T G V) / V^(1/2)) V^T
 
 which is AdaGrad or Adam in rotated coordinates. The bases are those of the statistics L and R; they come from the
-host every tau1 steps, as roots do, each with a certificate. Until a matrix has one, its basis is the identity. So
-second moments are collected from the first step on.
+host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
+it.
 
-An average of gradients (beta1) is kept as U^T M V and turned when the bases change. Where each step needs M itself,
-too, for a grafted step, M is kept, and goes into the bases at each step (``ShampooOptions.averages_in_bases``).
+An average of gradients (beta1) is kept as U^T M V and turned when the bases change, unless a grafted step needs M
+itself (``ShampooOptions.averages_in_bases``).
 
-**When a basis changes** from U to U', second moments are those of other coordinates. Were their matrix diagonal in
-the old bases, its diagonal in the new ones would be
+**When a basis changes** from U to U', ``project`` brings second moments into it, as if their matrix were diagonal in
+the old bases::
 
     V' = P V Q^T,    P = (U'^T U)^2, Q = (V'^T V)^2    element by element
 
-``project`` does that. P and Q are doubly stochastic: no second moment becomes negative, their sum stays,
-eigenvectors that only change their order or sign take their moments with them, and equal moments stay equal.
-``keep`` leaves V as it is, as other implementations do; that is right as long as bases turn slowly, and LAPACK
-returns eigenvectors in the order of their eigenvalues.
+P and Q are doubly stochastic: no second moment becomes negative, and their sum stays. ``keep`` leaves V as it is, as
+other implementations do; that is right as long as bases turn slowly, and LAPACK returns eigenvectors in the order of
+their eigenvalues.
 """
 
 from collections.abc import Sequence

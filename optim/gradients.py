@@ -20,8 +20,8 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Tells whether all gradients are finite, bool scalar.
 
-    A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
-    overflow either: sums of squares would become infinite, and the weight never move again.
+    By a sum of squares, which is one pass, and may not overflow either: sums of squares would become infinite, and
+    the weight never move again.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     # In float16 squares would overflow at 256.

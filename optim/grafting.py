@@ -56,7 +56,7 @@ def direction(
 ) -> tf.Tensor:
     """Computes the grafted optimizer's direction, before any layer-wise factor; ``step`` is 1 at the first step.
 
-    ``accumulator`` has the present gradient in it, or is None; ``gradient`` may be the average of gradients.
+    ``accumulator`` has the present gradient in it; ``gradient`` may be the average of gradients.
     """
     if accumulator is None:
         return tf.sign(gradient) if options.grafting == "sign" else gradient

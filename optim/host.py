@@ -37,12 +37,10 @@ class Exchange:
     """NumPy copies of the variables of ShampooState that the pipeline reads and changes.
 
     Attributes:
-        totals: for each factor float64 [N, d, d].
+        totals: for each factor float64 [N, d, d], which are to be divided by ``correction``.
         roots: for each factor [N, d, d]; changed where a new one came in.
-        status: [len(STATUS), matrices of these factors]; changed.
-        counters: int64 [len(COUNTERS)]; changed.
-        correction: what the totals are to be divided by.
-        identity: how much of the identity is to be added to them before; scalar, or for each of these matrices.
+        status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
+        identity: how much of the identity is to be added to totals before; scalar, or for each of these matrices.
     """
 
     totals: list[np.ndarray]

@@ -264,16 +264,10 @@ def apply(
     driven: bool,
     after: Callable[[Callable[[Any], Any]], None] = lambda component: None,
 ) -> None:
-    """Takes a step, on all replicas, and exchanges roots unless that is done between the steps.
+    """Takes a step, on all replicas, and exchanges roots unless that is done between the steps (``driven``).
 
-    Args:
-        replicas: what ``make_replicas`` returned.
-        gradients: by index of the weight; the same on all replicas.
-        learning_rate: scalar.
-        decayed: which weights decay.
-        driven: whether roots are exchanged between the steps.
-        after: called after the step for each replica of this process, with a function that returns the replica's
-            component of a mirrored variable.
+    Gradients are by index of the weight, and the same on all replicas. ``after`` is called after the step for each
+    replica of this process, with a function that returns the replica's component of a mirrored variable.
 
     Raises:
         RuntimeError: XLA compiles the step of several replicas, or it was built for other replicas.

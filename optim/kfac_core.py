@@ -42,8 +42,8 @@ class KfacCore:
         owners: the rank of each layer's owner.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
             ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
-            ``/right_values``; of weight i ``tensor{i}/accumulator`` and, with momentum, ``/momentum``. Matrices and
-            values of a layer of another owner have no rows.
+            ``/right_values``, all without rows where another worker owns the layer; of weight i
+            ``tensor{i}/accumulator`` and ``/momentum``.
     """
 
     def __init__(

@@ -50,8 +50,7 @@ def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
 class DenseMuon(WithoutHost):
     """Muon over dense weights; weight decay applies to matrices and heads, not to biases.
 
-    Each worker has all of its state, and takes every step. The variables of weight i: ``tensor{i}/average``, and
-    for Adam also ``/square`` and ``/steps``.
+    Each worker has all state. That of weight i: ``tensor{i}/average``, and for Adam also ``/square`` and ``/steps``.
     """
 
     name = "muon"

@@ -26,13 +26,7 @@ class CalibrationStep(NamedTuple):
 
 
 class BatchSums(NamedTuple):
-    """Sums over a batch's rows, those of several workers added up.
-
-    Attributes:
-        gradient: sum g x, float32 [K]; of a bias a scalar.
-        curvature: sum h x x', float32 [K, K]; of a bias a scalar.
-        weight: n, float32 scalar.
-    """
+    """Sums over a batch's rows and workers: g x [K], h x x' [K, K], n; of a bias all are scalars. Float32."""
 
     gradient: tf.Tensor
     curvature: tf.Tensor
@@ -49,14 +43,9 @@ def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
 
 
 class OnlineNewton:
-    """Newton's steps for a few float32 scalars.
+    """Newton's steps for K float32 scalars; ``prior`` is the diagonal of P, ``forgetting`` k.
 
-    Args:
-        name: of the variables.
-        weights: K scalars.
-        prior: the diagonal of P.
-        forgetting: k.
-        ranges: the least and the largest value of each weight; None: any.
+    ``ranges`` are the least and the largest value of each weight; None: any.
     """
 
     def __init__(

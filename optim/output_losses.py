@@ -17,12 +17,9 @@ LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
 
 
 class OutputLoss(NamedTuple):
-    """A loss.
+    """A loss: values (labels, outputs [B, C]) -> [B], a root of its Hessian, outputs -> S [B, C, K], and draws.
 
-    Attributes:
-        values: (labels, outputs [B, C]) -> [B].
-        hessian_root: outputs [B, C] -> S [B, C, K].
-        draw: (outputs, seed int32 [2]) -> [B, C], the gradient by the outputs for drawn labels.
+    ``draw`` returns the gradient by the outputs, [B, C], for drawn labels; its seed is int32 [2].
     """
 
     values: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -80,12 +80,9 @@ _JAX_PARTS = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A configuration of another implementation.
+    """A configuration of another implementation; where that does not normalize its momentum, the rate here is larger.
 
-    Attributes:
-        learning_rate: here; where the other one does not normalize its momentum, larger than there.
-        options: everything else.
-        tables_are_matrices: whether embedding tables are treated as all other matrices, as there.
+    ``tables_are_matrices``: embedding tables are treated as all other matrices, as there.
     """
 
     learning_rate: float

@@ -1,13 +1,12 @@
 """Interfaces of optimizers to a trainer.
 
-An optimizer begins as options alone; ``build`` gives it the weights. To add one, write a class with these methods in
-a module of its own, and name it where configurations are mapped to optimizers: nothing else has to know it.
+To add an optimizer, write a class with these methods in a module of its own, and name it where configurations are
+mapped to optimizers.
 
     from options and shapes     cost, and at a warm start take_over
     with its state              variables, which checkpoints hold, and parts of them on several workers
     in the compiled step        read (tables), update
     between two steps           exchange
-    at any time                 report, timing
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +25,8 @@ Status = Literal["taken", "partly", "fresh"]
 class Cost:
     """Operations of a step: each multiplication, addition, function of a number or copied element counts as one.
 
-    Attributes:
-        update: element by element: second moments, averages, decay, limits and the step itself.
-        statistics: products of gradients.
-        preconditioning: products of gradients with roots.
-        roots: decompositions and their like.
+    Those of ``update`` are element by element; ``statistics`` and ``preconditioning`` are products of gradients, and
+    of gradients with roots.
     """
 
     update: float = 0
@@ -48,8 +44,7 @@ class RowGradient(NamedTuple):
         state: their state, by ``TableOptimizer.read``.
         gradient: [U, C], summed over the batch.
         curvature: float32 [U], of the logistic loss by the linear weight of each row; where the optimizer needs it.
-        groups: int32 [U], the number of each row's feature among those of its table, -1 for padding; with
-            ``curvature``.
+        groups: int32 [U], the number of each row's feature in its table, -1 for padding; with ``curvature``.
     """
 
     rows: tf.Tensor
@@ -82,12 +77,10 @@ class Saved(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """Result of taking over another optimizer's state.
+    """Result of taking over another optimizer's state: by index, the status of each weight that was taken.
 
-    Attributes:
-        statuses: of the state of each weight of which something was taken, by its index.
-        differing: the options whose change prevented more, each as ``name was old, is new``.
-        why: what else prevented more; empty if nothing did.
+    ``differing`` are the options whose change prevented more, each as ``name was old, is new``; ``why`` is what else
+    did.
     """
 
     statuses: dict[int, Status]
@@ -113,13 +106,10 @@ class Optimizer(Protocol[GradientT]):
         """All state besides the weights, under the names that checkpoints have."""
 
     def update(self, gradients: Sequence[GradientT], rate: tf.Tensor, compiled: bool) -> None:
-        """Takes one step on all weights, in place; called in the graph of the step.
+        """Takes one step on all weights, in place; called in the graph of the step. All gradients are finite.
 
-        Args:
-            gradients: one for each weight, in the order of ``build``, all of them finite.
-            rate: float32 scalar, the learning rate; where weights have rates of their own, a factor of these.
-            compiled: whether XLA compiles the step. Then nothing in it may call the host, and ``exchange`` is called
-                after every step.
+        ``rate`` is a float32 scalar; where weights have rates of their own, a factor of these. Where XLA compiles
+        the step (``compiled``), nothing in it may call the host, and ``exchange`` is called after every step.
         """
 
     def exchange(self) -> None:
@@ -160,12 +150,8 @@ class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
     ) -> TakenOver:
         """Writes what an earlier optimizer knew of the weights that were taken into the arrays of ``new``.
 
-        Args:
-            new: the state as this optimizer begins with; its arrays are changed.
-            before: the earlier optimizer, which may be of another class.
-            old: its state.
-            moves: by the index of each weight of which something was taken, the index of the old weight, and its
-                move.
+        ``moves`` has, by the index of each weight of which something was taken, the index of the old weight, and its
+        move.
         """
 
 

@@ -10,13 +10,9 @@ from ctr.optim.triangles import packed_size
 
 
 def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]:
-    """Counts the state of the roots since the start of training.
+    """Counts the state of the roots since the start of training: layers, ``COUNTERS``, staleness, residuals.
 
-    Returns:
-        ``layers`` with preconditioners and how many of them use Shampoo already (``layers_ready``); roots
-        ``refreshed``, ``skipped`` for small drift, ``failed``, ``lost``; by solver ``eigh``, ``coupled_warm``,
-        ``coupled_cold``, ``device``; ``nonfinite_steps``; directions ``overflowed``, which the grafted one
-        replaced; of the roots in use the largest and the mean ``staleness`` in steps and the largest ``residual``.
+    ``layers`` are those with preconditioners, ``layers_ready`` those that use Shampoo already.
     """
     status = dict(zip(STATUS, state.status.numpy(), strict=True))
     in_use = status["certified"] > 0
@@ -38,9 +34,8 @@ def describe(
 ) -> str:
     """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
 
-    Memory is that of the optimizer's variables: statistics (window and float64 total; diagonals), roots or bases,
-    and state of single elements. Multiplications are those of one step, statistics divided by their frequency,
-    without some 10 d^3 for the root of every d x d matrix of an exchange.
+    Memory is that of the optimizer's variables. Multiplications are those of one step, statistics divided by their
+    frequency, without some 10 d^3 for the root of every d x d matrix of an exchange.
     """
     rows: list[tuple[str, ...]] = [
         ("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")

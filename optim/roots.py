@@ -130,10 +130,9 @@ class RootError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Root:
-    """Inverse root with its certificate.
+    """Inverse root, float64 [n, n], symmetric positive definite, with its certificate.
 
     Attributes:
-        matrix: float64 [n, n], symmetric positive definite, A_damped^-exponent.
         residual: the bound s; the root's relative error is about s * exponent.
         solver: "eigh", "coupled_warm" or "coupled_cold".
         condition: of A_damped; from the coupled iteration a lower estimate, within a few percent.
@@ -162,21 +161,17 @@ def inverse_root(
     tolerance: float = TOLERANCE,
     absolute: bool = False,
 ) -> Root:
-    """Computes a certified A_damped^-exponent.
+    """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
 
     "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO
     App. E's iteration, warm where `previous` is given, then cold, then eigh; it exists for exponents 1/p
     only, others go to eigh at once. "auto" is "eigh", the fastest for every n.
 
     Args:
-        matrix: A, float64 [n, n]; its symmetric part counts.
-        exponent: in (0, 1]; Shampoo's is 1 / (2k) for a tensor of order k, times a multiplier (PT 3.1).
         epsilon: the damping, at least 0; relative to the largest eigenvalue unless ``absolute``.
-        solver: "auto", "eigh" or "coupled".
         previous: the root [n, n] of an earlier matrix, for a warm start.
         previous_condition: that root's `condition`; with it, large eigenvalues are projected (PSO App. E).
         tolerance: the largest residual that is accepted.
-        absolute: see ``epsilon``.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or no solver's root is good

@@ -27,9 +27,7 @@ _FEW = 64
 class RowLines:
     """Float32 rows [R, C] of one device, or of the chips of a process, each with a variable of its own.
 
-    Attributes:
-        rows: R, which may grow.
-        variable: int32 [lines, 128 or a multiple]: the bits of the rows; on each chip those that it holds.
+    ``variable`` has their bits, int32 [lines, 128 or a multiple]; on each chip those of the rows that it holds.
     """
 
     dtype = tf.float32
@@ -43,13 +41,9 @@ class RowLines:
         grows: bool = False,
         name: str | None = None,
     ) -> None:
-        """Creates the variable.
+        """Creates the variable; ``values`` gives, by the number of a chip, the rows [., C] that it begins with.
 
-        Args:
-            values: of the number of a chip, gives the rows with which it begins, float32 [., C]: those that it
-                holds.
-            owners: who divide the rows; ``ALONE``: each chip has all of them.
-            grows: whether there may be more rows.
+        ``owners`` divide the rows; with ``ALONE`` each chip has all of them. ``grows``: there may be more rows.
         """
         self.rows, self.columns, self._owners, self._grows = rows, columns, owners, grows
         self._line = -(-columns // _LINE) * _LINE

@@ -8,15 +8,13 @@ the weight has made V larger by D, but not larger than the prior's::
     P += H + c G^2 / (1 + H / P)
     w -= G / P
 
-H is the logistic loss's own curvature, with which this is the natural gradient (diagonal online Newton, as in FTRL).
-The second term, with c = 0.1, is there because the rows of a query are not independent: what they share makes G
-larger than H says, and the weight more certain than it may be; the divisor is what G^2 grows by while w is still
-unknown.
+H is the logistic loss's own curvature (diagonal online Newton, as in FTRL). The second term, with c = 0.1, is there
+because the rows of a query are not independent, which makes G larger than H says; its divisor is what G^2 grows by
+while w is still unknown.
 
-T_f decides how far the weights of a feature are shrunk, and no constant is right for all. It is learned, by feature,
-from the gradients of the progressive loss: with the gradients and information from before, w depends on T_f as
-w(T_f) = Z / (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is
-touched next: the precision that it has been shrunk by is kept with it.
+T_f, by which the weights of a feature are shrunk, is learned from the gradients of the progressive loss: w(T_f) = Z
+/ (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next:
+the precision that it has been shrunk by is kept with it.
 
 k_f decides how fast the past is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
 rare ids lose nothing. It is learned as T_f is. d V / d log k_f and d w / d log k_f are kept with each weight and
@@ -66,15 +64,7 @@ class FeatureGradient(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Linear weights of U rows, float32 [U] each.
-
-    Attributes:
-        weight: w.
-        information: S.
-        prior: the T that ``weight`` was shrunk by.
-        variance_slope: d V / d log k.
-        weight_slope: d w / d log k.
-    """
+    """Linear weights w of U rows with S, the T that w was shrunk by, d V / d log k and d w / d log k; float32 [U]."""
 
     weight: tf.Tensor
     information: tf.Tensor
@@ -93,8 +83,8 @@ def feature_gradient(
 ) -> FeatureGradient:
     """Sums a batch's gradient, before the step, by a number that each of ``count`` features has.
 
-    ``slope`` is the derivative of each row's weight by that number, float32 [U], as are G and H; ``groups``, int32
-    [U], the feature of each row, or -1.
+    ``slope`` is the derivative of each row's weight by that number; ``groups``, int32 [U], the feature of each row,
+    or -1.
     """
     return FeatureGradient(
         tf.math.unsorted_segment_sum(gradient * slope, groups, count),
@@ -163,13 +153,11 @@ class RowNewton(RowAdaGrad):
     The information S is where AdaGrad would have the sum of squares of a linear weight.
 
     Args:
-        rates: for each table float32 [C], the learning rates of its columns; of linear weights a factor of the step.
-        initial_accumulators: for each table float32 [C], at which the sums of its columns start; of linear weights
-            0.
+        rates: see ``RowRule``; of linear weights a factor of the step.
+        initial_accumulators: see ``RowAdaGrad``; of linear weights 0.
         features: for each table the number of its features.
         copies: of each table's columns, the last one in each copy being linear weights.
         precision: T of every feature at the beginning, and what rows that were not touched yet were shrunk by.
-        limit, owners: see ``RowRule``.
     """
 
     row_state: tuple[str, ...] = (

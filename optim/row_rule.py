@@ -20,12 +20,10 @@ class RowRule(WithoutHost):
     Args:
         rates: for each table float32 [C], the learning rates of its columns.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: for each table the workers that hold a part of its rows each; ``ALONE`` for all of a table that is
-            here whole. By default all tables are.
+        owners: for each table the workers that hold a part of its rows each; ``ALONE``, the default, for all of a
+            table that is here whole.
 
-    Attributes:
-        tables: by name; there from ``build`` on.
-        kept: by table the state of its rows, in the order of ``row_state``.
+    ``tables`` by name, and ``kept``, the state of their rows in the order of ``row_state``, exist from ``build`` on.
     """
 
     name = "embeddings"

@@ -41,18 +41,11 @@ from ctr.workers.parts import Part
 
 
 class ShampooCore(GradientSteps):
-    """Shampoo over some variables.
+    """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
-    Args:
-        options: everything but the learning rate.
-        weights: of any floating dtype; work is done in float32, or in float64 if one of them is.
-        tables: indices of variables whose rows learn by themselves (``options.sparse``).
-        create: makes the state's variables; the Keras optimizers pass their own.
-        host: the pipeline for roots; by default one over all processors.
-        workers: which all take the same steps, on the same gradients, and divide the blocks among them. With
-            several, there are no tables, and steps are taken in a ``tf.function``.
-        leader: another one over equal variables that takes each step before this one, as the first replica of a
-            tf.distribute strategy does; its roots are copied instead of computed.
+    Several workers take the same steps, on the same gradients, in a ``tf.function``, and divide the blocks; they
+    have no tables. ``leader`` is another one over equal variables that takes each step before this one, as the first
+    replica of a tf.distribute strategy does; its roots are copied instead of computed.
     """
 
     def __init__(

@@ -158,30 +158,22 @@ def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: flo
 
 
 class ShampooState:
-    """Variables of an optimizer over some tensors.
+    """Variables of an optimizer over some tensors, in float64 where a tensor has it, else in float32.
 
-    Args:
-        options: which averages there are.
-        layout: with the matrices that are kept here.
-        dtypes: of the weights.
-        create: makes the variables.
-        shapes: of the element-wise state of each tensor; by default of the tensors themselves.
-        matrices: M, how many have a status; by default those that are kept here.
+    ``shapes`` are those of the element-wise state of each tensor, and ``matrices`` the number M that have a status,
+    where they are not those of the layout.
 
     Attributes:
-        dtype: working precision: float64 where a tensor has it, else float32.
         exchanged_at: int64, the step of the last exchange with the solver of roots; -1: none yet.
-        collections: int64, how often statistics were collected.
-        window_collections: int64, how often since the last exchange.
-        missed: int64 [2, tensors], in how many of them each tensor had no gradient: of ``collections``, and of
-            ``window_collections`` (below 0: its windows were not folded when those of others were). None with summed
-            statistics, which no collection decays.
+        collections, window_collections: int64, how often statistics were collected, and how often since that
+            exchange.
+        missed: int64 [2, tensors], in how many of them each tensor had no gradient (below 0: its windows were not
+            folded when those of others were). None with summed statistics, which no collection decays.
         windows, totals: for each factor [N, d (d + 1) / 2], packed (triangles.py); totals in float64.
         roots: for each factor [N, d, d].
-        status: [len(STATUS), M].
+        status, counters: [len(STATUS), M] and int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
-        gradient_averages: for each tensor that is no table, with beta1; not of those in ``averages``.
-        momenta: for each tensor that is no table, with momentum.
+        gradient_averages, momenta: of tensors that are no tables; not of those in ``averages``.
         graft_momenta: with separate momenta, those of the grafted steps of tensors with a preconditioner.
         moments: with eigenvalue correction, for each stack [N, *block].
         averages: with ``options.averages_in_bases``, for each stack those of gradients in the bases, [N, *block].
