@@ -168,7 +168,7 @@ def _balance(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
 def _swap(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[int, ...]:
     """Moves and swaps of the most loaded worker, the best one each time, until none lowers its load."""
     owned = list(owners)
-    sums = _sums(units, owned, workers)
+    sums = loads(units, owned, workers)
     enough = _bound(units, workers) * (1 + _CLOSE)
     while max(sums, default=0) > enough:
         top = sums.index(max(sums))
@@ -191,7 +191,7 @@ def _swap(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[in
         owned[mine] = worker
         if theirs >= 0:
             owned[theirs] = top
-        sums = _sums(units, owned, workers)
+        sums = loads(units, owned, workers)
     return tuple(owned)
 
 
@@ -199,7 +199,7 @@ def _search(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[
     """Depth-first search, at least as good as ``owners``: large blocks first, each to the least loaded worker first."""
     order = sorted(range(len(units)), key=lambda i: (-units[i], i))
     enough = _bound(units, workers)
-    best, found = max(_sums(units, owners, workers), default=0), tuple(owners)
+    best, found = max(loads(units, owners, workers), default=0), tuple(owners)
     current, sums, steps = list(owners), [0] * workers, 0
 
     def visit(depth: int) -> None:
@@ -234,15 +234,5 @@ def _bound(units: Sequence[int], workers: int) -> int:
     return max(-(-sum(units) // workers), *crowded, 0)
 
 
-def _sums(units: Sequence[int], owners: Sequence[int], workers: int) -> list[int]:
-    sums = [0] * workers
-    for unit, owner in zip(units, owners, strict=True):
-        sums[owner] += unit
-    return sums
-
-
 def _members(owners: Sequence[int], workers: int) -> list[list[int]]:
-    members: list[list[int]] = [[] for _ in range(workers)]
-    for place, owner in enumerate(owners):
-        members[owner].append(place)
-    return members
+    return [[block for block, owner in enumerate(owners) if owner == worker] for worker in range(workers)]

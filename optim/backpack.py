@@ -257,10 +257,10 @@ def _by_loss(
     if {"ggn", "kflr"} & set(quantities):
         root = rules.hessian_root(outputs)
         columns = [root[:, :, k] for k in range(root.shape[2])]
-        _curvature(found, run, columns, 1.0, {"ggn": "ggn", "kflr": "kflr"}, quantities)
+        _curvature(found, run, columns, 1.0, "ggn", "kflr", quantities)
     if {"ggn_mc", "kfac"} & set(quantities):
         drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
-        _curvature(found, run, drawn, 1.0 / samples, {"ggn": "ggn_mc", "kflr": "kfac"}, quantities)
+        _curvature(found, run, drawn, 1.0 / samples, "ggn_mc", "kfac", quantities)
     if "kfra" in quantities:
         _kfra(found, run.products, rules.hessian_root(outputs), run.rows)
 
@@ -270,7 +270,8 @@ def _curvature(
     run: _Run,
     columns: Sequence[tf.Tensor],
     factor: float,
-    names: dict[str, str],
+    diagonal: str,
+    kronecker: str,
     quantities: Sequence[str],
 ) -> None:
     """Diagonals and Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C], that are sent back."""
@@ -292,13 +293,13 @@ def _curvature(
                 diagonals[name] = (inputs, *(old + new for old, new in zip(before[1:], parts, strict=True)))
     for name, (inputs, weight, bias, outer) in diagonals.items():
         scale = factor / rows
-        if names["ggn"] in quantities:
-            found[name].weight[names["ggn"]] = np.asarray(weight * scale)
+        if diagonal in quantities:
+            found[name].weight[diagonal] = np.asarray(weight * scale)
             if _has_bias(products, name):
-                found[name].bias[names["ggn"]] = np.asarray(bias * scale)
-        if names["kflr"] in quantities:
+                found[name].bias[diagonal] = np.asarray(bias * scale)
+        if kronecker in quantities:
             factors = _input_factor(inputs, rows), np.asarray(outer * scale)
-            found[name].factors[names["kflr"]] = Kronecker(*factors)
+            found[name].factors[kronecker] = Kronecker(*factors)
 
 
 def _has_bias(products: Sequence[Product], name: str) -> bool:

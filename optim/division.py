@@ -15,7 +15,7 @@ it: then each method returns what it was given, and nothing is added to the grap
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,14 +154,15 @@ class Division:
 
     def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums scalars that each worker has for its own elements of divided tensors."""
-        if self.workers.size == 1:
-            return list(numbers)
-        return tf.unstack(tf.reduce_sum(self._gathered(numbers), axis=0))
+        return self._reduced(tf.reduce_sum, numbers)
 
     def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._reduced(tf.reduce_max, numbers)
+
+    def _reduced(self, reduce: Callable[..., tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if self.workers.size == 1:
             return list(numbers)
-        return tf.unstack(tf.reduce_max(self._gathered(numbers), axis=0))
+        return tf.unstack(reduce(self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis]), axis=0))
 
     # Matrices.
 
@@ -227,9 +228,6 @@ class Division:
         if not pieces:
             return []
         return list(zip(pieces, tf.split(own, [piece.elements for piece in pieces]), strict=True))
-
-    def _gathered(self, numbers: Sequence[tf.Tensor]) -> tf.Tensor:
-        return self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis])
 
 
 def _pieces(layout: ShampooLayout) -> list[_Piece]:

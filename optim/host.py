@@ -228,25 +228,25 @@ class HostPipeline:
     ) -> None:
         f, i = self._places[matrix]
         factor = self.factors[f]
-        name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+
+        def keep_previous(counter: str, problem: str) -> None:
+            exchange.count(counter)
+            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+            log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
+
         if future is None or (some_lost and (future.cancelled() or not future.done())):
-            exchange.count("lost")
-            log.warning(
-                "root of %s from step %d: no worker delivered it; the previous root is kept", name, sent_at
-            )
+            keep_previous("lost", ": no worker delivered it")
             return
         try:
             root = future.result()
         except BaseException as error:
             # Whatever ended the worker's task, training does not die of a root.
-            exchange.count("failed" if isinstance(error, RootError) else "lost")
-            log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
+            keep_previous("failed" if isinstance(error, RootError) else "lost", f": {error}")
             return
         with np.errstate(over="ignore"):
             matrix_root = root.matrix.astype(exchange.roots[f].dtype)
         if not np.isfinite(matrix_root).all():
-            exchange.count("failed")
-            log.warning("root of %s from step %d is beyond float32; the previous root is kept", name, sent_at)
+            keep_previous("failed", " is beyond float32")
             return
         exchange.roots[f][i] = matrix_root
         exchange.count("refreshed")
