@@ -20,10 +20,7 @@ _OPERATIONS = 7
 
 
 def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the direction g / sqrt(a) of rows [U, C], and the growth of their accumulators.
-
-    Accumulators are [U, C], or [U, 1] for one sum a row, which grows by the mean of the row's squares.
-    """
+    """Computes g / sqrt(a) of rows [U, C], and the growth of a, [U, C] or [U, 1]: the mean of a row's squares."""
     squared = tf.square(gradient)
     if accumulated.shape[1] == 1:
         squared = tf.reduce_mean(squared, axis=1, keepdims=True)

@@ -1,9 +1,8 @@
 """Assignment of blocks to workers: the owner alone collects a block's statistics, computes its roots and its direction.
 
-The direction L^(-1/4) G R^(-1/4) of a block takes the roots of all of its sides, so all factors of a block have the
-same owner. Blocks are divided so that the seconds of the cost model below are balanced; PT (4.1.1) balances the
-elements that workers send, THESIS (5.1) estimated costs of whole layers. Owners are a pure function of
-(blocks, costs, workers), so that all workers compute the same without asking each other.
+Blocks are divided so that the seconds of the cost model below are balanced; PT (4.1.1) balances the elements that
+workers send, THESIS (5.1) estimated costs of whole layers. Owners are a pure function of (blocks, costs, workers),
+so that all workers compute the same without asking each other.
 
 The costs of a block of D elements with sides d_1, ..., d_k, in seconds of one core and step:
 
@@ -12,8 +11,6 @@ The costs of a block of D elements with sides d_1, ..., d_k, in seconds of one c
     roots        sum over sides of f(d_i) / tau1        once every tau1 steps
 
     f(d) = a d^3 + b d^2 + c,   r(d) = D / d^2 (a' d^3 + b' d^2) + c'
-
-The constants are measured (ROOT, PRODUCT).
 """
 
 import heapq
@@ -91,10 +88,7 @@ def product_cost(block: Block) -> float:
 
 
 def step_cost(block: Block, options: ShampooOptions) -> float:
-    """Estimates the owner's seconds for a block, on one core, averaged over steps.
-
-    An upper bound late in training, when roots are kept because their statistics hardly changed.
-    """
+    """Estimates the owner's seconds for a block a step, on one core; an upper bound, as late roots are often kept."""
     collected = 1.0 / options.statistics_frequency
     return product_cost(block) * (1.0 + collected) + root_cost(block) / options.precondition_frequency
 

@@ -39,11 +39,7 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities of one product that were asked for, by name; of a layer without a bias, none of that.
-
-    Of weights they are [in, units], ``individual`` [N, in, units], ``norms`` [N]; of the bias [units], [N, units],
-    [N].
-    """
+    """Quantities of a product, by name: of weights [in, units], ``individual`` [N, in, units], ``norms`` [N]."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
@@ -66,10 +62,10 @@ def statistics_of(
         model: a Keras Sequential of dense layers and layers without weights, or an object with
             ``record`` (``ctr.optim.record.Recorded``).
         loss: a name, where cross-entropies are those of logits, so that the model's last layer has no sigmoid or
-            softmax; or a function of labels and outputs [B, C] that returns the loss of each row, [B], for
-            quantities of first order alone.
+            softmax; or, for quantities of first order, a function of labels and outputs [B, C] that returns the loss
+            of each row, [B].
         batch: inputs and labels.
-        quantities: those of ``FIRST_ORDER`` and ``SECOND_ORDER`` that are wanted.
+        quantities: of ``FIRST_ORDER`` and ``SECOND_ORDER``.
         groups: int [B]; rows of one number, from 0 up, are one unit in the place of a row: N is the number of units,
             and the loss of a unit the sum over its rows, or what ``loss`` returns for it: then [N].
         samples: M of ``ggn_mc`` and ``kfac``.

@@ -66,10 +66,7 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks of one shape, preconditioned along the same axes, by matrices or diagonals, with the same exponent.
-
-    ``members`` has for each region in order the tensor's index and the region.
-    """
+    """Blocks of one shape, preconditioned along the same axes; ``members`` has each region with its tensor's index."""
 
     block: Shape
     axes: tuple[int, ...]

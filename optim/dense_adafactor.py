@@ -17,11 +17,7 @@ _MEANING = ("factored", "beta1")
 
 
 class DenseAdafactor(WithoutHost):
-    """Adafactor over dense weights; weight decay applies to matrices, not to biases.
-
-    Its state is small: of several workers each has all of it, and takes every step. ``core`` exists from ``build``
-    on.
-    """
+    """Adafactor over dense weights; weight decay is of matrices, not of biases. Each worker has all of its state."""
 
     name = "adafactor"
     core: AdafactorCore
@@ -52,11 +48,7 @@ class DenseAdafactor(WithoutHost):
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over the moments of weights that are taken whole; nothing of another optimizer.
-
-        All moments decay by one number of steps. At a late one, moments that begin with nothing would be far too
-        small, so that nothing is taken over where a weight begins fresh.
-        """
+        """Takes over moments unless a weight begins fresh: one number of steps corrects the moments of all."""
         fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseAdafactor):
             return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")

@@ -19,11 +19,7 @@ _INVERSE = 3
 
 
 class DenseKfac(WithoutHost):
-    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them (``KfacCore``).
-
-    ``observe`` gives it, before each update, a function for the factors of the linear products. ``core`` exists from
-    ``build`` on.
-    """
+    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them (``KfacCore``)."""
 
     name = "kfac"
     core: KfacCore

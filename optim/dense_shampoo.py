@@ -55,10 +55,7 @@ _BlockKey = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class DenseShampoo:
-    """Shampoo over dense weights, divided among workers; weight decay applies to matrices, not to biases.
-
-    ``core`` exists from ``build`` on.
-    """
+    """Shampoo over dense weights, divided among workers; weight decay applies to matrices, not to biases."""
 
     name = "shampoo"
     core: ShampooCore

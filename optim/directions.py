@@ -1,14 +1,9 @@
 """Directions of stacks of blocks from their gradients, by roots, eigenbases or diagonals.
 
 By roots every preconditioned dimension is multiplied by its root, L^(-e) G R^(-e) (PSO 2). Dimensions too long for a
-matrix may be preconditioned by the diagonal of their statistics alone (PT 4.2.3)::
-
-    L = diag(sum G G^T), R = diag(sum G^T G)        THESIS 4.1.3, algorithm 3
-    P = L^(-1/4) G R^(-1/4)
-
-The diagonal of an axis' statistics has the sums of squares over all other dimensions. Its roots are powers of single
-numbers, so that nothing is left to the host. A matrix with one long side has a full factor on the other one (PT's
-mixed case), with exponents as if both were full.
+matrix may be preconditioned by the diagonal of their statistics alone (PT 4.2.3; THESIS 4.1.3, algorithm 3): sums of
+squares over all other dimensions, whose roots are powers of single numbers, so that nothing is left to the host. A
+matrix with one long side has a full factor on the other one, with exponents as if both were full.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,11 +64,7 @@ def _by_diagonals(
     correction: tf.Tensor,
     identity: tf.Tensor | float = 0.0,
 ) -> tf.Tensor:
-    """Multiplies blocks [N, d_0, ..., d_k-1] by D^(-e) along each dimension of ``sums``, [N, d_axis] each.
-
-    A block whose statistics are all zero stays as it is. Sums are to be divided by ``correction``, scalar;
-    ``identity``, scalar or [N, 1], is what their start has left in them.
-    """
+    """Multiplies blocks by D^(-e) along each dimension of ``sums``, [N, d_axis]; a block of zeros stays."""
     for axis, values in sums.items():
         statistics = (values + tf.cast(identity, values.dtype)) / tf.cast(correction, values.dtype)
         largest = tf.reduce_max(statistics, axis=1, keepdims=True)
@@ -128,10 +119,7 @@ def moving_gradient(
     step: tf.Tensor,
     present: Present = None,
 ) -> tuple[tf.Tensor, tf.Tensor | float]:
-    """Adds a gradient to an average of its shape, in place (PT 3.1.1); ``present`` is bool [N] of [N, ...].
-
-    Returns what is preconditioned, and the scalar that it is to be divided by.
-    """
+    """Adds a gradient to an average in place (PT 3.1.1); returns what is preconditioned, over the second result."""
     beta1, beta3 = options.beta1, options.beta3
     new = beta1 * average + (1.0 - beta1) * gradient
     base = tf.constant(beta1, new.dtype)

@@ -1,15 +1,14 @@
 """Division of Shampoo's state and work among workers, and how the parts make the whole again (PT 4.1, algorithm 2).
 
-Every block has one owner. It alone keeps the block's statistics, roots and element-wise state (second moments,
-averages), and computes the direction of its elements. Each worker has the weights and the whole gradient, the same
-as all others, and takes from it the elements of its own blocks. Workers exchange:
+Every block has one owner, which alone keeps its statistics, roots and element-wise state, and computes its
+direction. Each worker has the weights and the whole gradient. Workers exchange:
 
     at each step        the norms of directions      a few numbers for each tensor
                         directions                   one number for each element, padded to the largest part
     at an exchange      the status of the roots      a few numbers for each matrix
 
-Statistics and roots never travel. Tensors without a block, such as biases, belong to all. A process alone has all of
-it: then each method returns what it was given, and nothing is added to the graph.
+Tensors without a block, such as biases, belong to all. A process alone has all of it: then each method returns what
+it was given, and nothing is added to the graph.
 """
 
 import dataclasses

@@ -44,11 +44,9 @@ _CERTIFIED_ABOVE = 1e-8
 
 
 def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
-    """Computes the eigenvectors of the symmetric part of A, float64 [n, n], with a certificate.
+    """Computes the eigenvectors of A, float64 [n, n], in columns by ascending eigenvalue, with a certificate.
 
-    In the result ``matrix`` has the eigenvectors in its columns, by ascending eigenvalue; ``residual`` is
-    ``decomposition_residual``'s bound, and ``condition`` that of A, with a hundred-millionth of its largest
-    eigenvalue added.
+    The residual is ``decomposition_residual``'s for A with a hundred-millionth of its largest eigenvalue added.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not good enough.
@@ -103,8 +101,7 @@ def correct(
 ) -> tf.Tensor:
     """Computes the direction in the bases, G / (V^e + epsilon), of blocks [N, *block].
 
-    With relative damping epsilon is a share of the largest V^e of the block. V is to be divided by ``correction``,
-    and ``rotated``, the gradient or its average, by ``weights``, both scalars.
+    V is to be divided by ``correction``, and ``rotated``, the gradient or its average, by ``weights``, both scalars.
     """
     exponent, dtype = options.correction_exponent, rotated.dtype
     correction, weights = tf.cast(correction, dtype), tf.cast(weights, dtype)

@@ -1,12 +1,10 @@
 """Exchanges of statistics for roots: at the start step, then ever less often, at last every tau1 steps.
 
-First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics
-is folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from
-which a restart computes roots in flight again. The first exchange, the early ones, and every one without
-``asynchronous`` wait for their own roots.
-
-Without ``asynchronous`` an exchange is a part of its step: matrices of tensors without a gradient in this step keep
-their roots, as in PyTorch's Distributed Shampoo. With it, roots are those of an earlier step, whatever this one brings.
+First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics is
+folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from which a
+restart computes roots in flight again. Without ``asynchronous`` an exchange is a part of its step: it waits for its
+own roots, as the first and the early ones always do, and matrices of tensors without a gradient in this step keep
+theirs, as in PyTorch's Distributed Shampoo.
 """
 
 from collections.abc import Callable, Sequence

@@ -54,10 +54,7 @@ def update_accumulator(options: ShampooOptions, accumulator: tf.Tensor, gradient
 def direction(
     options: ShampooOptions, accumulator: tf.Tensor | None, gradient: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
-    """Computes the grafted optimizer's direction, before any layer-wise factor; ``step`` is 1 at the first step.
-
-    ``accumulator`` has the present gradient in it; ``gradient`` may be the average of gradients.
-    """
+    """Computes the direction, before any layer-wise factor; the accumulator has the present gradient in it."""
     if accumulator is None:
         return tf.sign(gradient) if options.grafting == "sign" else gradient
     if options.grafting == "adagrad":

@@ -1,9 +1,8 @@
 """Inverse p-th roots inside the graph, where no host thread can compute them: PSO App. E's cold iteration.
 
-TensorFlow only, batched, static shapes, no eigendecomposition (XLA:CPU's takes 30 times LAPACK's time), so
-it compiles under XLA. The same matrix is rooted as in `ctr.optim.roots`, with two differences: lambda_max is a
-power iteration's, and there is no shift for negative eigenvalues. One that damping does not lift above 0
-makes the iteration diverge, and the residual say so.
+Without eigendecompositions (XLA:CPU's take 30 times LAPACK's time), so that it compiles under XLA. Unlike in
+`ctr.optim.roots`, lambda_max is a power iteration's, and there is no shift for negative eigenvalues: one that
+damping does not lift above 0 makes the iteration diverge, and the residual say so.
 """
 
 import tensorflow as tf
@@ -20,11 +19,9 @@ def inverse_roots(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
-    A cold start commutes with everything: it cannot go wrong silently (see `ctr.optim.coupled`). ``absolute``:
-    epsilon is not relative to lambda_max. 100 iterations reach a condition of 1e12 and far beyond. The residual is
-    |X^h A X^(p - h) - I|, Frobenius, h = p // 2 (`ctr.optim.roots.root_residual`). Where the damped matrix is zero
-    or not finite, or the iteration diverged, it is inf and the root all zero. The caller must check that a residual
-    is small.
+    A cold start cannot go wrong silently (see `ctr.optim.coupled`); 100 iterations reach a condition of 1e12 and far
+    beyond. Residuals are those of `ctr.optim.roots.root_residual`. Where the damped matrix is zero or not finite, or
+    the iteration diverged, it is inf and the root all zero. The caller must check that a residual is small.
     """
     size = matrices.shape[-1]
     identity = tf.eye(size, dtype=tf.float64)

@@ -1,10 +1,8 @@
 """Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
 
 ``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
-into use at the next exchange. Which roots are computed, from what, and when they come into use depends on the step
-alone, never on time. A pipeline without a round in flight, as after a restart, computes it again from the same
-statistics, which stay unchanged between exchanges.
-
+into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
+on time. After a restart a round in flight is computed again, from statistics that stay unchanged between exchanges.
 A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
 """
 
@@ -74,8 +72,7 @@ class _Round:
 class HostPipeline:
     """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
 
-    After ``patience`` seconds without any finished root, the rest of a round is given up. ``seconds_waited`` in
-    ``collect`` and ``seconds_computing`` of the threads count from the start of the process. Tests give ``solve``.
+    After ``patience`` seconds without any finished root, the rest of a round is given up. Tests give ``solve``.
     """
 
     def __init__(

@@ -48,10 +48,7 @@ def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
 
 
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, weight: tf.Tensor, has_bias: bool) -> Factors:
-    """Sums a' a'^T and g g^T over rows (eq. 3.5, but for the number of rows).
-
-    ``gradients`` g [B, units] are of each row's own log-likelihood; ``weight`` [B] is 0 for padding.
-    """
+    """Sums a' a'^T and g g^T over rows (eq. 3.5, but for their number); ``weight`` [B] is 0 for padding."""
     extended = with_ones(inputs) if has_bias else inputs
     return Factors(_weighted_gram(extended, weight), _weighted_gram(gradients, weight))
 

@@ -1,14 +1,13 @@
 """K-FAC over a list of variables, of which some are the matrices and biases of linear products (``kfac.py``).
 
 A step takes the gradients and, every few steps, the factors of the batch. Weights in no product take AdaGrad's step,
-and so does a layer until it has its first inverses. Inverses are computed within the step, in float64, by operations
-that XLA compiles as well; one that is not finite, or whose sums are not, leaves the previous one, and is counted. A
-batch with factors that are not finite is left out of all sums, and counted. Eigenvectors (``form="eigen"``) that XLA
-computes are less exact than the dtype: its iteration ends early, and steps differ by some 1e-6.
+and so does a layer until it has its first inverses. Inverses are computed within the step, in float64; one that is
+not finite leaves the previous one, and is counted. A batch with factors that are not finite is left out of all sums,
+and counted. Eigenvectors (``form="eigen"``) that XLA computes are less exact than the dtype: steps differ by some
+1e-6.
 
-Where several workers train the weights, each layer has one owner, by ``ctr.optim.assignment.balanced``. It alone
-keeps the sums and the inverses of the layer, and computes its direction; directions are gathered at each step.
-Element-wise state is on every worker.
+Of several workers each layer has one owner, by ``ctr.optim.assignment.balanced``, which alone keeps its sums and
+inverses, and computes its direction; directions are gathered at each step. Element-wise state is on every worker.
 """
 
 import math

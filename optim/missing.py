@@ -37,10 +37,7 @@ def keep(new: tf.Tensor, old: tf.Tensor, present: Present) -> tf.Tensor:
 
 
 def powers(base: float, count: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
-    """Computes base^count in a dtype: the decay after so many collections, int64 scalar.
-
-    With ``missed``, int64 [N], the collections that each of N tensors has missed, the result is [N].
-    """
+    """Computes base^count, the decay after so many collections; [N] with ``missed``, those that N tensors missed."""
     decay = tf.constant(base, dtype)
     whole = tf.pow(decay, tf.cast(count, dtype))
     if missed is None:

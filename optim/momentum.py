@@ -19,11 +19,7 @@ def add_weight_decay(direction: tf.Tensor, weights: tf.Tensor, weight_decay: flo
 
 
 def update_momentum(average: tf.Tensor, direction: tf.Tensor, momentum: float) -> tf.Tensor:
-    """Computes M = mu M + (1 - mu) P.
-
-    Normalized as in PSO alg. II, unlike PT's M = mu M + P: the learning rate keeps its meaning when momentum
-    is switched on, and rates that were tuned for AdaGrad stay right (FF 4.2).
-    """
+    """Computes M = mu M + (1 - mu) P, normalized as in PSO alg. II, unlike PT's: tuned rates stay right (FF 4.2)."""
     return momentum * average + (1.0 - momentum) * direction
 
 

@@ -43,10 +43,7 @@ def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
 
 
 class OnlineNewton:
-    """Newton's steps for K float32 scalars; ``prior`` is the diagonal of P, ``forgetting`` k.
-
-    ``ranges`` are the least and the largest value of each weight; None: any.
-    """
+    """Newton's steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` k."""
 
     def __init__(
         self,

@@ -17,10 +17,7 @@ LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
 
 
 class OutputLoss(NamedTuple):
-    """A loss: values (labels, outputs [B, C]) -> [B], a root of its Hessian, outputs -> S [B, C, K], and draws.
-
-    ``draw`` returns the gradient by the outputs, [B, C], for drawn labels; its seed is int32 [2].
-    """
+    """A loss: values [B], a root [B, C, K] of its Hessian, and gradients by outputs [B, C] for drawn labels."""
 
     values: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     hessian_root: Callable[[tf.Tensor], tf.Tensor]

@@ -23,11 +23,7 @@ Status = Literal["taken", "partly", "fresh"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations of a step: each multiplication, addition, function of a number or copied element counts as one.
-
-    Those of ``update`` are element by element; ``statistics`` and ``preconditioning`` are products of gradients, and
-    of gradients with roots.
-    """
+    """Operations of a step: each multiplication, addition, function of a number or copied element counts as one."""
 
     update: float = 0
     statistics: float = 0
@@ -77,11 +73,7 @@ class Saved(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """Result of taking over another optimizer's state: by index, the status of each weight that was taken.
-
-    ``differing`` are the options whose change prevented more, each as ``name was old, is new``; ``why`` is what else
-    did.
-    """
+    """Result of taking over another optimizer's state: weights' statuses by index; options that prevented more."""
 
     statuses: dict[int, Status]
     differing: tuple[str, ...] = ()

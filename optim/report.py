@@ -10,10 +10,7 @@ from ctr.optim.triangles import packed_size
 
 
 def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]:
-    """Counts the state of the roots since the start of training: layers, ``COUNTERS``, staleness, residuals.
-
-    ``layers`` are those with preconditioners, ``layers_ready`` those that use Shampoo already.
-    """
+    """Counts the state of the roots since the start of training: layers, ``COUNTERS``, staleness, residuals."""
     status = dict(zip(STATUS, state.status.numpy(), strict=True))
     in_use = status["certified"] > 0
     staleness = int(state.step.numpy()) - status["root_step"][in_use]

@@ -67,11 +67,7 @@ _EXPONENT_ROUNDING = 1e-9
 
 
 def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
-    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: the bound s for X as an approximate ``matrix^(-1/p)``.
-
-    X is float64 [n, n], symmetric and positive definite (`is_positive_definite`). The result is inf where something
-    is not finite.
-    """
+    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: s of a positive definite X; inf where not finite."""
     with np.errstate(all="ignore"):
         half = _power(root, p // 2)
         product = half @ (matrix @ half)
@@ -289,10 +285,7 @@ def _by_coupled(
 
 
 def _extreme_eigenvalues(scaled: FloatArray) -> tuple[float, float]:
-    """The smallest eigenvalue, or 0 if it is not below 0 but for rounding; and the largest.
-
-    Without LAPACK's eigenvalues where a power iteration and a Cholesky decomposition say it all.
-    """
+    """The smallest eigenvalue, or 0 if it is not below 0 but for rounding; and the largest."""
     pair = largest_eigenpair(scaled, tolerance=_POWER_TOLERANCE)
     rounding = 4 * len(scaled) * float(np.finfo(np.float64).eps) * pair.value
     if pair.residual <= _POWER_TOLERANCE and is_positive_definite(_plus_diagonal(scaled, rounding)):

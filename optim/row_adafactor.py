@@ -29,11 +29,7 @@ class _RowState(NamedTuple):
 
 
 class RowAdafactor(RowRule):
-    """Adafactor for the rows of some tables; the rates of embeddings are the step size rho.
-
-    ``copies`` is the number K of embeddings with a linear weight in each row. ``initial_accumulators`` are for each
-    table float32 [C]; those of linear weights are used.
-    """
+    """Adafactor for rows of ``copies`` embeddings with a linear weight each; embeddings' rates are rho."""
 
     row_state: tuple[str, ...] = ("rows_moment", "rows_touched", "rows_linear_accumulator")
 

@@ -81,11 +81,7 @@ def prior_slope(before: Posterior, precision: tf.Tensor) -> tf.Tensor:
 def feature_gradient(
     slope: tf.Tensor, groups: tf.Tensor, count: int, gradient: tf.Tensor, curvature: tf.Tensor
 ) -> FeatureGradient:
-    """Sums a batch's gradient, before the step, by a number that each of ``count`` features has.
-
-    ``slope`` is the derivative of each row's weight by that number; ``groups``, int32 [U], the feature of each row,
-    or -1.
-    """
+    """Sums a batch's gradient, before the step, by a number of each feature, of which ``slope`` is d w of each row."""
     return FeatureGradient(
         tf.math.unsorted_segment_sum(gradient * slope, groups, count),
         tf.math.unsorted_segment_sum(curvature * tf.square(slope), groups, count),

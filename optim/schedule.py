@@ -1,8 +1,8 @@
 """Steps at which statistics are collected, and exchanged for roots.
 
-Young statistics change fast, and the first steps are the largest. So exchanges begin at the start step, and while
-``early_growth`` of the steps so far is less than tau1, they are that far apart; until then statistics are collected
-at every step, each collection weighing 1 / tau2 of a later one, which stands for tau2 steps.
+Young statistics change fast, and the first steps are the largest. While ``early_growth`` of the steps so far is less
+than tau1, exchanges are that far apart; until then statistics are collected at every step, each collection weighing
+1 / tau2 of a later one, which stands for tau2 steps.
 """
 
 import functools

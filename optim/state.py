@@ -44,14 +44,11 @@ Create = Callable[[str, Sequence[int], tf.DType, float], tf.Variable]
 
 @dataclass(frozen=True)
 class Factor:
-    """Statistics matrices [N, d, d] of one axis of one stack (or of the right sides of some tables).
+    """Statistics matrices [N, d, d] of one axis of one stack (or of the right sides of some tables), rooted by A^(-e).
 
-    Attributes:
-        exponent: e of the roots A^(-e).
-        owners: for each matrix the index of its tensor.
-        offset: of its first matrix among those of all factors.
-        numbers: for each matrix its number in the factor, where this has only some of them; else empty.
-        basis: the "roots" are eigenbases (eigenbasis.py).
+    ``owners`` are for each matrix the index of its tensor; ``offset`` that of its first matrix among those of all
+    factors; ``numbers`` those of its matrices in the factor, where this has only some of them, else empty. With
+    ``basis`` the "roots" are eigenbases (eigenbasis.py).
     """
 
     name: str
@@ -71,12 +68,10 @@ class Factor:
 
 @dataclass(frozen=True)
 class ShampooLayout:
-    """Preconditioning of tensors, decided by shapes and options alone.
+    """Preconditioning of tensors, decided by shapes and options alone; ``tables`` learn by rows.
 
-    Attributes:
-        tables: indices of the tensors whose rows learn by themselves.
-        stack_factors: for each stack the indices of its factors, one for each preconditioned axis.
-        table_factors: for tables with one-sided Shampoo, the index of the factor and the place in it.
+    ``stack_factors`` are for each stack the indices of its factors, one for each preconditioned axis;
+    ``table_factors``, for tables with one-sided Shampoo, the index of the factor and the place in it.
     """
 
     tensors: tuple[TensorLayout, ...]

@@ -3,11 +3,10 @@
     L += G G^T,  R += G^T G           summed     (beta2 = 1)
     L = beta2 L + (1 - beta2) G G^T   decayed
 
-and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose.
-
-``window``, in the working precision, sums the collections; at an exchange it is added to ``total``, in float64, and
-starts again at zero. Both are kept as triangles (triangles.py). float32 alone would stop growing after some 2^24
-equal increments; a window has at most 100,000.
+and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose. ``window``, in
+the working precision, sums the collections; at an exchange it is added to ``total``, in float64: float32 alone would
+stop growing after some 2^24 equal increments; a window has at most 100,000. Both are kept as triangles
+(triangles.py).
 """
 
 import tensorflow as tf
@@ -55,10 +54,7 @@ def collect(
 def fold(
     total: tf.Variable, window: tf.Variable, size: int, decay: tf.Tensor, present: Present = None
 ) -> tf.Tensor:
-    """Adds a window to its total and empties it, in place; ``decay`` is beta2 to the power of the window's collections.
-
-    Returns the Frobenius norm of the change of each matrix, float64 [N].
-    """
+    """Adds a window to its total and empties it, in place; returns the Frobenius norms of the changes, float64 [N]."""
     added = tf.cast(window, tf.float64)
     change = added + (decay - 1.0) * total
     change = keep(change, tf.zeros_like(change), present)

@@ -19,10 +19,7 @@ from ctr.workers.collectives import ALONE, Workers
 
 
 def clip_update(update: tf.Tensor, norm: tf.Tensor, shape: Sequence[int], threshold: float) -> tf.Tensor:
-    """Scales an update, or a part of it, down where the root mean square of the whole one is above the threshold.
-
-    The whole update has this Frobenius norm, scalar, and this shape.
-    """
+    """Scales an update, or a part of one of this norm and shape, down where its root mean square is too large."""
     rms = norm / math.sqrt(max(1, math.prod(shape)))
     return update / tf.maximum(tf.ones_like(rms), rms / threshold)
 
@@ -38,8 +35,7 @@ def limit_update(
 
     Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no multiple within its
     limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, and its whole tensor with it at
-    that scale. The update has the learning rate in it. ``owners`` hold a part of the tensor each: the factor is that
-    of all.
+    that scale. ``owners`` hold a part of the tensor each.
     """
     size = tf.abs(update)
     limit = relative * tf.abs(weight) + absolute
