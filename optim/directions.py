@@ -39,21 +39,22 @@ def _multiply(blocks: tf.Tensor, axis: int, root: tf.Tensor) -> tf.Tensor:
     return tf.transpose(_multiply(tf.transpose(blocks, swap), 0, root), swap)
 
 
-def squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
-    """Computes the diagonal of ``statistics.gram``: [N, d_axis] of blocks [N, d_0, ..., d_k-1]."""
-    others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
-    return tf.reduce_sum(tf.square(blocks), axis=others)
-
-
 def collect_squares(
-    sums: tf.Variable, found: tf.Tensor, beta2: float, weight: tf.Tensor | float, present: Present = None
+    sums: tf.Variable,
+    blocks: tf.Tensor,
+    axis: int,
+    beta2: float,
+    weight: tf.Tensor | float,
+    present: Present = None,
 ) -> None:
-    """Adds one collection to sums [N, d], in place; to those that are not decayed with a weight."""
+    """Adds the diagonal of ``statistics.gram`` to sums [N, d_axis], in place; undecayed with a weight."""
+    others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
+    squares = tf.reduce_sum(tf.square(blocks), axis=others)
     if beta2 == 1.0:
-        added = tf.cast(weight, found.dtype) * found
+        added = tf.cast(weight, squares.dtype) * squares
         sums.assign_add(keep(added, tf.zeros_like(added), present))
     else:
-        sums.assign(keep(beta2 * sums + (1.0 - beta2) * found, sums, present))
+        sums.assign(keep(beta2 * sums + (1.0 - beta2) * squares, sums, present))
 
 
 def _by_diagonals(
@@ -76,11 +77,6 @@ def _by_diagonals(
         ]
         blocks *= tf.reshape(powers, shape)
     return blocks
-
-
-def needs_identity(options: ShampooOptions) -> bool:
-    """Tells whether roots that are not there yet have to be identities."""
-    return options.eigenvalue_correction or options.is_kl
 
 
 def set_identity(layout: ShampooLayout, state: ShampooState, status: tf.Tensor) -> None:

@@ -5,8 +5,14 @@ folded into the totals, then these are sent: between two exchanges the totals st
 restart computes roots in flight again. Without ``asynchronous`` an exchange is a part of its step: it waits for its
 own roots, as the first and the early ones always do, and matrices of tensors without a gradient in this step keep
 theirs, as in PyTorch's Distributed Shampoo.
+
+Young statistics change fast, and the first steps are the largest. While ``early_growth`` of the steps so far is less
+than tau1, exchanges are that far apart; until then statistics are collected at every step, each collection weighing
+1 / tau2 of a later one, which stands for tau2 steps.
 """
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,7 +27,6 @@ from ctr.optim.missing import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import TOLERANCE, whole_order
 from ctr.optim.row_variables import set_rows
-from ctr.optim.schedule import exchange_due, is_early
 from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState, create_variable
 from ctr.optim.triangles import pack_arrays, unpack, unpack_arrays
 
@@ -39,6 +44,68 @@ def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
             return tf.constant(True)
 
         tf.cond(condition, act, lambda: tf.constant(False))
+
+
+def first_exchange(options: ShampooOptions) -> int:
+    """Returns the step of the first exchange."""
+    first = options.start_preconditioning_step if options.first_exchange is None else options.first_exchange
+    assert first is not None
+    return first
+
+
+def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+    """Counts the steps from an exchange after ``step`` to the next one; both int64 scalars."""
+    frequency = tf.constant(options.precondition_frequency, tf.int64)
+    if not options.early_growth:
+        return frequency
+    early = tf.cast(tf.floor(options.early_growth * tf.cast(step, tf.float64)), tf.int64)
+    return tf.clip_by_value(early, 1, frequency)
+
+
+def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+    """Tells whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
+    return step < _early_steps(options.early_growth, options.precondition_frequency)
+
+
+@functools.cache
+def _early_steps(growth: float, frequency: int) -> int:
+    """The first step after which exchanges are tau1 apart: a number, as a TPU has no float64 to find it in."""
+    if not growth or frequency == 1:
+        return 0
+    step = max(0, math.floor(frequency / growth) - 1)
+    while math.floor(growth * step) < frequency:
+        step += 1
+    return step
+
+
+def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """Tells whether an exchange is due at ``step``, or was since ``last``, the step of the last one, or -1."""
+    first = tf.constant(first_exchange(options), tf.int64)
+    if options.exchange_phase is not None:
+        phase, frequency = (
+            tf.constant(value, tf.int64) for value in (options.exchange_phase, options.precondition_frequency)
+        )
+        # The numbers of exchanges up to either step: the one that was due may lie between them.
+        regular = (step - phase) // frequency > (last - phase) // frequency
+        return (step >= first) & ((last < 0) | regular)
+    return step >= tf.where(last < 0, first, last + steps_to_next_exchange(options, last))
+
+
+def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
+    """Tells whether statistics are collected at ``step``; ``last`` as of ``exchange_due``."""
+    if options.statistics_frequency == 1:
+        return True
+    # The first exchange has roots only if it has statistics.
+    begins = (last < 0) & (step >= tf.constant(first_exchange(options), tf.int64))
+    return tf.equal(step % options.statistics_frequency, 0) | begins | is_early(options, step)
+
+
+def collection_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor | float:
+    """Returns the weight of a collection at ``step`` in summed statistics, scalar; 1 when statistics are decayed."""
+    if options.statistics_frequency == 1 or not options.early_growth or options.beta2 < 1.0:
+        return 1.0
+    weight = tf.constant(1.0 / options.statistics_frequency, dtype)
+    return tf.where(is_early(options, step), weight, tf.ones_like(weight))
 
 
 def create_on_host(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:

@@ -26,11 +26,6 @@ def has_accumulator(options: ShampooOptions) -> bool:
     return options.grafting not in _WITHOUT_MOMENTS
 
 
-def is_layer_wise(options: ShampooOptions) -> bool:
-    """Tells whether a layer's step is scaled to the norm of its weights."""
-    return options.grafting in ("lars", "lamb")
-
-
 def layer_factor(weight_norm: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     """Computes |W| / |P|, scalar; 1 where one of the norms is 0."""
     return tf.where(

@@ -32,11 +32,6 @@ class Factors(NamedTuple):
     outputs: tf.Tensor
 
 
-def with_ones(inputs: tf.Tensor) -> tf.Tensor:
-    """Returns (a, 1) of a [B, in]."""
-    return tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1)
-
-
 def row_stride(rows: int | tf.Tensor, most: int) -> int | tf.Tensor:
     """Returns n for taking every n-th row of a batch: about ``most`` rows, at least so many if there are."""
     return max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
@@ -49,7 +44,7 @@ def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
 
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, weight: tf.Tensor, has_bias: bool) -> Factors:
     """Sums a' a'^T and g g^T over rows (eq. 3.5, but for their number); ``weight`` [B] is 0 for padding."""
-    extended = with_ones(inputs) if has_bias else inputs
+    extended = tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1) if has_bias else inputs
     return Factors(_weighted_gram(extended, weight), _weighted_gram(gradients, weight))
 
 

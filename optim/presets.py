@@ -222,7 +222,9 @@ def jax_shampoo(
         "preconditioning_compute_steps below 1; allowed: from 1 up": preconditioning_compute_steps < 1,
         "skip_preconditioning_rank_lt above 2; allowed: 1, 2": skip_preconditioning_rank_lt not in (1, 2),
     }
-    _refuse_if(refused)
+    for what, wrong in refused.items():
+        if wrong:
+            raise ValueError(f"there is no equal here of {what}")
     options = {
         **_SYNCHRONOUS,
         **_jax_graft(graft_type, beta2, diagonal_epsilon),
@@ -348,12 +350,6 @@ def _torch_graft(
             options |= {"grafting_beta2": decay, "grafting_epsilon": added}
     _refuse_others(name, fields)
     return options
-
-
-def _refuse_if(refused: Mapping[str, bool]) -> None:
-    for what, wrong in refused.items():
-        if wrong:
-            raise ValueError(f"there is no equal here of {what}")
 
 
 def _refuse_others(name: str, fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim import exchange, grafting, schedule, statistics
+from ctr.optim import exchange, grafting, statistics
 from ctr.optim.adagrad import RowAdaGrad, row_direction
 from ctr.optim.division import Division
 from ctr.optim.exchange import when
@@ -95,7 +95,7 @@ class RowOneSided(RowAdaGrad):
                     factor, place = self._layout.table_factors[index]
                     (products,) = owners.all_reduce([statistics.row_statistics(part[:, :-1])])
                     found.setdefault(factor, {})[place] = products
-        weight = schedule.collection_weight(self.options, step, self.state.dtype)
+        weight = exchange.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
             for factor, products in found.items():
@@ -105,7 +105,7 @@ class RowOneSided(RowAdaGrad):
             self.state.window_collections.assign_add(1)
 
         last = self.state.exchanged_at.read_value()
-        when(schedule.collection_due(self.options, step, last), collect)
+        when(exchange.collection_due(self.options, step, last), collect)
 
     def _precondition(
         self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers

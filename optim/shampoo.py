@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from ctr.optim import directions, exchange, factor_update, grafting, momentum, schedule, statistics
+from ctr.optim import directions, exchange, factor_update, grafting, momentum, statistics
 from ctr.optim.adagrad import row_direction
 from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
@@ -92,7 +92,7 @@ class ShampooCore(GradientSteps):
         state, options = self.state, self.options
         step = state.step.assign_add(1, read_value=True)
         rate = self._rate(learning_rate)
-        if directions.needs_identity(options):
+        if options.eigenvalue_correction or options.is_kl:
             status = state.status.read_value()
             is_missing = tf.reduce_any(tf.equal(status[STATUS.index("certified")], 0))
             own = self.division.take_status(status)
@@ -113,7 +113,8 @@ class ShampooCore(GradientSteps):
         moving = self._moving_gradients(dense, step)
         at_once = moving
         if not (options.grafted_norm or options.separate_momenta) and share is not None:
-            at_once = {index: one for index, one in moving.items() if not self._is_preconditioned(index)}
+            tensors = self.layout.tensors
+            at_once = {i: gradient for i, gradient in moving.items() if not tensors[i].is_preconditioned}
         grafts = self._grafted_directions(at_once, step)
         found = self._directions(moving, stacked, grafts, share, step, present)
         if options.separate_momenta:
@@ -131,9 +132,6 @@ class ShampooCore(GradientSteps):
     def _count_nonfinite(self) -> None:
         place = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
         self.state.counters.assign_add(place)
-
-    def _is_preconditioned(self, index: int) -> bool:
-        return self.layout.tensors[index].is_preconditioned
 
     def _moving_gradients(self, dense: dict[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
         """The gradients, or their averages; those that are kept in the bases are gradients here."""
@@ -169,7 +167,7 @@ class ShampooCore(GradientSteps):
         if not layout.factors and not layout.stacks:
             return
 
-        weight = schedule.collection_weight(self.options, step, self.state.dtype)
+        weight = exchange.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
@@ -180,7 +178,7 @@ class ShampooCore(GradientSteps):
                 for factor, products in zip(factors, found, strict=True):
                     statistics.collect(state.windows[factor], products, beta2, weight, here)
                 for axis, sums in state.diagonals[number].items():
-                    directions.collect_squares(sums, directions.squares(blocks, axis), beta2, weight, here)
+                    directions.collect_squares(sums, blocks, axis, beta2, weight, here)
             by_factor: dict[int, dict[int, tf.Tensor]] = {}
             for index, (factor, place) in layout.table_factors.items():
                 values = (
@@ -198,7 +196,7 @@ class ShampooCore(GradientSteps):
             state.collections.assign_add(1)
             state.window_collections.assign_add(1)
 
-        when(schedule.collection_due(self.options, step, state.exchanged_at.read_value()), collect)
+        when(exchange.collection_due(self.options, step, state.exchanged_at.read_value()), collect)
 
     def _shampoo_share(self, step: tf.Tensor) -> tf.Tensor | None:
         """For each tensor Shampoo's share of the direction in 0..1; None when nothing is preconditioned."""
@@ -317,7 +315,7 @@ class ShampooCore(GradientSteps):
             index: grafting.direction(self.options, self.state.accumulators[index], gradient, step)
             for index, gradient in moving.items()
         }
-        if not grafting.is_layer_wise(self.options):
+        if self.options.grafting not in ("lars", "lamb"):
             return grafts
         norms = self._whole_norms(grafts)
         weights = {index: tf.norm(tf.cast(self.weights[index], self.state.dtype)) for index in grafts}
