@@ -6,13 +6,11 @@ For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed 
     V = R C / (1^T R),    U = G / sqrt(V),    X -= a U / max(1, RMS(U) / d)
     a = max(e2, RMS(X)) rho
 
-Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices of its last two dimensions, each
-with its own R and C; RMS(U) and RMS(X) are of the whole tensor.
-
-**Rows of tables.** A batch touches some rows (those whose gradient is not zero), and only these may move. So R_i is
-the average of the mean square of row i over the steps that touched it, with a step number t_i of its own; C_j is
-that of the mean square of column j over the touched rows; and V_ij = R_i C_j / mean(C). Where every step touches all
-rows this is algorithm 4 to the last digit of arithmetic. RMS(U) and RMS(X) are those of the touched rows.
+Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices, with an R and C each; RMS(U)
+and RMS(X) are of the whole tensor. **Of tables** a batch moves some rows only, those whose gradient is not zero. So
+R_i is the average of the mean square of row i over the steps that touched it, with a step number t_i of its own; C_j
+that of column j over the touched rows; V_ij = R_i C_j / mean(C); and RMS is that of the touched rows. Where every
+step touches all rows this is algorithm 4 to the last digit of arithmetic.
 """
 
 import math

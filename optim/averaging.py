@@ -1,13 +1,12 @@
 """Schedule-free averaging of dense weights (Defazio et al., 2024, arXiv 2405.15682, equations 3-5 and section 4.1).
 
-An optimizer moves z, by gradients at y, which lies between z and the average x of all z so far::
+An optimizer moves z, by gradients at y, the weights of the model, between z and the average x of all z so far::
 
     y = (1 - beta) z + beta x
     z' = z - rate direction(gradient at y)
     x' = (1 - c) x + c z',    c = rate^2 / sum of rate^2 so far
 
-So x needs neither a horizon nor a decaying rate. A model's weights are y: a pass predicts and learns with them; x is
-served. Only d = z - y is kept beside y, as x = y - d (1 - beta) / beta.
+So x, which is served, needs neither a horizon nor a decaying rate. Only d = z - y is kept beside y.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
 """Shampoo for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
 
-At a warm start sums and averages of single elements go wherever their elements go: a trained weight with a fresh
-accumulator would take its first steps at the full rate. Statistics and roots belong to blocks, and go with weights that
-are taken whole.
+At a warm start state of single elements goes wherever their elements go: a trained weight with a fresh accumulator
+would take its first steps at the full rate. Statistics and roots belong to blocks, and go with whole weights.
 """
 
 import math

@@ -1,6 +1,4 @@
-"""First-order optimizers whose step sizes Shampoo takes (PSO App. G; PT 2.4), as pure functions.
-
-Each gives the direction P of a step W -= rate * P:
+"""First-order optimizers whose step sizes Shampoo takes (PSO App. G; PT 2.4): directions P of steps W -= rate * P.
 
     adagrad   D += G^2                     P = G / (sqrt(D) + eps)         eps of its own, 0 by default
     rmsprop   D = b D + (1 - b) G^2        P = G / (sqrt(D) + eps)

@@ -6,36 +6,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ctr.optim import keras_common as common
 from ctr.optim.gradients import Gradient
-from ctr.optim.keras_common import (
-    ADAFACTOR,
-    ADAFACTOR_DOCUMENTATION,
-    DOCUMENTATION,
-    KERAS_OPTIONS,
-    SHAMPOO,
-    TABLES,
-    CallbackMixin,
-    OptimizerMixin,
-    apply,
-    check_tables,
-    check_variables,
-    checked_learning_rate,
-    documented,
-    make_core,
-    make_replicas,
-    split_options,
-    sum_over_replicas,
-)
 
-_KERAS_OPTIONS = (*KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
+_KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
 
-class _Optimizer(OptimizerMixin, keras.optimizers.Optimizer):
+class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate: Any = 0.02,
         *,
-        tables: str | None = TABLES,
+        tables: str | None = common.TABLES,
         name: str | None = None,
         **options: Any,
     ) -> None:
@@ -43,8 +25,8 @@ class _Optimizer(OptimizerMixin, keras.optimizers.Optimizer):
             raise RuntimeError(
                 f"{self.kind.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
             )
-        check_tables(tables)
-        own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
+        common.check_tables(tables)
+        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.kind)
         rate = self._checked(learning_rate)
         super().__init__(learning_rate=rate, name=name or self.kind.title.lower(), **keras_options)
         self.options = own
@@ -53,12 +35,12 @@ class _Optimizer(OptimizerMixin, keras.optimizers.Optimizer):
 
     @staticmethod
     def _checked(rate: Any) -> Any:
-        return checked_learning_rate(rate, callable(rate))
+        return common.checked_learning_rate(rate, callable(rate))
 
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
-        check_variables(self.kind, variables, [variable.path for variable in variables])
+        common.check_variables(self.kind, variables, [variable.path for variable in variables])
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
             # Keras 3 does either inside a condition, in which replicas cannot wait for each other.
@@ -77,20 +59,20 @@ class _Optimizer(OptimizerMixin, keras.optimizers.Optimizer):
         self._names = [variable.path for variable in variables]
         with tf.init_scope():
             weights = [variable.value for variable in variables]
-            self._replicas = make_replicas(
-                make_core(self.kind, self.options, weights, self._names, self.tables, create)
+            self._replicas = common.make_replicas(
+                common.make_core(self.kind, self.options, weights, self._names, self.tables, create)
             )
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
         # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
-        super()._backend_apply_gradients(sum_over_replicas(grads), trainable_variables)
+        super()._backend_apply_gradients(common.sum_over_replicas(grads), trainable_variables)
 
     def _backend_update_step(
         self, grads: Sequence[Gradient], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         # The one place that gets all gradients, clipped and accumulated.
         indices = [self._get_variable_index(variable) for variable in trainable_variables]
-        apply(
+        common.apply(
             self._replicas,
             dict(zip(indices, grads, strict=True)),
             learning_rate,
@@ -106,23 +88,23 @@ class _Optimizer(OptimizerMixin, keras.optimizers.Optimizer):
 class Shampoo(_Optimizer):
     """Shampoo."""
 
-    kind = SHAMPOO
+    kind = common.SHAMPOO
 
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(_Optimizer):
     """Adafactor."""
 
-    kind = ADAFACTOR
+    kind = common.ADAFACTOR
 
     def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
         super().__init__(learning_rate, **options)
 
 
-class ShampooCallback(CallbackMixin, keras.callbacks.Callback):
+class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
     """The callback for Keras 3."""
 
 
-Shampoo.__doc__ = documented(DOCUMENTATION, SHAMPOO.options)
-ShampooCallback.__doc__ = CallbackMixin.__doc__
-Adafactor.__doc__ = documented(ADAFACTOR_DOCUMENTATION, ADAFACTOR.options)
+Shampoo.__doc__ = common.documented(common.DOCUMENTATION, common.SHAMPOO.options)
+ShampooCallback.__doc__ = common.CallbackMixin.__doc__
+Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, common.ADAFACTOR.options)

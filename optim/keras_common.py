@@ -124,11 +124,7 @@ def split_options(
 
 
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
-    """Returns a learning rate as Keras takes it: a schedule as it is, a number as a float.
-
-    Raises:
-        ValueError: a number that no step can be taken with, or no number.
-    """
+    """Returns a schedule as it is, a number as a float; raises ValueError for what no step can be taken with."""
     if is_schedule or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
         # In a graph a tensor has no value yet.
         return rate
@@ -224,9 +220,8 @@ def make_core(
 def make_replicas(core: Core) -> list[Core]:
     """Makes the optimizers of this process' replicas, each over its own components of mirrored variables.
 
-    Without a tf.distribute strategy, or where it has one replica, that is the core itself. Else all replicas keep
-    all state and take the same steps, on gradients that were summed over them; the first one of each process has the
-    roots computed, and the others copy them.
+    They keep all state and take the same steps, on gradients that were summed over them; the first one of each
+    process has the roots computed, and the others copy them. Without several replicas that is the core itself.
     """
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:

@@ -4,8 +4,8 @@
     for inputs, labels in batches:
         loss = trainer.step(inputs, labels)
 
-K-FAC needs the inputs of layers and the gradients by their outputs, which no Keras optimizer is given. So it is none:
-the step runs the model's layers itself (``ctr.optim.record``).
+No Keras optimizer is given the inputs of layers and the gradients by their outputs, so the step runs the model's
+layers.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,10 @@ from ctr.optim.record import is_dense, is_sequential, record_sequential, refuse_
 
 
 class KfacTrainer:
-    """Trains a model.
+    """Trains a model, built of dense layers and layers without weights; frozen layers stay as they are.
 
     Args:
-        model: Sequential, built, of dense layers and layers without weights; layers that are frozen stay as they
-            are.
+        model: Sequential and built.
         loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
@@ -93,11 +92,7 @@ class KfacTrainer:
         self._rate.assign(rate)
 
     def step(self, inputs: Any, labels: Any) -> tf.Tensor:
-        """Learns from a batch; the mean loss before the step, scalar.
-
-        Raises:
-            ValueError: the batch has no rows, or a shape that the model or the loss does not take.
-        """
+        """Learns from a batch; returns the mean loss before the step, scalar. ValueError: no rows, or a wrong shape."""
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")

@@ -5,14 +5,12 @@ for the Kronecker product of (eq. 3.5)::
 
     A = E[a' a'^T],    G = E[g g^T],    g = grad_z log p(y | x)
 
-and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1. Damping by lambda I:
+and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1. Damping by lambda I, exactly
+(eigen), or approximately, by the products of two inverses:
 
     inverse   (A + pi sqrt(lambda) I)^-1 grad (G + sqrt(lambda) / pi I)^-1                         eq. 3.2
               pi^2 = (tr A / dim A) / (tr G / dim G): the mean eigenvalue of A over that of G
     eigen     U ((U^T grad V) / (d_A d_G^T + lambda)) V^T,   A = U d_A U^T, G = V d_G V^T          eq. 3.1 itself
-
-The second form damps F_A (x) F_G + lambda I exactly; the first one approximates it, with the products of two
-inverses.
 """
 
 from typing import NamedTuple

@@ -6,11 +6,9 @@ et al., arXiv 2502.16982, section 2.2)::
     M = mu M + G,    D = G + mu M (Nesterov) or M
     W -= rate (rms sqrt(max(m, n)) O(D) + lambda W)
 
-where O(D) is U V^T of D = U S V^T, as far as some iterations of a polynomial of degree five bring the singular
-values near 1; they stay between about 0.7 and 1.2. A stack of matrices is one of each. Everything else, also
-matrices of one row or column such as heads, learns by Adam. Results are those of ``keras.optimizers.Muon``, except
-that weight decay moves weights together with the step, and that one has no stacks and takes matrices of one row or
-column as others.
+where O(D) is U V^T of D = U S V^T, but for singular values, which a polynomial iteration brings to about 0.7 to 1.2.
+A stack of matrices is one of each. All else, also matrices of one row or column, learns by Adam. Unlike
+``keras.optimizers.Muon``, weight decay moves weights together with the step.
 """
 
 import math

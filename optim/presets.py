@@ -5,13 +5,12 @@
 
 ``torch_shampoo`` takes the keywords of ``DistributedShampoo`` of facebookresearch/optimizers, in the names of its
 versions before and after 2025; ``jax_shampoo`` those of ``distributed_shampoo`` of google-research/precondition.
-Where these have objects or enumerations, either the object itself may be given or a mapping with its class name as
-``type``, and the name of the enumeration's member. What cannot be the same here is refused.
+Their objects and enumerations may be given as mappings with the class name as ``type``, and as names of members.
 
 Steps are equal in exact arithmetic, as long as no root fails: here none is used without its certificate, and none is
-computed again with more damping. Tests compare with replays of these implementations. Where JAX's computes roots by
-its own iteration (``eigh`` False), some fail at conditions from about 1000 on, and it damps these more. Without a
-graft, versions for PyTorch of 2024 take no step before the first roots, newer ones and this one plain gradients.
+computed again with more damping. Where JAX's computes roots by its own iteration (``eigh`` False), some fail at
+conditions from about 1000 on, and it damps these more. Without a graft, versions for PyTorch of 2024 take no step
+before the first roots, newer ones and this one plain gradients.
 """
 
 import math
@@ -265,8 +264,8 @@ def soap(
     """Configures SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
 
     Not step by step that of its authors, which takes no step with the first gradient, changes bases after the step
-    and by one power iteration. Bases come as often as Shampoo's roots do; theirs: ``statistics_frequency=1,
-    precondition_frequency=10``. Embedding tables learn by rows.
+    and by one power iteration. Theirs come as often as with ``statistics_frequency=1, precondition_frequency=10``.
+    Embedding tables learn by rows.
 
     Args:
         learning_rate: on Adam's scale.

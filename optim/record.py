@@ -1,8 +1,7 @@
 """Records of a model's linear products, for optimizers and statistics that do not look at its layers.
 
-A *product* is z = a W (+ b) for the rows of a batch. The gradient of the loss by z gives those of W and b row by
-row: those of row n are a_n (x) dz_n and dz_n. Where W is used once, this holds in any model: crosses, bottlenecks,
-ensembles whose components are computed at once.
+A *product* is z = a W (+ b) for the rows of a batch; the gradients of W and b of row n are a_n (x) dz_n and dz_n.
+Where W is used once, this holds in any model: crosses, bottlenecks, ensembles whose components are computed at once.
 """
 
 import contextlib
@@ -22,9 +21,8 @@ class Product(NamedTuple):
         names: of W, one for each of the n products.
         inputs: a, [B, in] or [n, B, in]; [1, B, in] where all n have the same inputs.
         outputs: z, [B, units] or [n, B, units], with or without its bias.
-        has_bias: whether a bias is added to it.
-        slope: the derivative by z of the next product's inputs, or of the model's outputs, of the shape of z, where
-            each number of these depends on its own of z alone; None: it does not, or that is not known.
+        slope: the derivative by z of the next product's inputs, or of the model's outputs, where each number of
+            these depends on its own of z alone; None: it does not, or that is not known.
         matrix: W, [in, units]; None: not known.
     """
 
@@ -70,11 +68,8 @@ def record_sequential(
 ) -> tuple[tf.Tensor, Sequence[Product]]:
     """Computes the outputs of a built model, [B, C], and its products, with ``slopes`` not in a ``tf.function``.
 
-    Layers are run one by one, dense ones by their product and their activation. Others may have no trainable
-    weights.
-
     Raises:
-        ValueError: a layer's products are not known.
+        ValueError: a layer's products are not known, as of one with weights that is not dense.
     """
     with contextlib.ExitStack() as stack:
         return _record_layers(model, inputs, stack if slopes else None)

@@ -9,21 +9,17 @@ term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0.
 from semidefinite than rounding explains is refused. The damping is never raised to get a result.
 
 A root leaves this module only if its residual on the matrix itself is within tolerance; else another solver is
-tried, and at last RootError reports what each one gave. Functions of their arguments alone, in float64: safe in
-threads.
+tried, and at last RootError reports what each one gave. All in float64, and safe in threads.
 
 **Certificates.** For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
-positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner &
-Heinz), so with e = 1/p
+positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner
+& Heinz), so with e = 1/p
 
     (1 + s)^-e X <= A^-e <= (1 - s)^-e X:
 
-in every direction, those of the small eigenvalues included, X is right to a relative e s or so. Any matrix with the
-eigenvalues of S and any norm not below the spectral one serve as an upper bound; X^p A - I has them, and the
-symmetric form least rounding, the Frobenius norm.
-
-Rounding of A already changes its small eigenvalues by u |A|_2, so no method brings s below about u * condition
-(times up to n for the norm): 1e-9 at condition 1e6, 1e-3 at 1e12.
+in every direction X is right to a relative e s or so. Any matrix with the eigenvalues of S and any norm not below
+the spectral one serve as an upper bound: X^p A - I, and the Frobenius norm. Rounding of A already changes its small
+eigenvalues by u |A|_2, so no method brings s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
 
 By benchmarks/bench_roots.py (2 cores of a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a
 certified root, n x n:
@@ -32,8 +28,6 @@ certified root, n x n:
     eigh                  0.11   0.33    1.4    6.0     37    272
     coupled, cold         0.73    1.9    8.2     52    360   2674     (21-22 iterations)
     coupled, warm         0.51    1.2    3.2     17    109    826     (4 iterations, same eigenvectors)
-
-Where products are far cheaper than a decomposition, on accelerators, there is `ctr.optim.graph_roots`.
 """
 
 from collections.abc import Callable, Iterator
@@ -92,14 +86,13 @@ def decomposition_residual(
 ) -> float:
     """Computes the bound s for X = Q diag(values^-e) Q^T as an approximate ``matrix^-e``, 0 < e <= 1.
 
-    For exponents e that are not 1/p, where no power of X undoes the root. (X^b A^a - I for an exponent a/b
-    would, at the price of condition^a in rounding.) With E = A Q - Q Lambda and D = Q^T Q - I,
+    For exponents e that are not 1/p, where no power of X undoes the root. With E = A Q - Q Lambda and D = Q^T Q - I,
 
         W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
 
-    compares A with Q^-T Lambda Q^-1 as S does above. Where Q is not quite orthogonal that is not yet the
-    matrix X is built from: with d = |Lambda^(-1/2) D Lambda^(1/2)| it costs d before the power, and d after
-    it. So s = |W| + d (1 + 1 / e), to first order in D, which is rounding; inf where something is not finite.
+    compares A with Q^-T Lambda Q^-1 as S does above. Where Q is not quite orthogonal, d = |Lambda^(-1/2) D
+    Lambda^(1/2)| is added, before and after the power. So s = |W| + d (1 + 1 / e), to first order in D; inf where
+    not finite.
     """
     with np.errstate(all="ignore"):
         error = matrix @ vectors - vectors * values
@@ -126,13 +119,10 @@ class RootError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Root:
-    """Inverse root, float64 [n, n], symmetric positive definite, with its certificate.
+    """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
 
-    Attributes:
-        residual: the bound s; the root's relative error is about s * exponent.
-        solver: "eigh", "coupled_warm" or "coupled_cold".
-        condition: of A_damped; from the coupled iteration a lower estimate, within a few percent.
-        failures: the attempts before, and why each was refused.
+    ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped (from the coupled
+    iteration a lower estimate, within a few percent), and ``failures`` say why attempts before were refused.
     """
 
     matrix: FloatArray
@@ -159,19 +149,15 @@ def inverse_root(
 ) -> Root:
     """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
 
-    "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO
-    App. E's iteration, warm where `previous` is given, then cold, then eigh; it exists for exponents 1/p
-    only, others go to eigh at once. "auto" is "eigh", the fastest for every n.
-
-    Args:
-        epsilon: the damping, at least 0; relative to the largest eigenvalue unless ``absolute``.
-        previous: the root [n, n] of an earlier matrix, for a warm start.
-        previous_condition: that root's `condition`; with it, large eigenvalues are projected (PSO App. E).
-        tolerance: the largest residual that is accepted.
+    "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO App.
+    E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh; it exists for
+    exponents 1/p only. "auto" is "eigh", the fastest for every n. With ``previous_condition``, that root's
+    `condition`, large eigenvalues are projected. The damping is relative to the largest eigenvalue unless
+    ``absolute``.
 
     Raises:
-        RootError: A is not a finite square matrix, is zero or indefinite, or no solver's root is good
-            enough. The previous root, if there is one, stays the best there is.
+        RootError: A is not a finite square matrix, is zero or indefinite, or no solver's residual is within
+            tolerance.
         ValueError: another argument is not as described.
     """
     if not 0 < exponent <= 1 or not epsilon >= 0 or solver not in ("auto", "eigh", "coupled"):

@@ -1,16 +1,15 @@
 """Rows of a table, or of state with a row for each of them, in lines of 128 numbers, divided over chips.
 
 A TPU gathers and scatters lines of 128 numbers as they lie in its memory; of a table [R, 17] it would copy all of it
-to another layout and back at every step. So a line has as many rows as fit into it, one behind the other::
+to another layout and back at every step. So a line has as many rows as fit into it, or a row lines of its own::
 
     slot s of C columns:    line s // k, from column (s % k) * C on,    k = 128 // C
 
-Rows wider than that have a line each, of a multiple of 128. Of W chips that divide the rows, row r is held by chip
-r % W as its slot r // W; all chips have as many lines.
+Of W chips that divide the rows, row r is held by chip r % W as its slot r // W; all chips have as many lines.
 
 A step adds to lines, so that lines that several rows of the batch share are no special case. To add ``new - old``
-would round; therefore lines hold the bits of the numbers as int32, and the difference of the bits is added. Integers
-wrap around, so that a row has exactly the bits of ``new`` after that, in whichever order rows are added.
+would round; therefore lines hold the bits as int32, and their difference is added: integers wrap around to those of
+``new``.
 """
 
 from collections.abc import Callable

@@ -146,14 +146,9 @@ def _step_of_copy(
 class RowNewton(RowAdaGrad):
     """Newton's steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
 
-    The information S is where AdaGrad would have the sum of squares of a linear weight.
-
-    Args:
-        rates: see ``RowRule``; of linear weights a factor of the step.
-        initial_accumulators: see ``RowAdaGrad``; of linear weights 0.
-        features: for each table the number of its features.
-        copies: of each table's columns, the last one in each copy being linear weights.
-        precision: T of every feature at the beginning, and what rows that were not touched yet were shrunk by.
+    The information S is where AdaGrad would have the sum of squares of a linear weight, the last column of each of
+    the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` are the numbers of each
+    table's features, whose T begins as ``precision``.
     """
 
     row_state: tuple[str, ...] = (

@@ -1,8 +1,7 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
 
-The right side alone (PSO lemma 1 with p = infinity; App. D) is a [d, d] matrix, R += G^T G, and the step P = G
-R^(-1/2) has the rows of G: rows without a gradient stay as they are. G^T G is the product of the distinct touched
-rows. P takes the norm of AdaGrad's step on the same rows, copy by copy where a row has several embeddings. Roots
+The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
+without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots
 come from the host, as those of dense weights do (``shampoo.py``).
 """
 

@@ -1,14 +1,13 @@
 """Symmetric matrices of d x d as their d (d + 1) / 2 numbers, in a form that moves blocks and never single elements.
 
-With r = ceil(d / 2) and h = d - r, and A11 of r x r, A21 of h x r and A22 of h x h, the lower triangles of A11 and
-A22 fill a rectangle of r x (h + 1), one as it is and one transposed (rectangular full packed format; Gustavson et
-al., ACM TOMS 37(2), 2010)::
+With r = ceil(d / 2) and h = d - r, the lower triangles of A11 [r, r] and A22 [h, h] fill a rectangle of r x (h + 1),
+one as it is and one transposed (rectangular full packed format; Gustavson et al., ACM TOMS 37(2), 2010)::
 
     A11 lower       a b' b'      A22 lower, transposed and one to the right: b'
                     a a  b'
                     a a  a
 
-Packed are the rows of A21, then those of the rectangle. Only the lower triangle of a matrix is read.
+Packed are the rows of A21 [h, r], then those of the rectangle. Only the lower triangle of a matrix is read.
 """
 
 import math
