@@ -15,8 +15,7 @@ from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.row_rule import RowRule, State
 from ctr.workers.collectives import Workers
 
-_OPERATIONS = 7
-"""For each element of a touched row."""
+_OPERATIONS = 7  # for each element of a touched row
 
 
 def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -22,8 +22,7 @@ from ctr.optim.blocking import Shape
 from ctr.optim.options import ShampooOptions
 from ctr.optim.state import ShampooLayout
 
-Cubic = tuple[float, float, float]
-"""(a, b, c) of a d^3 + b d^2 + c."""
+Cubic = tuple[float, float, float]  # (a, b, c) of a d^3 + b d^2 + c
 
 ROOT: Cubic = (3.1e-10, 5.6e-8, 6.8e-5)
 """Seconds of an inverse root in float64 by LAPACK's eigendecomposition, with its certificate, on one core.

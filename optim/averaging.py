@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-SQUARED_RATES = "averaging/squared_rates"
-"""The name of the sum of squared rates."""
-DISTANCE = "averaging/distance/"
-"""What the names of the distances begin with; that of the weight follows."""
+SQUARED_RATES = "averaging/squared_rates"  # the name of the sum of squared rates
+DISTANCE = "averaging/distance/"  # what the names of the distances begin with; that of the weight follows
 
 
 class ScheduleFree:

@@ -11,8 +11,7 @@ from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenO
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-_OPERATIONS = 12
-"""For each weight: squares, their sums, two divisions, two root mean squares, and the step."""
+_OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two root mean squares, and the step
 _MEANING = ("factored", "beta1")
 
 

@@ -12,8 +12,7 @@ from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenO
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-_UPDATE = 10
-"""Operations for each weight: AdaGrad, two norms and a scale."""
+_UPDATE = 10  # operations for each weight: AdaGrad, two norms and a scale
 _INVERSE = 3
 """Operations of an inverse of a [d, d] matrix over d^3: a Cholesky decomposition and two triangular solves."""
 

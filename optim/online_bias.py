@@ -19,12 +19,9 @@ import tensorflow as tf
 
 from ctr.optim.online_newton import MAX_STEP, BatchSums, CalibrationStep, OnlineNewton
 
-WALKS = (0.0, 0.3, 3.0)
-"""v of each bias: what the log is allowed to do."""
-PRIOR = 0.3
-"""P."""
-FORGETTING = 0.5
-"""k, of what is known and of the losses."""
+WALKS = (0.0, 0.3, 3.0)  # v of each bias: what the log is allowed to do
+PRIOR = 0.3  # P
+FORGETTING = 0.5  # k, of what is known and of the losses
 
 
 class OnlineBias:

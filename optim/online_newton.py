@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-MAX_STEP = 1.0
-"""No step moves a weight further: the first batches may have no clicks at all, or only clicks."""
+MAX_STEP = 1.0  # no step moves a weight further: the first batches may have no clicks at all, or only clicks
 
 
 class CalibrationStep(NamedTuple):

@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-_ROUNDING = 1e-2
-"""Of the sum of the probabilities of a row, which may be bfloat16."""
+_ROUNDING = 1e-2  # Of the sum of the probabilities of a row, which may be bfloat16
 LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
 
 

@@ -18,8 +18,7 @@ from ctr.optim.row_rule import RowRule, State
 from ctr.optim.row_variables import Rows
 from ctr.workers.collectives import Workers
 
-_OPERATIONS = 14
-"""For each element of a touched row."""
+_OPERATIONS = 14  # for each element of a touched row
 
 
 class _RowState(NamedTuple):

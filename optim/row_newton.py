@@ -39,21 +39,15 @@ from ctr.optim.row_rule import State
 from ctr.optim.row_variables import Rows
 from ctr.workers.collectives import Workers
 
-OVERDISPERSION = 0.1
-"""c: how much of the squared gradient counts as information."""
-FORGETTING = 0.005
-"""What k_f starts at."""
-PRIOR_INFORMATION = 1.0
-"""On log T_f: it starts with a standard deviation of 1."""
-FORGETTING_INFORMATION = 0.3
-"""On log k_f."""
+OVERDISPERSION = 0.1  # c: how much of the squared gradient counts as information
+FORGETTING = 0.005  # what k_f starts at
+PRIOR_INFORMATION = 1.0  # on log T_f: it starts with a standard deviation of 1
+FORGETTING_INFORMATION = 0.3  # on log k_f
 _MAX_STEP = 0.5
-_PRIOR_RANGE = (-3.0, 12.0)
-"""Of log T_f."""
+_PRIOR_RANGE = (-3.0, 12.0)  # Of log T_f
 _FORGETTING_RANGE = (-9.0, 0.0)
 """Of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
-_OPERATIONS = 60
-"""For each linear weight of a touched row."""
+_OPERATIONS = 60  # for each linear weight of a touched row
 
 
 class FeatureGradient(NamedTuple):
