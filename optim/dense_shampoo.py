@@ -50,7 +50,7 @@ _STATISTICS = (
     "damping",
     "left_share",
 )
-_BlockKey = tuple[tuple[int, ...], tuple[int, ...], int]
+_BlockKey = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class DenseShampoo:
@@ -246,51 +246,32 @@ def _take_statistics(
     index: int,
     old_index: int,
 ) -> None:
-    """Statistics, roots and their status of a weight's blocks, which may lie elsewhere in the stacks."""
-    _take_blocks(arrays, old_arrays, layouts, index, old_index)
-    places, old_places = (
-        _blocks(layout, number) for layout, number in zip(layouts, (index, old_index), strict=True)
+    """State of a weight's blocks, which may lie elsewhere in the stacks, and of their matrices, with its status."""
+    stacks, old_stacks = (
+        _stacks_of(layout, n) for layout, n in zip(layouts, (index, old_index), strict=True)
     )
-    for key, (factor, members) in places.items():
-        old_factor, old_members = old_places[key]
-        new_side, old_side = layouts[0].factors[factor], layouts[1].factors[old_factor]
-        for kind in ("window", "total", "root"):
-            target = arrays[f"shampoo/{new_side.name}/{kind}"]
-            name = f"shampoo/{old_side.name}/{kind}"
-            target[members] = old_arrays[name][old_members]
-        status = old_arrays["shampoo/status"][:, old_side.offset + old_members]
-        arrays["shampoo/status"][:, new_side.offset + members] = status
+    for key, (number, members) in stacks.items():
+        old_number, old_members = old_stacks[key]
+        for kind in (MOMENT, *(f"{DIAGONAL}{axis}" for axis in layouts[0].stacks[number].diagonal)):
+            target = arrays.get(f"shampoo/stack{number}/{kind}")
+            if target is not None:
+                target[members] = old_arrays[f"shampoo/stack{old_number}/{kind}"][old_members]
+        for new, old in zip(
+            layouts[0].stack_factors[number], layouts[1].stack_factors[old_number], strict=True
+        ):
+            factor, old_factor = layouts[0].factors[new], layouts[1].factors[old]
+            for kind in ("window", "total", "root"):
+                source = old_arrays[f"shampoo/{old_factor.name}/{kind}"]
+                arrays[f"shampoo/{factor.name}/{kind}"][members] = source[old_members]
+            status = old_arrays["shampoo/status"][:, old_factor.offset + old_members]
+            arrays["shampoo/status"][:, factor.offset + members] = status
 
 
-def _take_blocks(
-    arrays: Mapping[str, np.ndarray],
-    old_arrays: Mapping[str, np.ndarray],
-    layouts: tuple[ShampooLayout, ShampooLayout],
-    index: int,
-    old_index: int,
-) -> None:
-    """State of a weight's blocks as a whole: second moments in their bases, and diagonals."""
-    for number, stack in enumerate(layouts[0].stacks):
-        members = np.flatnonzero(np.array(stack.owners) == index)
-        kinds = [MOMENT, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
-        for old_number, other in enumerate(layouts[1].stacks):
-            if (other.block, other.axes, other.diagonal) != (stack.block, stack.axes, stack.diagonal):
-                continue
-            old_members = np.flatnonzero(np.array(other.owners) == old_index)
-            for kind in kinds:
-                target = arrays.get(f"shampoo/stack{number}/{kind}")
-                if target is not None and len(members):
-                    target[members] = old_arrays[f"shampoo/stack{old_number}/{kind}"][old_members]
-
-
-def _blocks(layout: ShampooLayout, index: int) -> dict[_BlockKey, tuple[int, np.ndarray]]:
-    """By shape of block, axes and axis: a factor, and which of its matrices are a tensor's, in their order."""
-    found: dict[_BlockKey, tuple[int, np.ndarray]] = {}
-    for stack, factors in zip(layout.stacks, layout.stack_factors, strict=True):
-        members = np.flatnonzero(np.array(stack.owners) == index)
-        if len(members):
-            found |= {
-                (stack.block, stack.axes, axis): (factor, members)
-                for axis, factor in zip(stack.axes, factors, strict=True)
-            }
-    return found
+def _stacks_of(layout: ShampooLayout, index: int) -> dict[_BlockKey, tuple[int, np.ndarray]]:
+    """By shape of block, axes and diagonals: the stacks with blocks of a tensor, and which blocks these are."""
+    members = [np.flatnonzero(np.array(stack.owners) == index) for stack in layout.stacks]
+    return {
+        (stack.block, stack.axes, stack.diagonal): (number, members[number])
+        for number, stack in enumerate(layout.stacks)
+        if len(members[number])
+    }

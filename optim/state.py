@@ -187,8 +187,10 @@ class ShampooState:
         self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
         self.variables: dict[str, tf.Variable] = {}
 
-        def make(name: str, shape: Sequence[int], dtype: tf.DType, value: float = 0) -> tf.Variable:
-            self.variables[name] = create(name, shape, dtype, value)
+        def make(
+            name: str, shape: Sequence[int], dtype: tf.DType | None = None, value: float = 0
+        ) -> tf.Variable:
+            self.variables[name] = create(name, shape, self.dtype if dtype is None else dtype, value)
             return self.variables[name]
 
         self.step = make("step", [], tf.int64)
@@ -197,33 +199,27 @@ class ShampooState:
         self.window_collections = make("window_collections", [], tf.int64)
         decays = options.beta2 < 1.0
         self.missed = make("missed", [2, len(layout.tensors)], tf.int64) if decays else None
-        self.status = make(
-            "status", [len(STATUS), layout.matrices if matrices is None else matrices], self.dtype
-        )
+        self.status = make("status", [len(STATUS), layout.matrices if matrices is None else matrices])
         self.counters = make("counters", [len(COUNTERS)], tf.int64)
         self.windows, self.totals, self.roots = [], [], []
         for factor in layout.factors:
             cube = [factor.count, factor.size, factor.size]
             packed = [factor.count, packed_size(factor.size)]
-            self.windows.append(make(f"{factor.name}/window", packed, self.dtype))
+            self.windows.append(make(f"{factor.name}/window", packed))
             self.totals.append(make(f"{factor.name}/total", packed, tf.float64))
-            self.roots.append(make(f"{factor.name}/root", cube, self.dtype))
+            self.roots.append(make(f"{factor.name}/root", cube))
         self.moments: list[tf.Variable] = []
         self.averages: list[tf.Variable] = []
         self.diagonals: list[dict[int, tf.Variable]] = []
         for number, stack in enumerate(layout.stacks):
             whole = [stack.blocks, *stack.block]
             if options.eigenvalue_correction:
-                self.moments.append(make(f"stack{number}/{MOMENT}", whole, self.dtype))
+                self.moments.append(make(f"stack{number}/{MOMENT}", whole))
             if options.averages_in_bases:
-                self.averages.append(make(f"stack{number}/{AVERAGE}", whole, self.dtype))
+                self.averages.append(make(f"stack{number}/{AVERAGE}", whole))
+            sizes = {axis: [stack.blocks, stack.block[axis]] for axis in stack.diagonal}
             self.diagonals.append(
-                {
-                    axis: make(
-                        f"stack{number}/{DIAGONAL}{axis}", [stack.blocks, stack.block[axis]], self.dtype
-                    )
-                    for axis in stack.diagonal
-                }
+                {axis: make(f"stack{number}/{DIAGONAL}{axis}", size) for axis, size in sizes.items()}
             )
         self.accumulators: list[tf.Variable | None] = []
         self.gradient_averages: dict[int, tf.Variable] = {}
@@ -232,24 +228,19 @@ class ShampooState:
         for index, tensor in enumerate(layout.tensors):
             shape = tensor.shape if shapes is None else shapes[index]
             if index in layout.tables:
-                columns = 1 if options.sparse == "adagrad_row" else shape[1]
-                self.accumulators.append(
-                    make(
-                        f"tensor{index}/accumulator",
-                        [shape[0], columns],
-                        self.dtype,
-                        options.initial_accumulator,
-                    )
-                )
+                sums = [shape[0], 1 if options.sparse == "adagrad_row" else shape[1]]
+                initial = options.initial_accumulator
+                self.accumulators.append(make(f"tensor{index}/accumulator", sums, value=initial))
                 continue
+            initial = grafting.initial_accumulator(options)
             self.accumulators.append(
-                make(f"tensor{index}/accumulator", shape, self.dtype, grafting.initial_accumulator(options))
+                make(f"tensor{index}/accumulator", shape, value=initial)
                 if grafting.has_accumulator(options)
                 else None
             )
             if options.beta1 and not (options.averages_in_bases and tensor.is_preconditioned):
-                self.gradient_averages[index] = make(f"tensor{index}/gradient_average", shape, self.dtype)
+                self.gradient_averages[index] = make(f"tensor{index}/gradient_average", shape)
             if options.momentum:
-                self.momenta[index] = make(f"tensor{index}/momentum", shape, self.dtype)
+                self.momenta[index] = make(f"tensor{index}/momentum", shape)
             if options.separate_momenta and tensor.is_preconditioned:
-                self.graft_momenta[index] = make(f"tensor{index}/graft_momentum", shape, self.dtype)
+                self.graft_momenta[index] = make(f"tensor{index}/graft_momentum", shape)
