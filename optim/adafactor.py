@@ -20,8 +20,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.gradients import GradientSteps, RootSource
-from ctr.optim.missing import present_among
+from ctr.optim.gradients import GradientSteps, RootSource, present_among
 from ctr.optim.momentum import add_weight_decay, update_momentum
 from ctr.optim.protocol import WithoutHost
 from ctr.optim.state import Create, create_variable

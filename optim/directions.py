@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctr.optim import eigenbasis
 from ctr.optim.blocking import Stack
-from ctr.optim.missing import Present, keep, of_owners, powers
+from ctr.optim.gradients import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState
 

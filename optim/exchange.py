@@ -21,9 +21,9 @@ import tensorflow as tf
 from ctr.optim import statistics
 from ctr.optim.directions import replace_roots
 from ctr.optim.division import Division
+from ctr.optim.gradients import Present, keep, of_owners, powers
 from ctr.optim.graph_roots import inverse_roots
 from ctr.optim.host import Exchange, HostPipeline
-from ctr.optim.missing import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import TOLERANCE, whole_order
 from ctr.optim.row_variables import set_rows

@@ -18,7 +18,7 @@ import numpy as np
 
 from ctr.io.blas import one_blas_thread
 from ctr.optim.eigenbasis import eigenbasis
-from ctr.optim.missing import Present
+from ctr.optim.gradients import Present
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import Root, RootError, inverse_root
 from ctr.optim.state import COUNTERS, STATUS, Factor

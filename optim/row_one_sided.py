@@ -18,10 +18,9 @@ from ctr.optim.exchange import when
 from ctr.optim.host import HostPipeline
 from ctr.optim.options import OneSidedOptions, ShampooOptions
 from ctr.optim.protocol import Cost, RowGradient
-from ctr.optim.report import report
 from ctr.optim.row_rule import State
 from ctr.optim.row_variables import Rows
-from ctr.optim.state import STATUS, ShampooState, lay_out
+from ctr.optim.state import STATUS, ShampooState, lay_out, report
 from ctr.workers.collectives import Workers
 
 

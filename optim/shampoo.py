@@ -29,12 +29,10 @@ from ctr.optim import directions, exchange, factor_update, grafting, momentum, s
 from ctr.optim.adagrad import row_direction
 from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
-from ctr.optim.gradients import GradientSteps, RootSource
+from ctr.optim.gradients import GradientSteps, Present, RootSource, of_owners, present_among
 from ctr.optim.host import HostPipeline
-from ctr.optim.missing import Present, of_owners, present_among
 from ctr.optim.options import ShampooOptions
-from ctr.optim.report import describe, report
-from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
+from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, describe, lay_out, report
 from ctr.optim.update_limit import clip_update, limit_update
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part

@@ -1,4 +1,4 @@
-"""State of Shampoo: plain variables under names that do not depend on the process."""
+"""State of Shampoo: plain variables under names that do not depend on the process, and reports on them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -244,3 +244,121 @@ class ShampooState:
                 self.momenta[index] = make(f"tensor{index}/momentum", shape)
             if options.separate_momenta and tensor.is_preconditioned:
                 self.graft_momenta[index] = make(f"tensor{index}/graft_momentum", shape)
+
+
+def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]:
+    """Counts the state of the roots since the start of training: layers, ``COUNTERS``, staleness, residuals."""
+    status = dict(zip(STATUS, state.status.numpy(), strict=True))
+    in_use = status["certified"] > 0
+    staleness = int(state.step.numpy()) - status["root_step"][in_use]
+    owners = layout.owners
+    preconditioned = set(owners.tolist())
+    return {
+        "layers": len(preconditioned),
+        "layers_ready": len(preconditioned - set(owners[~in_use].tolist())),
+        **{name: int(count) for name, count in zip(COUNTERS, state.counters.numpy(), strict=True)},
+        "staleness_max": int(staleness.max(initial=0)),
+        "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
+        "residual_max": float(status["residual"][in_use].max(initial=0)),
+    }
+
+
+def describe(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, names: Sequence[str]
+) -> str:
+    """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
+
+    Memory is that of the optimizer's variables. Multiplications are those of one step, statistics divided by their
+    frequency, without some 10 d^3 for the root of every d x d matrix of an exchange.
+    """
+    rows: list[tuple[str, ...]] = [
+        ("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")
+    ]
+    item = state.dtype.size
+    statistics = np.zeros(len(layout.tensors))
+    roots = np.zeros(len(layout.tensors))
+    flops = np.zeros(len(layout.tensors))
+    for factor in layout.factors:
+        for owner in factor.owners:
+            statistics[owner] += packed_size(factor.size) * (item + 8)
+            roots[owner] += factor.size**2 * item
+    for stack in layout.stacks:
+        elements = float(np.prod(stack.block))
+        for owner in stack.owners:
+            for axis in stack.axes:
+                collected = (2 if options.is_kl else 1) / options.statistics_frequency
+                flops[owner] += 2 * elements * stack.block[axis] * (options.passes + collected)
+            for axis in stack.diagonal:
+                statistics[owner] += item * stack.block[axis]
+    first = np.zeros(len(layout.tensors))
+    for kept in (state.moments, state.averages):
+        for stack, _ in zip(layout.stacks, kept, strict=False):
+            for owner in stack.owners:
+                first[owner] += item * float(np.prod(stack.block))
+    for index, accumulator in enumerate(state.accumulators):
+        held = [accumulator]
+        held += [found.get(index) for found in (state.gradient_averages, state.momenta, state.graft_momenta)]
+        for variable in held:
+            if variable is not None:
+                # On several workers, of which each has a part, as on one.
+                shape = variable.shape if index in layout.tables else layout.tensors[index].shape
+                first[index] += item * float(np.prod(shape))
+    for index, (name, tensor) in enumerate(zip(names, layout.tensors, strict=True)):
+        rows.append(
+            (
+                name,
+                "x".join(map(str, tensor.shape)) or "scalar",
+                _treatment(options, layout, index),
+                _bytes(statistics[index]),
+                _bytes(roots[index]),
+                _bytes(first[index]),
+                f"{flops[index] / 1e6:.1f}" if flops[index] else "-",
+            )
+        )
+    totals = [_bytes(float(column.sum())) for column in (statistics, roots, first)]
+    rows.append(("total", "", "", *totals, f"{flops.sum() / 1e6:.1f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 3 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> str:
+    tensor = layout.tensors[index]
+    if index in layout.tables:
+        by = "per row" if options.sparse == "adagrad_row" else "per element"
+        if index in layout.table_factors:
+            return f"rows: right side, exponent -{options.exponent(1):g}; AdaGrad's step"
+        return f"rows: AdaGrad, one sum {by}"
+    if not tensor.is_preconditioned:
+        return options.grafting
+    blocks = sum(region.blocks for region in tensor.regions)
+    largest = max(tensor.regions, key=lambda region: region.block).block
+    order, preconditioned = len(tensor.merged), len(tensor.axes) + len(tensor.diagonal)
+    exponents = {
+        axis: options.side_exponent(axis, preconditioned, order) for axis in (*tensor.axes, *tensor.diagonal)
+    }
+    sides = (
+        "" if len(tensor.axes) == order or not tensor.axes else f" along {','.join(map(str, tensor.axes))}"
+    )
+    if tensor.diagonal:
+        sides += f" with diagonals along {','.join(map(str, tensor.diagonal))}"
+    size = "x".join(map(str, largest))
+    counted = f"{blocks} block{'s' * (blocks > 1)} of {size}"
+    if options.eigenvalue_correction:
+        return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
+    kind = "KL-Shampoo" if options.is_kl else "Shampoo"
+    found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents.values()))
+    return f"{kind}{sides}, {counted}, exponent {found}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -11,7 +11,7 @@ stop growing after some 2^24 equal increments; a window has at most 100,000. Bot
 
 import tensorflow as tf
 
-from ctr.optim.missing import Present, keep, powers
+from ctr.optim.gradients import Present, keep, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.triangles import matrix_size, multiplicities, pack
 
