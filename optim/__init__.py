@@ -62,8 +62,6 @@ class _StandIn(str):
 
 
 class _Watch(MetaPathFinder):
-    """Enters the names once a registry has been loaded."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -90,7 +88,6 @@ def _enter(registry: ModuleType) -> None:
 
 
 def _register() -> None:
-    """Registers the optimizer with both Keras, loaded or not; once in a process."""
     if any(isinstance(finder, _Watch) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Watch())

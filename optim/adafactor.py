@@ -177,7 +177,6 @@ class AdafactorState:
                 make(f"tensor{index}/{kind}", size, self.dtype)
 
     def of(self, index: int) -> dict[str, tf.Variable]:
-        """Returns the variables of a tensor by the last part of their names."""
         prefix = f"tensor{index}/"
         return {
             name.removeprefix(prefix): variable
@@ -277,7 +276,6 @@ class AdafactorCore(GradientSteps, WithoutHost):
         return {"nonfinite_steps": int(self.state.nonfinite_steps.numpy())}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        """Returns a table: the treatment of each tensor, and the memory of its state."""
         names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):

@@ -150,7 +150,6 @@ def _largest_first(amounts: Sequence[float], seconds: Sequence[float], workers: 
 
 
 def _balance(costs: Sequence[float], elements: Sequence[int], workers: int) -> tuple[int, ...]:
-    """``balanced`` by costs alone; ``elements`` decide between equals."""
     largest = max(costs, default=0.0)
     # Whole numbers: their sums are exact, so that loads of equal costs are equal in whatever order they were summed.
     units = [round(cost / largest * _UNITS) if largest else 0 for cost in costs]

@@ -139,7 +139,6 @@ def _check(loss: Any, quantities: Sequence[str], groups: Any, samples: int) -> N
 
 
 def _units(groups: Any, rows: int) -> tf.Tensor:
-    """The number of each row's unit, int32 [B]."""
     try:
         found = np.asarray(groups)
     except ValueError:
@@ -179,7 +178,6 @@ def _record(model: Any, inputs: Any, slopes: bool) -> tuple[tf.Tensor, Sequence[
 def _first_order(
     inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], units: tf.Tensor | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Quantities of the weights and of the bias, from the gradients of rows or of units of rows."""
     dtype = gradients.dtype
     if "variance" in wanted:
         # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
@@ -203,7 +201,6 @@ def _first_order(
 
 
 def _of_units(gradients: tf.Tensor, wanted: Sequence[str], dtype: tf.DType) -> dict[str, np.ndarray]:
-    """Quantities from the gradients of all rows, or units of rows, [N, ...]."""
     count, squares = int(gradients.shape[0]), tf.square(gradients)
     found = {
         "gradient": tf.reduce_mean(gradients, 0),
@@ -248,7 +245,6 @@ def _by_loss(
     samples: int,
     seed: int,
 ) -> None:
-    """Adds the quantities of second order that require the loss's Hessian of the outputs, or draws from it."""
     rules, outputs = LOSSES[loss], run.outputs
     if {"ggn", "kflr"} & set(quantities):
         root = rules.hessian_root(outputs)

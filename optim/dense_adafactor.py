@@ -74,7 +74,6 @@ class DenseAdafactor(WithoutHost):
         return TakenOver(dict.fromkeys(moves, "taken"))
 
     def _is_taken(self, new: Saved, old: Saved, index: int, old_index: int, move: Move) -> bool:
-        """Whether all moments of a weight come from those of the old one; sums of rows are of whole ones alone."""
         shape = new.shapes[index]
         in_parts = not is_factored(self.options, shape) and move.fills(shape)
         return in_parts or _is_whole(new, old, index, old_index, move)

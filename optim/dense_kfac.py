@@ -69,7 +69,6 @@ class DenseKfac(WithoutHost):
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over AdaGrad's sums and the averages of weights that were taken; factors begin anew."""
         statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseKfac):
             return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")

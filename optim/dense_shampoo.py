@@ -119,7 +119,6 @@ class DenseShampoo:
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over what an earlier Shampoo knew; nothing of another optimizer."""
         fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseShampoo):
             return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
@@ -229,7 +228,6 @@ def _put_averages(
 
 
 def _bases(layout: ShampooLayout, stack: int, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The bases of a stack along each of its axes, the identity where there is none yet."""
     certified = arrays["shampoo/status"][STATUS.index("certified")]
     found = []
     for factor in (layout.factors[index] for index in layout.stack_factors[stack]):

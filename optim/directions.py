@@ -229,7 +229,6 @@ def _turn(
     bases: Sequence[tf.Tensor],
     present: Present,
 ) -> None:
-    """Brings moments and averages that are kept in the bases into new ones, in place."""
     before = [root.read_value() for root in state.roots]
     for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
         old, new = [before[factor] for factor in factors], [bases[factor] for factor in factors]

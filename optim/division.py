@@ -30,8 +30,6 @@ from ctr.workers.parts import Part
 
 @dataclass(frozen=True)
 class _Piece:
-    """A block: its place in its stack, and its region in its tensor."""
-
     stack: int
     place: int
     tensor: int
@@ -152,7 +150,6 @@ class Division:
         return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
 
     def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums scalars that each worker has for its own elements of divided tensors."""
         return self._reduced(tf.reduce_sum, numbers)
 
     def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -166,7 +163,6 @@ class Division:
     # Matrices.
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:
-        """Returns this worker's columns of the status of all matrices, [S, M] to [S, m]."""
         return status if self.workers.size == 1 else tf.gather(status, self._numbers, axis=1)
 
     def gather_status(self, own: tf.Tensor) -> tf.Tensor:
@@ -176,13 +172,11 @@ class Division:
         return tf.transpose(tf.gather(self.workers.all_gather(message), self._sent_at))
 
     def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        """Adds up counters, of which each worker has added its own to those that all had before."""
         if self.workers.size == 1:
             return after
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
     def parts(self) -> dict[str, Part]:
-        """Lists the divided state by the names that ``ShampooState`` may have; empty for a process alone."""
         if self.workers.size == 1:
             return {}
         parts: dict[str, Part] = {}
@@ -230,7 +224,6 @@ class Division:
 
 
 def _pieces(layout: ShampooLayout) -> list[_Piece]:
-    """All blocks, stack by stack, in the order in which these hold them."""
     pieces = []
     for number, stack in enumerate(layout.stacks):
         places = itertools.count()
@@ -267,7 +260,6 @@ def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout
 
 
 def _numbers(whole: ShampooLayout, own: ShampooLayout) -> np.ndarray:
-    """The numbers of a worker's matrices among those of all, int32."""
     return np.array(
         [
             factor.offset + number

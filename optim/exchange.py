@@ -351,7 +351,6 @@ def _fold(
 def _fold_on_host(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, exchange: Exchange
 ) -> int:
-    """Adds the windows to the totals and what that changed to the drift; returns the bytes that came."""
     decay = options.beta2 ** int(state.window_collections.numpy())
     moved = 0
     for factor, window, total in zip(layout.factors, state.windows, exchange.totals, strict=True):
@@ -370,7 +369,6 @@ def _fold_on_host(
 
 
 def _put_roots(layout: ShampooLayout, state: ShampooState, exchange: Exchange, is_new: np.ndarray) -> int:
-    """Brings the roots that are new to the device; returns the bytes that went."""
     moved = 0
     for factor, variable, roots in zip(layout.factors, state.roots, exchange.roots, strict=True):
         numbers = np.flatnonzero(is_new[factor.matrices]).astype(np.int32)

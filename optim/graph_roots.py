@@ -65,7 +65,6 @@ def _largest_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
 
 
 def _iterate(matrices: tf.Tensor, p: int, max_iterations: int) -> tf.Tensor:
-    """The coupled Newton iteration of each matrix until it no longer improves."""
     identity = tf.eye(matrices.shape[-1], dtype=tf.float64)
     z = (1 + p) / (2 * tf.norm(matrices, axis=[1, 2], keepdims=True))
     products = z * matrices
@@ -107,7 +106,6 @@ def _residual(roots: tf.Tensor, matrices: tf.Tensor, p: int) -> tf.Tensor:
 
 
 def _power(matrices: tf.Tensor, p: int) -> tf.Tensor:
-    """matrices^p, p at least 1, in as few products as squaring allows."""
     result = None
     while True:
         if p % 2:

@@ -201,7 +201,6 @@ class HostPipeline:
         return root
 
     def _wait(self, futures: dict[int, concurrent.futures.Future[Root]]) -> bool:
-        """Waits for a round; whether some of it had to be given up."""
         pending = set(futures.values())
         while pending:
             done, pending = concurrent.futures.wait(

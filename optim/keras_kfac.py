@@ -116,7 +116,6 @@ class KfacTrainer:
         return mean
 
     def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors]:
-        """The means over rows of each layer's factors, in passes of their own."""
         options = self.core.options
         chosen = kfac.chosen_rows(inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows)
         with tf.GradientTape() as tape:
@@ -149,7 +148,6 @@ _ADDED = (
 
 
 def _check_model(model: Any) -> None:
-    """Raises ValueError for a model that the step cannot run, or of which it would leave something out."""
     if not is_sequential(model) or not model.built:
         raise ValueError(f"{type(model).__name__} is not a built Sequential model; allowed: only that")
     _check_layers(model.layers)

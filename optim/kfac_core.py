@@ -86,7 +86,6 @@ class KfacCore:
         return int(rows) + (layer.bias is not None), int(columns)
 
     def _divided(self, layer: Layer) -> dict[str, int]:
-        """Sizes of the variables that the owner of a layer has."""
         rows, columns = self._sizes(layer)
         sides = {"inputs": rows, "outputs": columns}
         for side, size in (("left", rows), ("right", columns)):
@@ -110,7 +109,6 @@ class KfacCore:
         return self.owners[number] == self.workers.rank
 
     def _here(self, number: int, size: int) -> int:
-        """Rows that this worker has of a layer's matrix of so many."""
         return size if self._owns(number) else 0
 
     def parts(self) -> Mapping[str, Part]:
@@ -229,7 +227,6 @@ class KfacCore:
     def _precondition(
         self, number: int, layer: Layer, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """The direction of a layer, [in', units]."""
         parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
         columns = int(self.weights[layer.weight].shape[1])
 
@@ -253,7 +250,6 @@ class KfacCore:
         return tf.cond(usable, lambda: scale * found, lambda: joined(grafts))
 
     def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
-        """The directions of all layers by number, of those that each worker owns."""
         if self.workers.size == 1 or not self.layers:
             return own
         owned = [
@@ -300,7 +296,6 @@ class KfacCore:
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
-        """Counts ``layers``, those with inverses in use, and inverses that were ``refreshed`` or ``failed``."""
         return {
             "layers": len(self.layers),
             "layers_ready": int(self._ready.numpy().sum()),

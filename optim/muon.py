@@ -123,7 +123,6 @@ class DenseMuon(WithoutHost):
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over the averages of weights that were taken; nothing of another optimizer."""
         statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseMuon):
             return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")

@@ -77,7 +77,6 @@ class OnlineNewton:
         )
 
     def step(self, sums: BatchSums) -> CalibrationStep:
-        """Computes the next step by the sums over a batch; changes nothing."""
         total, found, weight = sums
         seen = self._seen + weight
         kept = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))

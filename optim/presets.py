@@ -90,7 +90,6 @@ class Preset:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of ``Shampoo`` for Keras."""
         tables = {"tables": None} if self.tables_are_matrices else {}
         return {"learning_rate": self.learning_rate, **tables, **asdict(self.options)}
 
@@ -298,7 +297,6 @@ def _refuse_arguments(what: str, given: Mapping[str, Any], ignored: Sequence[str
 
 
 def _classic_momentum(config: Any) -> tuple[float, float, bool]:
-    """Momentum, dampening and whether it is Nesterov's, of the newest versions' averaging."""
     name, fields = _named(config)
     if name != "ClassicMomentumConfig":
         raise ValueError(f"iterate_averaging_config is {name}; allowed: ClassicMomentumConfig")
@@ -308,7 +306,6 @@ def _classic_momentum(config: Any) -> tuple[float, float, bool]:
 
 
 def _named(config: Any) -> tuple[str, dict[str, Any]]:
-    """The class name and the fields of a configuration object, or of a mapping in its place."""
     if isinstance(config, Mapping):
         fields = dict(config)
         return str(fields.pop("type", "")), fields
@@ -370,7 +367,6 @@ def _drop_unless_changed(name: str, fields: dict[str, Any], neutral: Mapping[str
 
 
 def _check_roots(config: Any) -> None:
-    """Raises ValueError where roots or bases are computed in a way whose results are others in exact arithmetic."""
     if config is None:
         return
     name, fields = _named(config)
@@ -437,7 +433,6 @@ def _preconditioner(config: Any, highest: int) -> dict[str, Any]:
 
 
 def _check_start(method: Mapping[str, Any], grafting_config: Any, start: int) -> None:
-    """Raises ValueError where the steps before the first bases have no equal here."""
     is_square_root = not method.get("eigenvalue_correction") or method.get("exponent_override", 2) == 2
     if not is_square_root and grafting_config is None and start > 1:
         raise ValueError(

@@ -219,7 +219,6 @@ def _by_eigh(
     damp: Callable[[float, float], float],
     triangle: str,
 ) -> tuple[FloatArray, float, float]:
-    """Root [n, n], residual and condition, by PT 3.2's decomposition with its guards."""
     try:
         values, vectors = np.linalg.eigh(scaled, UPLO="L" if triangle == "L" else "U")
     except np.linalg.LinAlgError as error:
@@ -249,7 +248,6 @@ def _by_coupled(
     previous_condition: float | None,
     tolerance: float,
 ) -> tuple[FloatArray, float, float]:
-    """Root [n, n], residual and condition, by PSO App. E's iteration."""
     if degree is None:
         raise _RefusedError("only for exponents 1/p")
     if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):

@@ -98,7 +98,6 @@ class RowAdafactor(RowRule):
         rates: tf.Tensor,
         owners: Workers,
     ) -> tuple[tf.Tensor, ...]:
-        """The update of one copy's embeddings, and its state after it; sums are those of all owners' rows."""
         before = RowMoments(state.moments, state.touched, self._columns[name][copy], self._steps[name][copy])
         direction, after = adafactor.row_direction(self.options, before, gradient, owners)
         touched = adafactor.touched_rows(gradient)

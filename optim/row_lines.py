@@ -185,7 +185,6 @@ class RowLines:
         return max(1, -(-rows // (self._owners.size * self._each)))
 
     def _pack(self, values: np.ndarray, lines: int) -> np.ndarray:
-        """Lines of the first slots; behind them are zeros."""
         content = np.zeros([lines, self._line], np.int32)
         slots = np.zeros([lines * self._each, self.columns], np.int32)
         slots[: len(values)] = _bits(values)

@@ -302,7 +302,6 @@ class ShampooCore(GradientSteps):
         return {**grafts, **dict(zip(shampoos, blended, strict=True))}
 
     def _collect_grafts_moments(self, dense: dict[int, tf.Tensor]) -> None:
-        """The second moments of the grafted optimizer, which take the gradient itself."""
         for index, gradient in dense.items():
             accumulator = self.state.accumulators[index]
             if accumulator is not None:
@@ -453,7 +452,6 @@ class ShampooCore(GradientSteps):
         return report(self.layout, self.state)
 
     def timing(self) -> dict[str, float]:
-        """Returns the seconds, in this process, of waiting for its roots, and of its threads' computing them."""
         return {"seconds_waited": self.host.seconds_waited, "seconds_computing": self.host.seconds_computing}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
@@ -462,5 +460,4 @@ class ShampooCore(GradientSteps):
 
 
 def _squared_norm(tensor: tf.Tensor) -> tf.Tensor:
-    """The square of the Frobenius norm, in one pass."""
     return 2.0 * tf.nn.l2_loss(tensor)
