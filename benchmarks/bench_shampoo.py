@@ -32,7 +32,7 @@ from own import make_model, median_ms
 from reference import ADAGRAD, REFERENCE, Size
 
 from ctr.optim import state as optimizer_state
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor
 from ctr.optim.options import ShampooOptions

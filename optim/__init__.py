@@ -4,14 +4,19 @@ from ctr.optim import Shampoo
 model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
 
 Importing this package loads neither TensorFlow nor Keras. From then on either Keras knows the optimizer as "shampoo",
-and restores it in ``load_model``.
+and restores it in ``load_model``: the name is entered in the registry of each Keras that is loaded, or will be. It
+stands for the optimizer, which is loaded for its Keras when it is asked for one.
 """
 
 import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.by_name import register
 from ctr.optim.options import ShampooOptions
 
 __all__ = ["Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "ShampooOptions", "statistics_of"]
@@ -19,7 +24,79 @@ __all__ = ["Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "Shamp
 _MODULES = ("kfac", "keras_kfac", "presets", "record")
 """Those that users import by themselves, as the guide shows."""
 
-register()
+_ADAPTERS = {
+    "keras.src.saving.object_registration": "ctr.optim.keras3",
+    "tf_keras.src.saving.object_registration": "ctr.optim.keras2",
+}
+"""The registry of each Keras, and the module with the optimizer for it."""
+
+# As the built-in optimizers, and the name in saved models, which in those of mixed precision is the class's alone.
+_NAMES = {
+    "shampoo": "Shampoo",
+    "Shampoo": "Shampoo",
+    "ctr>Shampoo": "Shampoo",
+    # The plain names are those of Keras' own Adafactor.
+    "ctr>Adafactor": "Adafactor",
+}
+
+
+class _StandIn(str):
+    """A registered name that Keras makes an optimizer from, as it would from a class.
+
+    It is a string because Keras, when it loads a model that was compiled with ``optimizer="shampoo"``, replaces the
+    string by what is registered under it and passes that to ``compile``, which takes strings and no classes.
+    """
+
+    __slots__ = ("_adapter", "_class")
+    _adapter: str
+    _class: str
+
+    @classmethod
+    def make(cls, name: str, adapter: str) -> "_StandIn":
+        made = cls(name)
+        made._adapter, made._class = adapter, _NAMES[name]
+        return made
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        return getattr(importlib.import_module(self._adapter), self._class).from_config(config)
+
+
+class _Watch(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _ADAPTERS:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_enter(module: ModuleType) -> None:
+            execute(module)
+            _enter(module)
+
+        setattr(spec.loader, "exec_module", execute_and_enter)  # noqa: B010 (a method, to mypy)
+        return spec
+
+
+def _enter(registry: ModuleType) -> None:
+    objects = registry.get_custom_objects()
+    for name in _NAMES:
+        # What was registered before under this name stays.
+        objects.setdefault(name, _StandIn.make(name, _ADAPTERS[registry.__name__]))
+
+
+def _register() -> None:
+    if any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Watch())
+    for name in _ADAPTERS:
+        if name in sys.modules:
+            _enter(sys.modules[name])
+
+
+_register()
 
 
 def __getattr__(name: str) -> Any:
@@ -38,5 +115,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is for users, loaded or not."""
     return sorted([*__all__, *_MODULES])

@@ -39,7 +39,6 @@ class RowAdafactorOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all options."""
         return tuple(field.name for field in fields(cls))
 
 
@@ -57,5 +56,4 @@ class AdafactorOptions(RowAdafactorOptions):
 
     @property
     def decay(self) -> float:
-        """``weight_decay``, which is decoupled."""
         return self.weight_decay

@@ -1,10 +1,8 @@
-"""Which worker owns which block: it alone collects the block's statistics, computes its roots and its direction.
+"""Assignment of blocks to workers: the owner alone collects a block's statistics, computes its roots and its direction.
 
-The direction L^(-1/4) G R^(-1/4) of a block takes the roots of all of its sides, so all factors of a block have the
-same owner: with two owners, one would have to send its root, or half of the product, to the other. What is divided is
-therefore the list of blocks, so that the seconds that the model of costs below predicts are balanced; PT (4.1.1)
-balances the elements that workers send, THESIS (5.1) estimated costs of whole layers. Owners are a pure function of
-(blocks, costs, workers), without ties left to chance, so that all workers compute the same without asking each other.
+Blocks are divided so that the seconds of the cost model below are balanced; PT (4.1.1) balances the elements that
+workers send, THESIS (5.1) estimated costs of whole layers. Owners are a pure function of (blocks, costs, workers),
+so that all workers compute the same without asking each other.
 
 The costs of a block of D elements with sides d_1, ..., d_k, in seconds of one core and step:
 
@@ -13,8 +11,6 @@ The costs of a block of D elements with sides d_1, ..., d_k, in seconds of one c
     roots        sum over sides of f(d_i) / tau1        once every tau1 steps
 
     f(d) = a d^3 + b d^2 + c,   r(d) = D / d^2 (a' d^3 + b' d^2) + c'
-
-that is, as many multiplications as D d, and passes over D elements. The constants are measured (ROOT, PRODUCT).
 """
 
 import heapq
@@ -26,8 +22,7 @@ from ctr.optim.blocking import Shape
 from ctr.optim.options import ShampooOptions
 from ctr.optim.state import ShampooLayout
 
-Cubic = tuple[float, float, float]
-"""(a, b, c) of a d^3 + b d^2 + c."""
+Cubic = tuple[float, float, float]  # (a, b, c) of a d^3 + b d^2 + c
 
 ROOT: Cubic = (3.1e-10, 5.6e-8, 6.8e-5)
 """Seconds of an inverse root in float64 by LAPACK's eigendecomposition, with its certificate, on one core.
@@ -49,13 +44,7 @@ _FEW_BLOCKS, _SEARCH_STEPS = 24, 20_000
 
 @dataclass(frozen=True)
 class Block:
-    """What one worker preconditions: a block with all of its factors.
-
-    Attributes:
-        tensor: the index of its tensor, which is the thesis' layer.
-        shape: of the block.
-        axes: its preconditioned dimensions.
-    """
+    """A block of a tensor with all of its factors, as one worker preconditions it along ``axes``."""
 
     tensor: int
     shape: Shape
@@ -63,25 +52,21 @@ class Block:
 
     @property
     def sides(self) -> Shape:
-        """d of each statistics matrix [d, d]."""
+        """Sizes d of its statistics matrices [d, d]."""
         return tuple(self.shape[axis] for axis in self.axes)
 
     @property
     def elements(self) -> int:
-        """D, the number of elements of its direction."""
         return math.prod(self.shape)
 
     @property
     def triangle(self) -> int:
-        """The number of different elements of its statistics, or of its roots: they are symmetric."""
+        """Number of different elements of its statistics, or of its roots, which are symmetric."""
         return sum(side * (side + 1) // 2 for side in self.sides)
 
 
 def blocks_of(layout: ShampooLayout) -> tuple[Block, ...]:
-    """All blocks of an optimizer: those of each stack in their order, then one for each table with a factor.
-
-    The block of a table is its right factor alone, [d, d]: its rows learn where they are, and need the root.
-    """
+    """Lists the blocks of each stack in order, then those of tables with a factor: their right factors [d, d]."""
     blocks = [Block(tensor, stack.block, stack.axes) for stack in layout.stacks for tensor in stack.owners]
     for table, (factor, _) in layout.table_factors.items():
         size = layout.factors[factor].size
@@ -90,47 +75,37 @@ def blocks_of(layout: ShampooLayout) -> tuple[Block, ...]:
 
 
 def root_cost(block: Block) -> float:
-    """Seconds of computing a block's roots once, on one core."""
+    """Estimates the seconds of computing a block's roots once, on one core."""
     a, b, c = ROOT
     return math.fsum(a * side**3 + b * side**2 + c for side in block.sides)
 
 
 def product_cost(block: Block) -> float:
-    """Seconds of computing a block's direction once, on one core; those of its statistics are the same."""
+    """Estimates the seconds of a block's direction, or of its statistics, once, on one core."""
     a, b, c = PRODUCT
     return math.fsum(block.elements * (a * side + b) + c for side in block.sides)
 
 
 def step_cost(block: Block, options: ShampooOptions) -> float:
-    """Seconds of all that the owner of a block computes, on one core, averaged over steps.
-
-    An upper bound late in training, when roots are kept because their statistics hardly changed.
-    """
+    """Estimates the owner's seconds for a block a step, on one core; an upper bound, as late roots are often kept."""
     collected = 1.0 / options.statistics_frequency
     return product_cost(block) * (1.0 + collected) + root_cost(block) / options.precondition_frequency
 
 
 def balanced(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> tuple[int, ...]:
-    """Assigns so that the largest sum of costs of a worker is small, and where it can, its memory too.
+    """Returns the owner of each block, 0..W-1; the largest load of a worker is small, and its memory if possible.
 
     Longest processing time first: by descending cost, each block goes to the worker with the least (Graham, 1969).
-    Then, as long as that lowers its load without raising another's to it, the most loaded worker gives a block away or
-    swaps it. Where blocks are few, a search over all assignments follows (Korf's complete greedy algorithm, 1998): up
-    to about ten blocks it ends with the smallest possible load. Equal costs go by elements, then by their order.
+    Then the most loaded worker gives blocks away or swaps them, as long as that lowers its load without raising
+    another's to it. Where blocks are few, a search over all assignments follows (Korf's complete greedy algorithm,
+    1998): up to about ten blocks it ends with the smallest possible load. Equal costs go by elements, then by their
+    order.
 
-    The same is done with costs to which as much is added for the matrices of a block. If that lowers the largest sum of
-    a worker's matrices, and raises its costs by at most 5%, it is the result.
-
-    Args:
-        blocks: N blocks, in any order; there may be none.
-        costs: of each block, not negative; on any scale.
-        workers: W, at least 1; workers without a block are allowed.
-
-    Returns:
-        The owner of each block, 0..W-1.
+    The same is done with costs to which as much is added for the matrices of a block. If that lowers the largest sum
+    of a worker's matrices, and raises its costs by at most 5%, it is the result.
 
     Raises:
-        ValueError: ``costs`` are not N numbers from 0 up, or W is less than 1.
+        ValueError: ``costs`` are not one number from 0 up for each block, or ``workers`` is less than 1.
     """
     _check(blocks, costs, workers)
     elements, memory = [block.elements for block in blocks], [float(block.triangle) for block in blocks]
@@ -146,7 +121,7 @@ def balanced(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> t
 
 
 def loads(amounts: Sequence[float], owners: Sequence[int], workers: int) -> list[float]:
-    """For each worker the sum of its blocks' amounts: costs, elements, bytes."""
+    """Sums the amounts (costs, elements, bytes) of each worker's blocks."""
     sums: list[list[float]] = [[] for _ in range(workers)]
     for amount, owner in zip(amounts, owners, strict=True):
         sums[owner].append(amount)
@@ -175,7 +150,6 @@ def _largest_first(amounts: Sequence[float], seconds: Sequence[float], workers: 
 
 
 def _balance(costs: Sequence[float], elements: Sequence[int], workers: int) -> tuple[int, ...]:
-    """``balanced`` by costs alone; ``elements`` decide between equals."""
     largest = max(costs, default=0.0)
     # Whole numbers: their sums are exact, so that loads of equal costs are equal in whatever order they were summed.
     units = [round(cost / largest * _UNITS) if largest else 0 for cost in costs]
@@ -186,7 +160,7 @@ def _balance(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
 def _swap(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[int, ...]:
     """Moves and swaps of the most loaded worker, the best one each time, until none lowers its load."""
     owned = list(owners)
-    sums = _sums(units, owned, workers)
+    sums = loads(units, owned, workers)
     enough = _bound(units, workers) * (1 + _CLOSE)
     while max(sums, default=0) > enough:
         top = sums.index(max(sums))
@@ -209,18 +183,15 @@ def _swap(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[in
         owned[mine] = worker
         if theirs >= 0:
             owned[theirs] = top
-        sums = _sums(units, owned, workers)
+        sums = loads(units, owned, workers)
     return tuple(owned)
 
 
 def _search(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[int, ...]:
-    """The best assignment that a depth-first search finds in so many steps, at least as good as ``owners``.
-
-    Blocks in descending order, each tried with the least loaded worker first, and with one of those of equal load.
-    """
+    """Depth-first search, at least as good as ``owners``: large blocks first, each to the least loaded worker first."""
     order = sorted(range(len(units)), key=lambda i: (-units[i], i))
     enough = _bound(units, workers)
-    best, found = max(_sums(units, owners, workers), default=0), tuple(owners)
+    best, found = max(loads(units, owners, workers), default=0), tuple(owners)
     current, sums, steps = list(owners), [0] * workers, 0
 
     def visit(depth: int) -> None:
@@ -247,7 +218,7 @@ def _search(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[
 
 
 def _bound(units: Sequence[int], workers: int) -> int:
-    """A largest load that no assignment goes below: the mean, and what a worker with k + 1 of k W + 1 blocks has."""
+    """A largest load that no assignment goes below: the mean, and that of a worker with k + 1 of k W + 1 blocks."""
     descending = sorted(units, reverse=True)
     crowded = [
         sum(descending[k * workers - k : k * workers + 1]) for k in range((len(units) - 1) // workers + 1)
@@ -255,16 +226,5 @@ def _bound(units: Sequence[int], workers: int) -> int:
     return max(-(-sum(units) // workers), *crowded, 0)
 
 
-def _sums(units: Sequence[int], owners: Sequence[int], workers: int) -> list[int]:
-    sums = [0] * workers
-    for unit, owner in zip(units, owners, strict=True):
-        sums[owner] += unit
-    return sums
-
-
 def _members(owners: Sequence[int], workers: int) -> list[list[int]]:
-    """The blocks of each worker, in their order."""
-    members: list[list[int]] = [[] for _ in range(workers)]
-    for place, owner in enumerate(owners):
-        members[owner].append(place)
-    return members
+    return [[block for block, owner in enumerate(owners) if owner == worker] for worker in range(workers)]

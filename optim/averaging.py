@@ -1,13 +1,12 @@
 """Schedule-free averaging of dense weights (Defazio et al., 2024, arXiv 2405.15682, equations 3-5 and section 4.1).
 
-An optimizer moves z, by gradients at y, which lies between z and the average x of all z so far::
+An optimizer moves z, by gradients at y, the weights of the model, between z and the average x of all z so far::
 
     y = (1 - beta) z + beta x
     z' = z - rate direction(gradient at y)
     x' = (1 - c) x + c z',    c = rate^2 / sum of rate^2 so far
 
-So x needs neither a horizon nor a decaying rate. The weights of a model are y: a pass predicts and learns with them.
-Served is x. Only d = z - y is kept beside y, as x = y - d (1 - beta) / beta.
+So x, which is served, needs neither a horizon nor a decaying rate. Only d = z - y is kept beside y.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,21 +14,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-SQUARED_RATES = "averaging/squared_rates"
-"""The name of the sum of squared rates."""
-DISTANCE = "averaging/distance/"
-"""What the names of the distances begin with; that of the weight follows."""
+SQUARED_RATES = "averaging/squared_rates"  # the name of the sum of squared rates
+DISTANCE = "averaging/distance/"  # what the names of the distances begin with; that of the weight follows
 
 
 class ScheduleFree:
-    """The averages of some weights.
+    """Averages of some weights; ``beta`` in (0, 1) takes the place of momentum.
 
-    Args:
-        beta: in (0, 1), how near y is to x; it takes the place of momentum.
-        weights: by names that do not depend on the process.
-
-    Attributes:
-        variables: ``averaging/squared_rates``, float32 scalar, and by weight ``averaging/distance/NAME``, of its shape.
+    State is ``averaging/squared_rates``, float32 scalar, and by weight ``averaging/distance/NAME``, of its shape.
     """
 
     def __init__(self, beta: float, weights: Mapping[str, tf.Variable]) -> None:
@@ -44,12 +36,7 @@ class ScheduleFree:
         self.variables = {SQUARED_RATES: self._squared_rates, **distances}
 
     def step(self, rate: tf.Tensor, update: Callable[[], None]) -> None:
-        """One step on all weights, in place; called in the graph of the step.
-
-        Args:
-            rate: float32 scalar, the learning rate of this step.
-            update: moves the weights by an optimizer's step, as if they were z.
-        """
+        """Takes one step in place, in the graph of the step; ``update`` moves the weights as if they were z."""
         total = self._squared_rates.assign_add(tf.square(rate), read_value=True)
         share, beta = tf.math.divide_no_nan(tf.square(rate), total), self._beta
         before = [tf.identity(weight) for weight in self._weights]
@@ -66,12 +53,7 @@ class ScheduleFree:
 
 
 def served_weights(arrays: Mapping[str, np.ndarray], beta: float) -> dict[str, np.ndarray]:
-    """The averages x of the weights that have one, by the weights' names.
-
-    Args:
-        arrays: of a checkpoint: weights y, and the variables of ``ScheduleFree``.
-        beta: its ``beta``.
-    """
+    """Returns the averages x of the weights that have one, by name, from the arrays of a checkpoint."""
     return {
         name.removeprefix(DISTANCE): arrays[name.removeprefix(DISTANCE)]
         - distance * np.asarray((1.0 - beta) / beta, distance.dtype)

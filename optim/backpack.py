@@ -1,22 +1,19 @@
-"""Quantities beyond the gradient of a batch: by rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
+"""Statistics beyond the gradient of a batch: by rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
 
 With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_n and
 dz_n = d l_n / d z_n::
 
-    gradient             1/N sum a_n (x) dz_n
-    individual           1/N a_n (x) dz_n                                     BACKPACK table 1
-    norms                |1/N a_n (x) dz_n|^2 = 1/N^2 |a_n|^2 |dz_n|^2
-    second_moment        1/N sum (a_n (x) dz_n)^2
-    variance             second_moment - gradient^2
-    ggn                  1/N sum_n sum_k (a_n (x) J_n^T s_nk)^2               s_nk: columns of the root of l_n's Hessian
-    ggn_mc               the same with M drawn gradients in the place of the columns, and 1/M
-    hessian              1/N sum a_n^2 (x) diag(d2 l_n / d z_n^2)             exact, with all residual terms
-    kfac, kflr           A = 1/N sum a_n a_n^T; B = 1/N sum_n sum_k of the drawn, or all, J_n^T s_nk (J_n^T s_nk)^T
-    kfra                 A as above; B by averages from layer to layer, E[phi' phi'^T] * (W B W^T)
+    gradient             1/N sum a_n (x) dz_n individual           1/N a_n (x) dz_n
+    BACKPACK table 1 norms                |1/N a_n (x) dz_n|^2 = 1/N^2 |a_n|^2 |dz_n|^2 second_moment        1/N sum
+    (a_n (x) dz_n)^2 variance             second_moment - gradient^2 ggn                  1/N sum_n sum_k (a_n (x)
+    J_n^T s_nk)^2               s_nk: columns of the root of l_n's Hessian ggn_mc               the same with M drawn
+    gradients in the place of the columns, and 1/M hessian              1/N sum a_n^2 (x) diag(d2 l_n / d z_n^2)
+    exact, with all residual terms kfac, kflr           A = 1/N sum a_n a_n^T; B = 1/N sum_n sum_k of the drawn, or
+    all, J_n^T s_nk (J_n^T s_nk)^T kfra                 A as above; B by averages from layer to layer, E[phi' phi'^T]
+    * (W B W^T)
 
-The bias of a product has a_n = 1. These need the loss of each row to be a function of that row alone: losses that
-couple rows, as RankNet or anti-distillation do, have no gradients of single rows. With ``groups`` they are given for
-each query instead, as long as queries are independent of each other: the quantities of first order.
+The bias of a product has a_n = 1. The loss of each row must be a function of that row alone. Losses that couple
+rows, as RankNet does, have quantities of first order for each query instead (``groups``).
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.output_losses import LOSSES, LossName, check_labels
-from ctr.optim.record import Product, Recorded, singly
-from ctr.optim.sequential import is_sequential, record_sequential, refuse_probabilities
+from ctr.optim.record import Product, Recorded, is_sequential, record_sequential, refuse_probabilities, singly
 
 FIRST_ORDER = ("gradient", "individual", "norms", "second_moment", "variance")
 SECOND_ORDER = ("ggn", "ggn_mc", "hessian", "kfac", "kflr", "kfra")
@@ -36,20 +32,14 @@ RowLosses = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Kronecker(NamedTuple):
-    """A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; that of the bias is ``outputs`` alone."""
+    """Factors of A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; that of the bias is ``outputs`` alone."""
 
     inputs: np.ndarray
     outputs: np.ndarray
 
 
 class LayerStatistics(NamedTuple):
-    """Of one product; what was not asked for is missing.
-
-    Attributes:
-        weight: by quantity: [in, units], of ``individual`` [N, in, units], of ``norms`` [N].
-        bias: the same of the bias: [units], [N, units], [N]; empty without one.
-        factors: by name, ``kfac``, ``kflr``, ``kfra``.
-    """
+    """Quantities of a product, by name: of weights [in, units], ``individual`` [N, in, units], ``norms`` [N]."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
@@ -66,23 +56,20 @@ def statistics_of(
     samples: int = 1,
     seed: int = 0,
 ) -> dict[str, LayerStatistics]:
-    """Quantities of a model's linear layers on a batch.
+    """Computes quantities of a model's linear layers on a batch, by the name of the layer, or of the weight.
 
     Args:
         model: a Keras Sequential of dense layers and layers without weights, or an object with
             ``record`` (``ctr.optim.record.Recorded``).
         loss: a name, where cross-entropies are those of logits, so that the model's last layer has no sigmoid or
-            softmax; or a function of labels and outputs [B, C] that returns the loss of each row, [B], for quantities
-            of first order alone.
+            softmax; or, for quantities of first order, a function of labels and outputs [B, C] that returns the loss
+            of each row, [B].
         batch: inputs and labels.
-        quantities: those of ``FIRST_ORDER`` and ``SECOND_ORDER`` that are wanted.
+        quantities: of ``FIRST_ORDER`` and ``SECOND_ORDER``.
         groups: int [B]; rows of one number, from 0 up, are one unit in the place of a row: N is the number of units,
             and the loss of a unit the sum over its rows, or what ``loss`` returns for it: then [N].
         samples: M of ``ggn_mc`` and ``kfac``.
-        seed: of what is drawn.
-
-    Returns:
-        By the name of the layer, or of the weight.
+        seed: of the draws.
 
     Raises:
         ValueError: a quantity, loss or layer that is not known, or not defined here.
@@ -152,7 +139,6 @@ def _check(loss: Any, quantities: Sequence[str], groups: Any, samples: int) -> N
 
 
 def _units(groups: Any, rows: int) -> tf.Tensor:
-    """The number of each row's unit, int32 [B]."""
     try:
         found = np.asarray(groups)
     except ValueError:
@@ -170,7 +156,6 @@ def _units(groups: Any, rows: int) -> tf.Tensor:
 
 
 def _check_values(values: Any, rows: int, units: tf.Tensor | None) -> None:
-    """Raises ValueError unless a loss returned one number for each row, or for each unit."""
     sizes = {rows} if units is None else {rows, int(tf.reduce_max(units)) + 1}
     shape = tuple(np.shape(values))
     if len(shape) != 1 or shape[0] not in sizes:
@@ -193,7 +178,6 @@ def _record(model: Any, inputs: Any, slopes: bool) -> tuple[tf.Tensor, Sequence[
 def _first_order(
     inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], units: tf.Tensor | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What the gradients of rows, or of units of rows, have; of the weights and of the bias."""
     dtype = gradients.dtype
     if "variance" in wanted:
         # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
@@ -209,30 +193,20 @@ def _first_order(
             found["individual"] = tf.einsum("ni,nj->nij", inputs, gradients) / count
         if "second_moment" in needed:
             found["second_moment"] = tf.matmul(*squares, transpose_a=True) / count
-        return _finish(found, wanted, dtype), _of_bias(gradients, has_bias, wanted, dtype)
+        return _finish(found, wanted, dtype), _of_units(gradients, wanted, dtype) if has_bias else {}
     count = int(tf.reduce_max(units)) + 1
     each = tf.math.unsorted_segment_sum(tf.einsum("ni,nj->nij", inputs, gradients), units, count)
     bias = tf.math.unsorted_segment_sum(gradients, units, count)
-    found = {
-        "gradient": tf.reduce_mean(each, 0),
-        "individual": each / count,
-        "norms": tf.reduce_sum(tf.square(each), [1, 2]) / count**2,
-        "second_moment": tf.reduce_mean(tf.square(each), 0),
-    }
-    return _finish(found, wanted, dtype), _of_bias(bias, has_bias, wanted, dtype)
+    return _of_units(each, wanted, dtype), _of_units(bias, wanted, dtype) if has_bias else {}
 
 
-def _of_bias(
-    gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], dtype: tf.DType
-) -> dict[str, np.ndarray]:
-    if not has_bias:
-        return {}
-    count = int(gradients.shape[0])
+def _of_units(gradients: tf.Tensor, wanted: Sequence[str], dtype: tf.DType) -> dict[str, np.ndarray]:
+    count, squares = int(gradients.shape[0]), tf.square(gradients)
     found = {
         "gradient": tf.reduce_mean(gradients, 0),
         "individual": gradients / count,
-        "norms": tf.reduce_sum(tf.square(gradients), 1) / count**2,
-        "second_moment": tf.reduce_mean(tf.square(gradients), 0),
+        "norms": tf.reduce_sum(squares, list(range(1, len(squares.shape)))) / count**2,
+        "second_moment": tf.reduce_mean(squares, 0),
     }
     return _finish(found, wanted, dtype)
 
@@ -250,8 +224,6 @@ def _finish(found: dict[str, tf.Tensor], wanted: Sequence[str], dtype: tf.DType)
 
 
 class _Run(NamedTuple):
-    """A model's outputs, [B, C], its products, and the tape that has recorded them."""
-
     tape: tf.GradientTape
     outputs: tf.Tensor
     products: Sequence[Product]
@@ -273,15 +245,14 @@ def _by_loss(
     samples: int,
     seed: int,
 ) -> None:
-    """Adds the quantities of second order that require the loss's Hessian of the outputs, or draws from it."""
     rules, outputs = LOSSES[loss], run.outputs
     if {"ggn", "kflr"} & set(quantities):
         root = rules.hessian_root(outputs)
         columns = [root[:, :, k] for k in range(root.shape[2])]
-        _curvature(found, run, columns, 1.0, {"ggn": "ggn", "kflr": "kflr"}, quantities)
+        _curvature(found, run, columns, 1.0, "ggn", "kflr", quantities)
     if {"ggn_mc", "kfac"} & set(quantities):
         drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
-        _curvature(found, run, drawn, 1.0 / samples, {"ggn": "ggn_mc", "kflr": "kfac"}, quantities)
+        _curvature(found, run, drawn, 1.0 / samples, "ggn_mc", "kfac", quantities)
     if "kfra" in quantities:
         _kfra(found, run.products, rules.hessian_root(outputs), run.rows)
 
@@ -291,7 +262,8 @@ def _curvature(
     run: _Run,
     columns: Sequence[tf.Tensor],
     factor: float,
-    names: dict[str, str],
+    diagonal: str,
+    kronecker: str,
     quantities: Sequence[str],
 ) -> None:
     """Diagonals and Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C], that are sent back."""
@@ -313,13 +285,13 @@ def _curvature(
                 diagonals[name] = (inputs, *(old + new for old, new in zip(before[1:], parts, strict=True)))
     for name, (inputs, weight, bias, outer) in diagonals.items():
         scale = factor / rows
-        if names["ggn"] in quantities:
-            found[name].weight[names["ggn"]] = np.asarray(weight * scale)
+        if diagonal in quantities:
+            found[name].weight[diagonal] = np.asarray(weight * scale)
             if _has_bias(products, name):
-                found[name].bias[names["ggn"]] = np.asarray(bias * scale)
-        if names["kflr"] in quantities:
+                found[name].bias[diagonal] = np.asarray(bias * scale)
+        if kronecker in quantities:
             factors = _input_factor(inputs, rows), np.asarray(outer * scale)
-            found[name].factors[names["kflr"]] = Kronecker(*factors)
+            found[name].factors[kronecker] = Kronecker(*factors)
 
 
 def _has_bias(products: Sequence[Product], name: str) -> bool:

@@ -1,19 +1,14 @@
-"""Which part of which tensor is preconditioned together: dimensions merged and split, equal blocks stacked.
+"""Blocks of tensors: dimensions merged and split, blocks of one shape stacked.
 
 A tensor is split along every preconditioned dimension into ceil(n / block_size) parts whose sizes differ by
-at most one. So there is no padding, hence no damping in it, and no thin slice at the end: 416 rows make two
-blocks of 208, not one of 256 and one of 160. Blocks of one shape, of whatever tensors, form one stack
-[N, ...], and all work on them is one batched operation.
+at most one. So there is no padding, hence no damping in it, and no thin slice at the end. Blocks of one shape, of
+whatever tensors, form one stack [N, ...], and all work on them is one batched operation.
 
     shape          block_size   blocks                              stacks
     [416, 1024]    256          2 x 4 of [208, 256]                 one of N = 8
     [7, 5]         4            [4, 3] [4, 2] / [3, 3] [3, 2]       four of N = 1
     [10000, 16]    256          one, its right side only            (max_dimension 8192)
     [256, 1], [9]  256          none: a vector
-
-Other implementations split unevenly, into blocks of ``block_size`` and what is left (``block_split`` "full"), and
-precondition vectors by a full matrix (``precondition_vectors``): both are options here. So is a diagonal for the
-dimensions that are too long for a matrix (``large_dimensions``).
 """
 
 import itertools
@@ -30,13 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Region:
-    """Equal blocks that lie side by side in one tensor.
-
-    Attributes:
-        begin: offset of the first block in each dimension.
-        counts: number of blocks along each dimension.
-        block: shape of a block.
-    """
+    """Equal blocks that lie side by side in one tensor: ``counts`` along each dimension, the first one at ``begin``."""
 
     begin: Shape
     counts: Shape
@@ -44,20 +33,15 @@ class Region:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return math.prod(self.counts)
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How one tensor is preconditioned.
+    """Preconditioning of one tensor, whose shape without dimensions of 1 and with small ones merged is ``merged``.
 
-    Attributes:
-        shape: of the tensor.
-        merged: its shape without dimensions of 1 and with small ones merged; what is split.
-        axes: the dimensions of ``merged`` that are preconditioned by matrices.
-        diagonal: those that are preconditioned by diagonals.
-        parts: along each dimension of ``merged`` up to two runs (offset, count, size) of equal parts.
+    ``axes`` and ``diagonal`` are the dimensions of ``merged`` that are preconditioned by matrices and diagonals;
+    ``parts`` has along each up to two runs (offset, count, size) of equal parts.
     """
 
     shape: Shape
@@ -68,12 +52,10 @@ class TensorLayout:
 
     @property
     def is_preconditioned(self) -> bool:
-        """Whether any dimension is."""
         return bool(self.axes or self.diagonal)
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """Its regions in row-major order of the parts; none when nothing is preconditioned."""
         if not self.is_preconditioned:
             return ()
         return tuple(
@@ -84,14 +66,7 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks of one shape, preconditioned along the same axes with the same exponent.
-
-    Attributes:
-        block: their shape.
-        axes: the dimensions that are preconditioned by matrices.
-        members: for each region in order the tensor's index and the region.
-        diagonal: the dimensions that are preconditioned by diagonals.
-    """
+    """Blocks of one shape, preconditioned along the same axes; ``members`` has each region with its tensor's index."""
 
     block: Shape
     axes: tuple[int, ...]
@@ -100,12 +75,11 @@ class Stack:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks, N."""
         return sum(region.blocks for _, region in self.members)
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """The tensor of each block."""
+        """Tensor of each block."""
         return tuple(index for index, region in self.members for _ in range(region.blocks))
 
 
@@ -151,19 +125,14 @@ def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]
 
 
 def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for what is left over.
-
-    Example:
-        >>> split_fully(10, block_size=4)
-        ((0, 2, 4), (8, 1, 2))
-    """
+    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for what is left over."""
     count, rest = divmod(size, block_size)
     runs = [(0, count, block_size), (count * block_size, 1, rest)]
     return tuple(run for run in runs if run[1] and run[2])
 
 
 def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
-    """The layout of a tensor of a (static) shape. Vectors and scalars have no preconditioned dimension."""
+    """Returns the layout of a tensor of a static shape; vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
     skips, merges = options.large_dimensions == "skip", options.merge_dimensions is not None
     merged = merge_dimensions(shape, options.merge_dimensions, options.merge_order, options.merge_until)
@@ -202,7 +171,7 @@ def _preconditioned(
 
 
 def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
-    """The stacks of all tensors, in the order in which their first blocks come."""
+    """Returns the stacks of all tensors, in the order in which their first blocks come."""
     members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[tuple[int, Region]]] = {}
     for index, layout in enumerate(layouts):
         for region in layout.regions:
@@ -227,7 +196,6 @@ def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:
 
 
 def _paste(blocks: tf.Tensor, region: Region) -> tf.Tensor:
-    """The opposite of ``_cut``: the part of the tensor that the region covers."""
     extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
     if math.prod(region.counts[1:]) > 1:
         order = len(extent)
@@ -239,7 +207,7 @@ def _paste(blocks: tf.Tensor, region: Region) -> tf.Tensor:
 
 
 def stack_blocks(stack: Stack, layouts: Sequence[TensorLayout], tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The blocks of a stack, [N, *block], taken out of the tensors."""
+    """Takes the blocks of a stack, [N, *block], out of the tensors."""
     cuts = [_cut(tf.reshape(tensors[i], layouts[i].merged), region) for i, region in stack.members]
     return cuts[0] if len(cuts) == 1 else tf.concat(cuts, axis=0)
 
@@ -247,7 +215,7 @@ def stack_blocks(stack: Stack, layouts: Sequence[TensorLayout], tensors: Sequenc
 def unstack_blocks(
     stacks: Sequence[Stack], layouts: Sequence[TensorLayout], blocks: Sequence[tf.Tensor]
 ) -> dict[int, tf.Tensor]:
-    """Puts blocks back: the tensors, in their own shapes, that have preconditioned dimensions, by index."""
+    """Puts blocks back: returns the tensors, in their own shapes, that have preconditioned dimensions, by index."""
     pieces: dict[int, dict[Shape, tf.Tensor]] = {}
     for stack, stacked in zip(stacks, blocks, strict=True):
         sizes = [region.blocks for _, region in stack.members]

@@ -1,19 +1,14 @@
-"""PSO Appendix E: inverse p-th roots by a coupled Newton iteration, with projection and warm start.
+"""Inverse p-th roots by PSO Appendix E's coupled Newton iteration, with projection and warm start.
 
     M_1 = ((p + 1) I - M) / p        X <- X M_1        M <- M_1^p M
 
 drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(condition / p) bits are lost.
 
-The iteration keeps M = X^p G only while X, M and G commute. A cold start, a multiple of I, does; the root
-of an earlier matrix does not, unless the two matrices share their eigenvectors. Then M reaches I to the last
-bit while X is the root of nothing: to first order the step X^p dG, right on the diagonal of the eigenbasis, is
-wrong off it, by the drift times up to the condition. |M - I| cannot tell. Rounding alone is drift enough: with
-eigenvectors that never change, each start from the last root multiplies the residual by thousands at condition
-1e5 (5e-12, 3e-9, 2e-5, ...), so that at best every second root can be had by a warm start. Nothing here is a root until
-`ctr.optim.root_certificate` has measured its true residual, and a failure here is a reason to try another
-solver, never to change the matrix.
-
-Everything is a function of its arguments alone: safe in threads, the same in every run.
+The iteration keeps M = X^p G only while X, M and G commute. A cold start, a multiple of I, does; the root of an
+earlier matrix does not, unless the two share their eigenvectors. Then M reaches I to the last bit while X is wrong
+by the drift times up to the condition, and |M - I| cannot tell. Rounding alone is drift enough: at best every second
+root can be had by a warm start. Nothing here is a root until `ctr.optim.roots.root_residual` has measured its true
+residual, and a failure here is a reason to try another solver, never to change the matrix.
 """
 
 from dataclasses import dataclass
@@ -42,13 +37,7 @@ _DONE = 1e-15
 
 @dataclass(frozen=True)
 class Eigenpair:
-    """What the power iteration found.
-
-    Attributes:
-        value: the Rayleigh quotient, at most the largest eigenvalue.
-        vector: float64 [n], of length 1.
-        residual: |G vector - value vector| / value: how far the pair is from being one.
-    """
+    """Rayleigh quotient (at most the largest eigenvalue), unit vector [n], and residual |G v - value v| / value."""
 
     value: float
     vector: FloatArray
@@ -57,14 +46,7 @@ class Eigenpair:
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix whose largest eigenvalues were lowered to the next one.
-
-    Attributes:
-        matrix: float64 [n, n].
-        values: the eigenvalues replaced, descending, float64 [k].
-        vectors: theirs, float64 [n, k].
-        level: the eigenvalue that replaces them.
-    """
+    """A matrix [n, n] whose largest eigenvalues ``values`` [k] of ``vectors`` [n, k] were lowered to ``level``."""
 
     matrix: FloatArray
     values: FloatArray
@@ -74,13 +56,9 @@ class Projection:
 
 @dataclass(frozen=True)
 class Iterate:
-    """Where the iteration ended.
+    """End of the iteration: a symmetric root, of use only where its true residual is small.
 
-    Attributes:
-        root: float64 [n, n], symmetric; of use only where its true residual is small.
-        error: |M - I|, Frobenius, which proves nothing after a warm start; inf where the iteration broke down.
-        iterations: how many were made.
-        projected: how many eigenvalues were projected.
+    ``error`` is |M - I|, Frobenius, which proves nothing after a warm start; inf where the iteration broke down.
     """
 
     root: FloatArray
@@ -90,10 +68,7 @@ class Iterate:
 
 
 def start_vector(size: int) -> FloatArray:
-    """A fixed vector [size] of length 1 that looks random.
-
-    A chirp: it has a share in every smooth and every alternating vector, as eigenvectors often are.
-    """
+    """Returns a unit vector [size], a chirp: it has a share in every smooth and every alternating vector."""
     vector: FloatArray = np.cos(np.arange(1.0, size + 1) ** 2)
     return vector / np.linalg.norm(vector)
 
@@ -101,13 +76,7 @@ def start_vector(size: int) -> FloatArray:
 def largest_eigenpair(
     matrix: FloatArray, *, steps: int = POWER_STEPS, tolerance: float = PROJECTION_TOLERANCE
 ) -> Eigenpair:
-    """PSO Alg. I, MAXSV: the largest eigenvalue of a positive definite matrix, by power iteration.
-
-    Args:
-        matrix: float64 [n, n], symmetric.
-        steps: the most there are.
-        tolerance: the residual at which to stop.
-    """
+    """Finds the largest eigenvalue of a positive definite matrix by power iteration (PSO Alg. I, MAXSV)."""
     vector = start_vector(len(matrix))
     value, residual = 0.0, np.inf
     for _ in range(steps):
@@ -131,19 +100,12 @@ def project(
     at_least: int = 0,
     at_most: int = MOST_PROJECTED,
 ) -> Projection:
-    """PSO Alg. I, PROJECT: lower the largest eigenvalues to the first one that may stay.
+    """Lowers the largest eigenvalues to the first one that may stay (PSO Alg. I, PROJECT).
 
-    An eigenvalue may stay once it is at most `desired_condition` times the smallest, which is estimated as
-    the largest divided by the previous matrix's condition. Projection pays where the spectrum falls off
-    sharply; where it does not, the power iteration does not converge, and projection ends: an inexact vector
-    would be deflated from the wrong place, and the certificate would refuse the root.
-
-    Args:
-        matrix: float64 [n, n], positive definite.
-        condition: of the previous matrix; None: unknown, nothing beyond `at_least` is projected.
-        desired_condition: PSO's kappa_d.
-        at_least: PSO's n_proj.
-        at_most: a bound on the work.
+    An eigenvalue may stay once it is at most `desired_condition` (PSO's kappa_d) times the smallest, which is
+    estimated as the largest divided by the previous matrix's condition; without one, only `at_least` (PSO's n_proj)
+    are projected. Where the power iteration does not converge, projection ends: an inexact vector would be deflated
+    from the wrong place.
     """
     values: list[float] = []
     vectors: list[FloatArray] = []
@@ -171,10 +133,9 @@ def project(
 def _lowered(matrix: FloatArray, basis: FloatArray, level: float) -> FloatArray:
     """P matrix P + level * basis basis^T, P = I - basis basis^T: PSO's G - sum lambda v v^T + level v v^T.
 
-    Subtracting lambda v v^T would leave rounding of the size u * lambda_max between v and the small
-    eigenvectors. The root turns it into u * condition, and the products with the large eigenvalue in the
-    residual into u^2 * condition^3: 100 at 1e12. Projecting from both sides, and once more from what is left, makes v
-    an eigenvector to the rounding of what is left.
+    Subtracting lambda v v^T would leave rounding of the size u * lambda_max between v and the small eigenvectors,
+    which the residual multiplies to u^2 * condition^3: 100 at 1e12. Projecting from both sides, and once more from
+    what is left, makes v an eigenvector to the rounding of what is left.
     """
     for _ in range(2):
         matrix = matrix - basis @ (basis.T @ matrix)
@@ -184,7 +145,7 @@ def _lowered(matrix: FloatArray, basis: FloatArray, level: float) -> FloatArray:
 
 
 def correct(root: FloatArray, projection: Projection, p: int) -> FloatArray:
-    """The root of the matrix before `project`, from the root [n, n] of the projected one (PSO App. E)."""
+    """Returns the root of the matrix before `project`, from the root [n, n] of the projected one (PSO App. E)."""
     if not len(projection.values):
         return root
     change = projection.values ** (-1 / p) - projection.level ** (-1 / p)
@@ -192,7 +153,7 @@ def correct(root: FloatArray, projection: Projection, p: int) -> FloatArray:
 
 
 def cold_start(matrix: FloatArray, p: int) -> tuple[FloatArray, FloatArray]:
-    """X and M of the start from a multiple of I: with z = (1 + p) / (2 |G|_F), X = z^(1/p) I and M = z G.
+    """Returns X and M of the start from a multiple of I: with z = (1 + p) / (2 |G|_F), X = z^(1/p) I and M = z G.
 
     All eigenvalues of M are then in (0, (p + 1) / 2], where the iteration converges (Guo & Higham 2006).
     """
@@ -201,32 +162,22 @@ def cold_start(matrix: FloatArray, p: int) -> tuple[FloatArray, FloatArray]:
 
 
 def warm_start(matrix: FloatArray, p: int, previous: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """X and M of the start from the root of an earlier matrix: X = previous and M = X^p G."""
+    """Returns X and M of the start from the root of an earlier matrix: X = previous and M = X^p G."""
     return previous, np.linalg.matrix_power(previous, p) @ matrix
 
 
 def skewness(product: FloatArray) -> float:
-    """|M - M^T|, Frobenius: 0 where the start commutes with the matrix.
-
-    What the iteration cannot repair is seen here before it begins, at no cost; the true residual of the
-    result was 8 times this or more on drifting statistics of conditions 1e4 and 1e6.
-    """
+    """Computes |M - M^T|, Frobenius: 0 where the start commutes; the root's residual was 8 times this or more."""
     return float(np.linalg.norm(product - product.T))
 
 
 def iterate(
     root: FloatArray, product: FloatArray, p: int, *, max_iterations: int = MAX_ITERATIONS
 ) -> Iterate:
-    """The coupled Newton iteration while it improves.
+    """Runs the coupled Newton iteration from X and M = X^p G, float64 [n, n], while it improves.
 
     The error stays near 1 until the smallest eigenvalue of M has arrived, and may grow in between; only where
     convergence is quadratic does a lack of improvement mean rounding, and the end.
-
-    Args:
-        root: X, float64 [n, n].
-        product: M = X^p G, float64 [n, n].
-        p: the root's degree, at least 1.
-        max_iterations: a bound on the work.
     """
     identity = np.eye(len(root))
     with np.errstate(all="ignore"):
@@ -259,18 +210,11 @@ def coupled_root(
     max_iterations: int = MAX_ITERATIONS,
     most_skewed: float = np.inf,
 ) -> Iterate:
-    """PSO Alg. I, COUPLEDITERATION, with the correction for the projection. Not certified.
+    """Computes something like ``matrix^(-1/p)`` (PSO Alg. I, COUPLEDITERATION, and the correction); not certified.
 
-    Args:
-        matrix: float64 [n, n], positive definite.
-        p: the root's degree, at least 1.
-        previous: the root [n, n] of an earlier matrix, for a warm start; None: a cold start.
-        previous_condition: of that earlier matrix; None: nothing is projected.
-        max_iterations: a bound on the work.
-        most_skewed: a warm start is given up before its first iteration where `skewness` is above this.
-
-    Returns:
-        Something like ``matrix^(-1/p)``.
+    A warm start is from the root of an earlier matrix, ``previous``, and is given up before its first iteration
+    where `skewness` is above ``most_skewed``. Without ``previous_condition``, that of the earlier matrix, nothing is
+    projected.
     """
     projection = project(matrix, previous_condition)
     if previous is None:
@@ -285,9 +229,5 @@ def coupled_root(
 
 
 def _distance(product: FloatArray, identity: FloatArray) -> float:
-    """|M - I|, Frobenius.
-
-    PT 3.2 stops by the largest entry; but one eigenvalue of 0 among n moves no entry by more than about
-    1/n, so at n = 256 that reads 0.05 while a direction has not moved at all.
-    """
+    """|M - I|, Frobenius. The largest entry, by which PT 3.2 stops, hides an eigenvalue of 0 among many."""
     return float(np.linalg.norm(product - identity))

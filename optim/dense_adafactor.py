@@ -1,35 +1,22 @@
-"""Adafactor for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
-
-Its state is small: of several workers each has all of it, and takes every step.
-"""
+"""Adafactor for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.adafactor import is_factored
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore, is_factored
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-_OPERATIONS = 12
-"""For each weight: squares, their sums, two divisions, two root mean squares, and the step."""
+_OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two root mean squares, and the step
 _MEANING = ("factored", "beta1")
 
 
 class DenseAdafactor(WithoutHost):
-    """Adafactor over dense weights; weight decay applies to matrices, not to biases.
-
-    Args:
-        options: everything but the learning rate.
-        workers: those that train together.
-
-    Attributes:
-        core: what it is made of; there from ``build`` on.
-    """
+    """Adafactor over dense weights; weight decay is of matrices, not of biases. Each worker has all of its state."""
 
     name = "adafactor"
     core: AdafactorCore
@@ -40,36 +27,27 @@ class DenseAdafactor(WithoutHost):
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights and creates the variables."""
         self.core = AdafactorCore(self.options, list(weights.values()))
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The variables of ``ctr.optim.adafactor_core.AdafactorState``."""
         return {f"adafactor/{name}": variable for name, variable in self.core.state.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        """Nothing: each worker has all state."""
         return {}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """One step."""
         del compiled
         self.core.update(gradients, rate, self._decayed)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step."""
         return Cost(update=_OPERATIONS * sum(math.prod(shape) for shape in shapes))
 
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over the moments of weights that are taken whole; nothing of another optimizer.
-
-        All moments decay by one number of steps. At a late one, moments that begin with nothing would be far too small,
-        so that nothing is taken over where a weight begins fresh.
-        """
+        """Takes over moments unless a weight begins fresh: one number of steps corrects the moments of all."""
         fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseAdafactor):
             return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
@@ -96,12 +74,10 @@ class DenseAdafactor(WithoutHost):
         return TakenOver(dict.fromkeys(moves, "taken"))
 
     def _is_taken(self, new: Saved, old: Saved, index: int, old_index: int, move: Move) -> bool:
-        """Whether all moments of a weight come from those of the old one; sums of rows are of whole ones alone."""
         shape = new.shapes[index]
         in_parts = not is_factored(self.options, shape) and move.fills(shape)
         return in_parts or _is_whole(new, old, index, old_index, move)
 
 
 def _is_whole(new: Saved, old: Saved, index: int, old_index: int, move: Move) -> bool:
-    """Whether a weight is the old one as it lies."""
     return move.exact and tuple(new.shapes[index]) == tuple(old.shapes[old_index])

@@ -1,8 +1,4 @@
-"""K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
-
-What it needs beside gradients, it is given before each update: what computes the factors of the linear products
-(``observe``), of the whole batch. Several workers divide the layers among themselves (``KfacCore``).
-"""
+"""K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,23 +12,13 @@ from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenO
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-_UPDATE = 10
-"""Operations for each weight: AdaGrad, two norms and a scale."""
+_UPDATE = 10  # operations for each weight: AdaGrad, two norms and a scale
 _INVERSE = 3
 """Operations of an inverse of a [d, d] matrix over d^3: a Cholesky decomposition and two triangular solves."""
 
 
 class DenseKfac(WithoutHost):
-    """K-FAC over dense weights.
-
-    Args:
-        options: everything but the learning rate.
-        layers: the linear products among the weights, in the order of the work.
-        workers: who divide them.
-
-    Attributes:
-        core: what it is made of; there from ``build`` on.
-    """
+    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them (``KfacCore``)."""
 
     name = "kfac"
     core: KfacCore
@@ -42,62 +28,47 @@ class DenseKfac(WithoutHost):
         self._given: Callable[[], Sequence[Factors]] | None = None
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights and creates the variables."""
         self.core = KfacCore(self.options, list(weights.values()), self.layers, workers=self.workers)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The variables of ``ctr.optim.kfac_core.KfacCore``."""
         return {f"kfac/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        """What is a layer's own: sums, inverses and eigenvalues."""
         return {f"kfac/{name}": part for name, part in self.core.parts().items()}
 
     @property
     def seed(self) -> tuple[int, tf.Tensor] | None:
-        """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
         return (self.options.seed, self.core.step) if self.options.fisher == "sampled" else None
 
     @property
     def statistics_rows(self) -> int:
-        """``KfacOptions.statistics_rows``."""
         return self.options.statistics_rows
 
     def observe(self, factors: Callable[[], Sequence[Factors]]) -> None:
-        """What computes the means over a batch's rows of each layer's factors; before the step's ``update``."""
         self._given = factors
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """One step."""
         del compiled
         assert self._given is not None
         factors, self._given = self._given, None
         self.core.update(gradients, rate, factors)
 
     def report(self) -> dict[str, float | int]:
-        """How the inverses are doing (``KfacCore.report``)."""
         return self.core.report()
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step on matrices and biases of these shapes.
-
-        Without the products of factors, which depend on the rows of a batch, and the passes of sampled labels.
-        """
         matrices = [shape for shape in shapes if len(shape) == 2]
         whole = sum(math.prod(shape) for shape in shapes)
         products = sum(2 * rows * columns * (rows + columns) for rows, columns in matrices)
         inverses = sum(_INVERSE * (rows**3 + columns**3) for rows, columns in matrices)
         return Cost(
-            update=_UPDATE * whole,
-            preconditioning=products,
-            roots=inverses / self.options.inverse_frequency,
+            update=_UPDATE * whole, preconditioning=products, roots=inverses / self.options.inverse_frequency
         )
 
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over AdaGrad's sums and the averages of weights that were taken; factors begin anew."""
         statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseKfac):
             return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")

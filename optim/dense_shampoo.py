@@ -1,8 +1,7 @@
 """Shampoo for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
 
-At a warm start sums and averages of single elements go wherever their elements go: a trained weight with a fresh
-accumulator would take its first steps at the full rate. Statistics and roots belong to blocks, and go with weights that
-are taken whole.
+At a warm start state of single elements goes wherever their elements go: a trained weight with a fresh accumulator
+would take its first steps at the full rate. Statistics and roots belong to blocks, and go with whole weights.
 """
 
 import math
@@ -12,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.blocking import stack_blocks, unstack_blocks
-from ctr.optim.device_exchange import between_steps, create_on_host
 from ctr.optim.eigenbasis import from_bases, to_bases
+from ctr.optim.exchange import between_steps, create_on_host
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore
@@ -51,19 +50,11 @@ _STATISTICS = (
     "damping",
     "left_share",
 )
-_BlockKey = tuple[tuple[int, ...], tuple[int, ...], int]
+_BlockKey = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class DenseShampoo:
-    """Shampoo over dense weights; weight decay applies to matrices, not to biases.
-
-    Args:
-        options: everything but the learning rate.
-        workers: among whom the blocks are divided.
-
-    Attributes:
-        core: what it is made of; there from ``build`` on.
-    """
+    """Shampoo over dense weights, divided among workers; weight decay applies to matrices, not to biases."""
 
     name = "shampoo"
     core: ShampooCore
@@ -74,7 +65,6 @@ class DenseShampoo:
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights and creates the variables."""
         self.core = ShampooCore(
             self.options, list(weights.values()), create=create_on_host, workers=self._workers
         )
@@ -82,19 +72,15 @@ class DenseShampoo:
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The variables of ``ctr.optim.state.ShampooState``."""
         return {f"shampoo/{name}": variable for name, variable in self.core.state.variables.items()}
 
     def parts(self) -> dict[str, Part]:
-        """The statistics and roots of each factor, by matrices, and the element-wise state of divided weights."""
         return {f"shampoo/{name}": part for name, part in self.core.parts().items()}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """One step; a compiled one leaves roots to ``exchange``."""
         self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")
 
     def exchange(self) -> None:
-        """Exchanges statistics for roots if that is due."""
         core = self.core
         if core.options.eigenvalue_correction or core.division.workers.size > 1:
             # Bases are no symmetric matrices, which have their second moments; workers exchange in graphs.
@@ -103,17 +89,15 @@ class DenseShampoo:
             between_steps(core.options, core.layout, core.state, core.host)
 
     def report(self) -> dict[str, float | int]:
-        """How the roots are doing (``ctr.optim.report.report``); a trainer counts the steps that it skips itself."""
         report = self.core.report()
         del report["nonfinite_steps"]
         return report
 
     def timing(self) -> dict[str, float]:
-        """Seconds of waiting for roots and of computing them."""
         return self.core.timing()
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step, exchanges being ``precondition_frequency`` apart and no root being kept."""
+        """Counts exchanges as ``precondition_frequency`` apart, and no root as kept."""
         options = self.options
         whole = [tuple(int(size) for size in shape) for shape in shapes]
         layout = lay_out(options, whole)
@@ -135,7 +119,6 @@ class DenseShampoo:
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over what an earlier Shampoo knew; nothing of another optimizer."""
         fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseShampoo):
             return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
@@ -169,10 +152,7 @@ class DenseShampoo:
         )
         statuses: dict[int, Status] = {}
         for index, (old_index, move) in moves.items():
-            for kind in (
-                "accumulator",
-                *(() if averages else ("momentum", "graft_momentum")),
-            ):
+            for kind in ("accumulator", *(() if averages else ("momentum", "graft_momentum"))):
                 target = new.arrays.get(f"shampoo/tensor{index}/{kind}")
                 name = f"shampoo/tensor{old_index}/{kind}"
                 # Only what is preconditioned has a momentum of the grafted step, which other options may change.
@@ -197,7 +177,6 @@ class DenseShampoo:
 def _elementwise_cost(
     options: ShampooOptions, shapes: Sequence[tuple[int, ...]], layout: ShampooLayout
 ) -> int:
-    """Operations of a step that are no matrix product."""
     each = 2 + _GRAFTING[options.grafting]
     each += 4 if options.beta1 else 0
     each += 3 if options.momentum else 0
@@ -230,7 +209,6 @@ def _averages(
         found = {index: np.array(tensor) for index, tensor in turned.items()}
     others = (index for index in range(len(layout.tensors)) if index not in found)
     return found | {index: arrays[f"shampoo/tensor{index}/gradient_average"] for index in others}
-    return found
 
 
 def _put_averages(
@@ -250,7 +228,6 @@ def _put_averages(
 
 
 def _bases(layout: ShampooLayout, stack: int, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The bases of a stack along each of its axes, the identity where there is none yet."""
     certified = arrays["shampoo/status"][STATUS.index("certified")]
     found = []
     for factor in (layout.factors[index] for index in layout.stack_factors[stack]):
@@ -267,51 +244,32 @@ def _take_statistics(
     index: int,
     old_index: int,
 ) -> None:
-    """Statistics, roots and their status of a weight's blocks, which may lie elsewhere in the stacks."""
-    _take_blocks(arrays, old_arrays, layouts, index, old_index)
-    places, old_places = (
-        _blocks(layout, number) for layout, number in zip(layouts, (index, old_index), strict=True)
+    """State of a weight's blocks, which may lie elsewhere in the stacks, and of their matrices, with its status."""
+    stacks, old_stacks = (
+        _stacks_of(layout, n) for layout, n in zip(layouts, (index, old_index), strict=True)
     )
-    for key, (factor, members) in places.items():
-        old_factor, old_members = old_places[key]
-        new_side, old_side = layouts[0].factors[factor], layouts[1].factors[old_factor]
-        for kind in ("window", "total", "root"):
-            target = arrays[f"shampoo/{new_side.name}/{kind}"]
-            name = f"shampoo/{old_side.name}/{kind}"
-            target[members] = old_arrays[name][old_members]
-        status = old_arrays["shampoo/status"][:, old_side.offset + old_members]
-        arrays["shampoo/status"][:, new_side.offset + members] = status
+    for key, (number, members) in stacks.items():
+        old_number, old_members = old_stacks[key]
+        for kind in (MOMENT, *(f"{DIAGONAL}{axis}" for axis in layouts[0].stacks[number].diagonal)):
+            target = arrays.get(f"shampoo/stack{number}/{kind}")
+            if target is not None:
+                target[members] = old_arrays[f"shampoo/stack{old_number}/{kind}"][old_members]
+        for new, old in zip(
+            layouts[0].stack_factors[number], layouts[1].stack_factors[old_number], strict=True
+        ):
+            factor, old_factor = layouts[0].factors[new], layouts[1].factors[old]
+            for kind in ("window", "total", "root"):
+                source = old_arrays[f"shampoo/{old_factor.name}/{kind}"]
+                arrays[f"shampoo/{factor.name}/{kind}"][members] = source[old_members]
+            status = old_arrays["shampoo/status"][:, old_factor.offset + old_members]
+            arrays["shampoo/status"][:, factor.offset + members] = status
 
 
-def _take_blocks(
-    arrays: Mapping[str, np.ndarray],
-    old_arrays: Mapping[str, np.ndarray],
-    layouts: tuple[ShampooLayout, ShampooLayout],
-    index: int,
-    old_index: int,
-) -> None:
-    """What a weight's blocks have as a whole: second moments in their bases, and diagonals."""
-    for number, stack in enumerate(layouts[0].stacks):
-        members = np.flatnonzero(np.array(stack.owners) == index)
-        kinds = [MOMENT, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
-        for old_number, other in enumerate(layouts[1].stacks):
-            if (other.block, other.axes, other.diagonal) != (stack.block, stack.axes, stack.diagonal):
-                continue
-            old_members = np.flatnonzero(np.array(other.owners) == old_index)
-            for kind in kinds:
-                target = arrays.get(f"shampoo/stack{number}/{kind}")
-                if target is not None and len(members):
-                    target[members] = old_arrays[f"shampoo/stack{old_number}/{kind}"][old_members]
-
-
-def _blocks(layout: ShampooLayout, index: int) -> dict[_BlockKey, tuple[int, np.ndarray]]:
-    """By shape of block, axes and axis: a factor, and which of its matrices are a tensor's, in their order."""
-    found: dict[_BlockKey, tuple[int, np.ndarray]] = {}
-    for stack, factors in zip(layout.stacks, layout.stack_factors, strict=True):
-        members = np.flatnonzero(np.array(stack.owners) == index)
-        if len(members):
-            found |= {
-                (stack.block, stack.axes, axis): (factor, members)
-                for axis, factor in zip(stack.axes, factors, strict=True)
-            }
-    return found
+def _stacks_of(layout: ShampooLayout, index: int) -> dict[_BlockKey, tuple[int, np.ndarray]]:
+    """By shape of block, axes and diagonals: the stacks with blocks of a tensor, and which blocks these are."""
+    members = [np.flatnonzero(np.array(stack.owners) == index) for stack in layout.stacks]
+    return {
+        (stack.block, stack.axes, stack.diagonal): (number, members[number])
+        for number, stack in enumerate(layout.stacks)
+        if len(members[number])
+    }

@@ -1,24 +1,86 @@
-"""The direction of each stack of blocks from its gradients, by roots, eigenbases or diagonals."""
+"""Directions of stacks of blocks from their gradients, by roots, eigenbases or diagonals.
 
-from collections.abc import Sequence
+By roots every preconditioned dimension is multiplied by its root, L^(-e) G R^(-e) (PSO 2). Dimensions too long for a
+matrix may be preconditioned by the diagonal of their statistics alone (PT 4.2.3; THESIS 4.1.3, algorithm 3): sums of
+squares over all other dimensions, whose roots are powers of single numbers, so that nothing is left to the host. A
+matrix with one long side has a full factor on the other one, with exponents as if both were full.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim import diagonal, eigenbasis
+from ctr.optim import eigenbasis
 from ctr.optim.blocking import Stack
-from ctr.optim.missing import Present, keep, of_owners, powers
+from ctr.optim.gradients import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
-from ctr.optim.preconditioning import precondition
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState
 
 
-def needs_identity(options: ShampooOptions) -> bool:
-    """Whether roots that are not there yet have to be identities."""
-    return options.eigenvalue_correction or options.is_kl
+def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Computes L^(-e) G R^(-e), and its like for blocks [N, d_0, ..., d_k-1], by roots [N, d, d] of ``axes``."""
+    for axis, root in zip(axes, roots, strict=True):
+        blocks = _multiply(blocks, axis, root)
+    return blocks
+
+
+def _multiply(blocks: tf.Tensor, axis: int, root: tf.Tensor) -> tf.Tensor:
+    if len(blocks.shape) == 3:
+        return tf.matmul(root, blocks) if axis == 0 else tf.matmul(blocks, root)
+    order = len(blocks.shape) - 1
+    if axis == order - 1:
+        count, size = blocks.shape[0], blocks.shape[-1]
+        return tf.reshape(tf.matmul(tf.reshape(blocks, [count, -1, size]), root), blocks.shape)
+    if axis == 0:
+        count, size = blocks.shape[0], blocks.shape[1]
+        return tf.reshape(tf.matmul(root, tf.reshape(blocks, [count, size, -1])), blocks.shape)
+    swap = list(range(order + 1))
+    swap[axis + 1], swap[1] = swap[1], swap[axis + 1]
+    return tf.transpose(_multiply(tf.transpose(blocks, swap), 0, root), swap)
+
+
+def collect_squares(
+    sums: tf.Variable,
+    blocks: tf.Tensor,
+    axis: int,
+    beta2: float,
+    weight: tf.Tensor | float,
+    present: Present = None,
+) -> None:
+    """Adds the diagonal of ``statistics.gram`` to sums [N, d_axis], in place; undecayed with a weight."""
+    others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
+    squares = tf.reduce_sum(tf.square(blocks), axis=others)
+    if beta2 == 1.0:
+        added = tf.cast(weight, squares.dtype) * squares
+        sums.assign_add(keep(added, tf.zeros_like(added), present))
+    else:
+        sums.assign(keep(beta2 * sums + (1.0 - beta2) * squares, sums, present))
+
+
+def _by_diagonals(
+    options: ShampooOptions,
+    blocks: tf.Tensor,
+    sums: Mapping[int, tf.Tensor],
+    exponents: Mapping[int, float],
+    correction: tf.Tensor,
+    identity: tf.Tensor | float = 0.0,
+) -> tf.Tensor:
+    """Multiplies blocks by D^(-e) along each dimension of ``sums``, [N, d_axis]; a block of zeros stays."""
+    for axis, values in sums.items():
+        statistics = (values + tf.cast(identity, values.dtype)) / tf.cast(correction, values.dtype)
+        largest = tf.reduce_max(statistics, axis=1, keepdims=True)
+        damping = options.epsilon * (largest if options.damping == "relative" else tf.ones_like(largest))
+        damped = tf.where(largest > 0, statistics + damping, tf.ones_like(statistics))
+        powers = tf.cast(tf.pow(damped, tf.constant(-exponents[axis], values.dtype)), blocks.dtype)
+        shape = [blocks.shape[0]] + [
+            size if dimension == axis else 1 for dimension, size in enumerate(blocks.shape[1:])
+        ]
+        blocks *= tf.reshape(powers, shape)
+    return blocks
 
 
 def set_identity(layout: ShampooLayout, state: ShampooState, status: tf.Tensor) -> None:
-    """Makes roots that are not there yet identities, in place; ``status`` [S, M] of the matrices of ``layout``."""
+    """Makes roots that are not there yet identities, in place; ``status`` [S, M] is of the matrices of ``layout``."""
     certified = status[STATUS.index("certified")]
     for factor, root in zip(layout.factors, state.roots, strict=True):
         is_there = certified[factor.matrices][:, tf.newaxis, tf.newaxis] > 0
@@ -26,7 +88,7 @@ def set_identity(layout: ShampooLayout, state: ShampooState, status: tf.Tensor) 
 
 
 def rotate(layout: ShampooLayout, state: ShampooState, stacked: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The gradients of each stack in their bases."""
+    """Turns the gradients of each stack into their bases."""
     return [
         eigenbasis.to_bases(blocks, stack.axes, [state.roots[factor] for factor in factors])
         for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
@@ -40,7 +102,7 @@ def collect_moments(
     rotated: Sequence[tf.Tensor],
     present: Present = None,
 ) -> None:
-    """The second moments after gradients in their bases, in place; of the tensors that are ``present``."""
+    """Updates second moments, in place, by gradients in their bases; of the tensors that are ``present``."""
     for stack, moments, blocks in zip(layout.stacks, state.moments, rotated, strict=True):
         found = eigenbasis.update_moments(options, moments, blocks)
         moments.assign(keep(found, moments, of_owners(present, stack.owners)))
@@ -53,18 +115,7 @@ def moving_gradient(
     step: tf.Tensor,
     present: Present = None,
 ) -> tuple[tf.Tensor, tf.Tensor | float]:
-    """Adds a gradient to an average, in place (PT 3.1.1).
-
-    Args:
-        options: with ``beta1``.
-        average: of gradients, of their shape.
-        gradient: of any shape.
-        step: int64 scalar, the present step.
-        present: bool [N], of which [N, ...] there is a gradient.
-
-    Returns:
-        What is preconditioned, and the scalar that it is to be divided by.
-    """
+    """Adds a gradient to an average in place (PT 3.1.1); returns what is preconditioned, over the second result."""
     beta1, beta3 = options.beta1, options.beta3
     new = beta1 * average + (1.0 - beta1) * gradient
     base = tf.constant(beta1, new.dtype)
@@ -85,7 +136,7 @@ def moving_gradients(
     step: tf.Tensor,
     present: Present = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor | float]:
-    """``moving_gradient`` of each stack in its bases; of the tensors that are ``present``."""
+    """Applies ``moving_gradient`` to each stack in its bases; to the tensors that are ``present``."""
     found: list[tf.Tensor] = []
     weights: tf.Tensor | float = 1.0
     for stack, average, blocks in zip(layout.stacks, state.averages, rotated, strict=True):
@@ -105,12 +156,9 @@ def _correction(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> t
 
 
 def correct(
-    options: ShampooOptions,
-    state: ShampooState,
-    rotated: Sequence[tf.Tensor],
-    weights: tf.Tensor | float,
+    options: ShampooOptions, state: ShampooState, rotated: Sequence[tf.Tensor], weights: tf.Tensor | float
 ) -> list[tf.Tensor]:
-    """The directions from gradients, or their averages, which are to be divided by ``weights``; all in their bases."""
+    """Computes directions from gradients, or averages that are to be divided by ``weights``; all in their bases."""
     # Second moments are collected at every step.
     correction = _correction(options, state.step.read_value(), state.dtype)
     return [
@@ -120,7 +168,7 @@ def correct(
 
 
 def turn_back(layout: ShampooLayout, state: ShampooState, rotated: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """What is in the bases, in its own coordinates; the opposite of ``rotate``."""
+    """Turns stacks from their bases into their own coordinates; the opposite of ``rotate``."""
     return [
         eigenbasis.from_bases(blocks, stack.axes, [state.roots[factor] for factor in factors])
         for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, rotated, strict=True)
@@ -130,7 +178,7 @@ def turn_back(layout: ShampooLayout, state: ShampooState, rotated: Sequence[tf.T
 def by_roots(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, stacked: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The directions from gradients, or their averages, by roots and diagonals."""
+    """Computes directions from gradients, or their averages, by roots and diagonals."""
     found = []
     collections = state.collections.read_value()
     for stack, factors, diagonals, blocks in zip(
@@ -139,7 +187,7 @@ def by_roots(
         blocks = precondition(blocks, stack.axes, [state.roots[factor] for factor in factors])
         if diagonals:
             preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
-            blocks = diagonal.precondition(
+            blocks = _by_diagonals(
                 options,
                 blocks,
                 diagonals,
@@ -167,13 +215,7 @@ def replace_roots(
     roots: Sequence[tf.Tensor],
     present: Present = None,
 ) -> None:
-    """Brings new roots or bases into use, in place; second moments go into new bases as ``basis_change`` says.
-
-    Args:
-        options, layout, state: of the optimizer.
-        roots: of each factor.
-        present: for which tensors they are; those of others are what they were.
-    """
+    """Brings new roots or bases of ``present`` tensors into use, in place; moments follow as ``basis_change`` says."""
     if options.eigenvalue_correction:
         _turn(options, layout, state, roots, present)
     for variable, root in zip(state.roots, roots, strict=True):
@@ -187,7 +229,6 @@ def _turn(
     bases: Sequence[tf.Tensor],
     present: Present,
 ) -> None:
-    """Brings what is kept in the bases into new ones, in place."""
     before = [root.read_value() for root in state.roots]
     for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
         old, new = [before[factor] for factor in factors], [bases[factor] for factor in factors]

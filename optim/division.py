@@ -1,22 +1,20 @@
-"""Which part of Shampoo's state and work a worker has, and how the parts make the whole again (PT 4.1, algorithm 2).
+"""Division of Shampoo's state and work among workers, and how the parts make the whole again (PT 4.1, algorithm 2).
 
-Every block has one owner. It alone keeps the block's statistics, roots and element-wise state (second moments,
-averages), and computes the direction of its elements. Each worker has the weights and the whole gradient, the same as
-all others, and takes from it the elements of its own blocks. What workers exchange:
+Every block has one owner, which alone keeps its statistics, roots and element-wise state, and computes its
+direction. Each worker has the weights and the whole gradient. Workers exchange:
 
     at each step        the norms of directions      a few numbers for each tensor
                         directions                   one number for each element, padded to the largest part
     at an exchange      the status of the roots      a few numbers for each matrix
 
-Statistics and roots, the only symmetric matrices, never travel. Tensors without a block, such as biases, belong to all.
-
-A process alone has all of it: then each method returns what it was given, and nothing is added to the graph.
+Tensors without a block, such as biases, belong to all. A process alone has all of it: then each method returns what
+it was given, and nothing is added to the graph.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,15 +30,6 @@ from ctr.workers.parts import Part
 
 @dataclass(frozen=True)
 class _Piece:
-    """A block and where it is.
-
-    Attributes:
-        stack: the number of its stack.
-        place: its number in this stack.
-        tensor: the index of its tensor.
-        region: the block itself.
-    """
-
     stack: int
     place: int
     tensor: int
@@ -52,21 +41,10 @@ class _Piece:
 
 
 class Division:
-    """What one worker has of an optimizer.
-
-    Attributes:
-        whole: the layout of all workers together.
-        own: that of this worker: the same tensors, stacks and factors, with its own blocks only.
-        workers: among whom it is divided.
-    """
+    """Part of one worker in an optimizer: ``own`` is the layout with its own blocks only of the ``whole`` one."""
 
     def __init__(self, whole: ShampooLayout, owners: Sequence[int] = (), workers: Workers = ALONE) -> None:
-        """Divides an optimizer.
-
-        Args:
-            whole: the layout.
-            owners: the rank of the owner of each block, in the order of the stacks; not for a process alone.
-            workers: among whom.
+        """Divides a layout by the rank of the owner of each block, in the order of the stacks.
 
         Raises:
             ValueError: tables learn by rows, which several workers do not divide.
@@ -97,20 +75,20 @@ class Division:
     # Elements of dense tensors.
 
     def shape(self, tensor: int) -> Shape:
-        """The shape of element-wise state of a tensor: its own, or, where it is divided, [its elements here]."""
+        """Returns the shape of a tensor's element-wise state: its own, or, where it is divided, [its elements here]."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
         return (sum(piece.elements for piece in self._of(self.workers.rank, tensor)),)
 
     def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """This worker's elements of tensors, by index, each in the shape of ``shape``."""
+        """Returns this worker's elements of tensors, by index, each in the shape of ``shape``."""
         return {
             index: self._take(index, tensor) if self._is_divided(index) else tensor
             for index, tensor in tensors.items()
         }
 
     def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-        """The stacks of own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
+        """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
         filled = [
             own[index] if index in own else tf.zeros(self.shape(index), dtype)
             for index in range(len(self.whole.tensors))
@@ -127,7 +105,7 @@ class Division:
         ]
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """The opposite of ``stack``: own elements of the tensors that have blocks, by index."""
+        """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
         if self.workers.size == 1:
             return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
         singles = [tf.unstack(stacked) if stacked.shape[0] else [] for stacked in blocks]
@@ -140,7 +118,7 @@ class Division:
         return {index: _join(found, dtype, self.shape(index)) for index, found in parts.items()}
 
     def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Whole tensors of own elements of all workers, by index, in the same bits everywhere."""
+        """Returns whole tensors of own elements of all workers, by index, in the same bits everywhere."""
         divided = [index for index in own if self._is_divided(index)]
         if not divided:
             return dict(own)
@@ -172,38 +150,33 @@ class Division:
         return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
 
     def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over the workers of scalars that each has for its own elements of divided tensors."""
-        if self.workers.size == 1:
-            return list(numbers)
-        return tf.unstack(tf.reduce_sum(self._gathered(numbers), axis=0))
+        return self._reduced(tf.reduce_sum, numbers)
 
     def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The largest over the workers of such scalars."""
+        return self._reduced(tf.reduce_max, numbers)
+
+    def _reduced(self, reduce: Callable[..., tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if self.workers.size == 1:
             return list(numbers)
-        return tf.unstack(tf.reduce_max(self._gathered(numbers), axis=0))
+        return tf.unstack(reduce(self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis]), axis=0))
 
     # Matrices.
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:
-        """This worker's columns of the status of all matrices, [S, M] to [S, m]."""
         return status if self.workers.size == 1 else tf.gather(status, self._numbers, axis=1)
 
     def gather_status(self, own: tf.Tensor) -> tf.Tensor:
-        """The opposite of ``take_status``."""
         if self.workers.size == 1:
             return own
         message = tf.pad(tf.transpose(own), [[0, self._most_matrices - self.own.matrices], [0, 0]])
         return tf.transpose(tf.gather(self.workers.all_gather(message), self._sent_at))
 
     def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        """Counters, of which each worker has added its own to those that all had before."""
         if self.workers.size == 1:
             return after
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
     def parts(self) -> dict[str, Part]:
-        """Which state is divided, and how, by the names that ``ShampooState`` may have; empty for a process alone."""
         if self.workers.size == 1:
             return {}
         parts: dict[str, Part] = {}
@@ -230,7 +203,6 @@ class Division:
         return [index for index in range(len(self.whole.tensors)) if self._is_divided(index)]
 
     def _of(self, rank: int, tensor: int) -> list[_Piece]:
-        """A worker's blocks of a tensor, in the order in which it has their elements."""
         return [piece for piece in self._pieces[rank] if piece.tensor == tensor]
 
     def _in_stack(self, stack: int) -> list[_Piece]:
@@ -250,12 +222,8 @@ class Division:
             return []
         return list(zip(pieces, tf.split(own, [piece.elements for piece in pieces]), strict=True))
 
-    def _gathered(self, numbers: Sequence[tf.Tensor]) -> tf.Tensor:
-        return self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis])
-
 
 def _pieces(layout: ShampooLayout) -> list[_Piece]:
-    """All blocks, stack by stack, in the order in which these hold them."""
     pieces = []
     for number, stack in enumerate(layout.stacks):
         places = itertools.count()
@@ -292,7 +260,6 @@ def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout
 
 
 def _numbers(whole: ShampooLayout, own: ShampooLayout) -> np.ndarray:
-    """The numbers of a worker's matrices among those of all, int32."""
     return np.array(
         [
             factor.offset + number
@@ -308,13 +275,12 @@ def _slices(region: Region) -> tuple[slice, ...]:
 
 
 def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
-    """Tensors behind each other, element by element, in one of a shape."""
     if not parts:
         return tf.zeros(list(shape), dtype)
     return tf.reshape(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0), list(shape))
 
 
 def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
-    """The rank of the owner of each block, in the order of the stacks: by what blocks cost, ``assignment.balanced``."""
+    """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.balanced``."""
     blocks = blocks_of(layout)
     return balanced(blocks, [step_cost(block, options) for block in blocks], workers)

@@ -1,28 +1,26 @@
 """Eigenvalue correction: Shampoo's eigenbases with second moments of their own (PSO App. C; SOAP; EK-FAC).
 
-Shampoo divides by L^e (x) R^e = (U (x) V) (D (x) D')^e (U (x) V)^T. The optimal diagonal in these bases is not D (x) D'
-but that of the second moments there (PSO App. C, the last two displays)::
+Shampoo divides by L^e (x) R^e = (U (x) V) (D (x) D')^e (U (x) V)^T. The optimal diagonal in these bases is not D (x)
+D' but that of the second moments there (PSO App. C, the last two displays)::
 
     V += (U^T G V)^2                     summed, beta2 = 1; else V = beta2 V + (1 - beta2) (U^T G V)^2
     P = U ((U^T G V) / V^(1/2)) V^T
 
-which is AdaGrad or Adam in rotated coordinates. The bases are those of the statistics L and R; they come from the host
-every tau1 steps, like roots and by the same pipeline, each with a certificate. Until a matrix has one, its basis is the
-identity. So second moments are collected from the first step on, whatever their basis.
+which is AdaGrad or Adam in rotated coordinates. The bases are those of the statistics L and R; they come from the
+host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
+it.
 
-An average of gradients (beta1) is kept as U^T M V: as long as the bases stay, it is an average of U^T G V, and when
-they change, it is turned with them. Where each step needs M itself, too, for a grafted step, M is kept, and goes into
-the bases at each step as the gradient does (``ShampooOptions.averages_in_bases``).
+An average of gradients (beta1) is kept as U^T M V and turned when the bases change, unless a grafted step needs M
+itself (``ShampooOptions.averages_in_bases``).
 
-**When a basis changes** from U to U', second moments are those of other coordinates. What is known of the matrix of
-second moments of vec(G) is its diagonal in the old bases. Were it diagonal there, its diagonal in the new ones would be
+**When a basis changes** from U to U', ``project`` brings second moments into it, as if their matrix were diagonal in
+the old bases::
 
     V' = P V Q^T,    P = (U'^T U)^2, Q = (V'^T V)^2    element by element
 
-``project`` does that. P and Q are doubly stochastic: no second moment becomes negative, their sum stays what it was,
-eigenvectors that only change their order or sign take their moments with them, and equal moments stay equal. ``keep``
-leaves V as it is, as other implementations do; then it is right as long as bases turn slowly, and LAPACK returns
-eigenvectors in the order of their eigenvalues.
+P and Q are doubly stochastic: no second moment becomes negative, and their sum stays. ``keep`` leaves V as it is, as
+other implementations do; that is right as long as bases turn slowly, and LAPACK returns eigenvectors in the order of
+their eigenvalues.
 """
 
 from collections.abc import Sequence
@@ -31,23 +29,24 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.options import ShampooOptions
-from ctr.optim.root_certificate import decomposition_residual
-from ctr.optim.roots import TOLERANCE, FloatArray, Root, RootError, check_definite, scale_symmetric
+from ctr.optim.roots import (
+    TOLERANCE,
+    FloatArray,
+    Root,
+    RootError,
+    check_definite,
+    decomposition_residual,
+    scale_symmetric,
+)
 
 _CERTIFIED_ABOVE = 1e-8
 """Times the largest eigenvalue: eigenvectors of smaller ones are certified as those of so much."""
 
 
 def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
-    """The eigenvectors of a matrix, in the order of their eigenvalues, with a certificate.
+    """Computes the eigenvectors of A, float64 [n, n], in columns by ascending eigenvalue, with a certificate.
 
-    Args:
-        matrix: A, float64 [n, n], positive semi-definite; its symmetric part counts.
-        tolerance: the largest residual that is accepted.
-
-    Returns:
-        ``matrix`` has the eigenvectors in its columns; ``residual`` is ``decomposition_residual``'s bound, for A with
-        a hundred-millionth of its largest eigenvalue added; ``condition`` is that matrix's.
+    The residual is ``decomposition_residual``'s for A with a hundred-millionth of its largest eigenvalue added.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not good enough.
@@ -72,27 +71,21 @@ def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
 
 
 def to_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
-    """U^T G V, and its like for blocks of any order.
-
-    Args:
-        blocks: [N, d_0, ..., d_k-1].
-        axes: the preconditioned dimensions, each 0..k-1.
-        bases: for each of them [N, d_axis, d_axis], eigenvectors in columns.
-    """
+    """Computes U^T G V, and its like for blocks [N, d_0, ..., d_k-1], by bases [N, d, d] of ``axes``."""
     for axis, basis in zip(axes, bases, strict=True):
         blocks = multiply(blocks, axis, basis, transposed=True)
     return blocks
 
 
 def from_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
-    """U G V^T, the opposite of ``to_bases``."""
+    """Computes U G V^T, the opposite of ``to_bases``."""
     for axis, basis in zip(axes, bases, strict=True):
         blocks = multiply(blocks, axis, basis)
     return blocks
 
 
 def update_moments(options: ShampooOptions, moments: tf.Tensor, rotated: tf.Tensor) -> tf.Tensor:
-    """V after a gradient in the bases, both [N, *block]."""
+    """Returns V after a gradient in the bases, both [N, *block]."""
     squared = tf.square(rotated)
     if options.beta2 == 1.0:
         return moments + squared
@@ -106,16 +99,9 @@ def correct(
     correction: tf.Tensor | float,
     weights: tf.Tensor | float,
 ) -> tf.Tensor:
-    """The direction in the bases, G / (V^e + epsilon).
+    """Computes the direction in the bases, G / (V^e + epsilon), of blocks [N, *block].
 
-    With relative damping epsilon is a share of the largest V^e of the block.
-
-    Args:
-        options: the exponent and the damping.
-        moments: V [N, *block].
-        rotated: the gradient, or its average, in the bases; [N, *block].
-        correction: scalar, what V is to be divided by.
-        weights: scalar, what ``rotated`` is to be divided by.
+    V is to be divided by ``correction``, and ``rotated``, the gradient or its average, by ``weights``, both scalars.
     """
     exponent, dtype = options.correction_exponent, rotated.dtype
     correction, weights = tf.cast(correction, dtype), tf.cast(weights, dtype)
@@ -135,13 +121,7 @@ def correct(
 def project(
     moments: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """V in other bases: P V Q^T.
-
-    Args:
-        moments: [N, *block].
-        axes: the preconditioned dimensions.
-        old, new: for each of them the bases [N, d_axis, d_axis].
-    """
+    """Brings V [N, *block] into other bases: P V Q^T; bases are [N, d, d] for each axis."""
     for axis, before, after in zip(axes, old, new, strict=True):
         moments = multiply(moments, axis, tf.square(tf.matmul(after, before, transpose_a=True)))
     return moments
@@ -150,21 +130,14 @@ def project(
 def change_bases(
     blocks: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """What is U^T M V in other bases: (U'^T U) (U^T M V) (V'^T V)^T; arguments as of ``project``."""
+    """Brings U^T M V into other bases: (U'^T U) (U^T M V) (V'^T V)^T."""
     for axis, before, after in zip(axes, old, new, strict=True):
         blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
     return blocks
 
 
 def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool = False) -> tf.Tensor:
-    """Each block with one dimension multiplied by a matrix, or by its transpose.
-
-    Args:
-        blocks: [N, d_0, ..., d_k-1].
-        axis: 0..k-1.
-        matrices: M [N, d_axis, d_axis]; the result has sum_j M_ij G_j along the axis.
-        transposed: by M^T instead.
-    """
+    """Multiplies one dimension of blocks [N, d_0, ..., d_k-1] by M [N, d, d], sum_j M_ij G_j, or by its transpose."""
     order, count, size = len(blocks.shape) - 1, blocks.shape[0], blocks.shape[axis + 1]
     if axis == order - 1:
         flat = blocks if order == 2 else tf.reshape(blocks, [count, -1, size])

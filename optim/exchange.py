@@ -1,14 +1,18 @@
-"""The exchange of statistics for roots: at the start step, then ever less often, at last every tau1 steps.
+"""Exchanges of statistics for roots: at the start step, then ever less often, at last every tau1 steps.
 
-First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics
-is folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from
-which a restart computes roots in flight again. The first exchange, the early ones, and every one without
-``asynchronous`` wait for their own roots.
+First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics is
+folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from which a
+restart computes roots in flight again. Without ``asynchronous`` an exchange is a part of its step: it waits for its
+own roots, as the first and the early ones always do, and matrices of tensors without a gradient in this step keep
+theirs, as in PyTorch's Distributed Shampoo.
 
-Without ``asynchronous`` an exchange is a part of its step: matrices of tensors without a gradient in this step keep
-their roots, as in PyTorch's Distributed Shampoo. With it, roots are those of an earlier step, whatever this one brings.
+Young statistics change fast, and the first steps are the largest. While ``early_growth`` of the steps so far is less
+than tau1, exchanges are that far apart; until then statistics are collected at every step, each collection weighing
+1 / tau2 of a later one, which stands for tau2 steps.
 """
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,14 +21,16 @@ import tensorflow as tf
 from ctr.optim import statistics
 from ctr.optim.directions import replace_roots
 from ctr.optim.division import Division
+from ctr.optim.gradients import Present, keep, of_owners, powers
 from ctr.optim.graph_roots import inverse_roots
 from ctr.optim.host import Exchange, HostPipeline
-from ctr.optim.missing import Present, keep, of_owners, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import TOLERANCE, whole_order
-from ctr.optim.schedule import exchange_due, is_early
-from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState
-from ctr.optim.triangles import unpack, unpack_arrays
+from ctr.optim.row_variables import set_rows
+from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState, create_variable
+from ctr.optim.triangles import pack_arrays, unpack, unpack_arrays
+
+_DRIFT, _ROOT_STEP = STATUS.index("drift"), STATUS.index("root_step")
 
 
 def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
@@ -40,8 +46,78 @@ def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
         tf.cond(condition, act, lambda: tf.constant(False))
 
 
+def first_exchange(options: ShampooOptions) -> int:
+    """Returns the step of the first exchange."""
+    first = options.start_preconditioning_step if options.first_exchange is None else options.first_exchange
+    assert first is not None
+    return first
+
+
+def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+    """Counts the steps from an exchange after ``step`` to the next one; both int64 scalars."""
+    frequency = tf.constant(options.precondition_frequency, tf.int64)
+    if not options.early_growth:
+        return frequency
+    early = tf.cast(tf.floor(options.early_growth * tf.cast(step, tf.float64)), tf.int64)
+    return tf.clip_by_value(early, 1, frequency)
+
+
+def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+    """Tells whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
+    return step < _early_steps(options.early_growth, options.precondition_frequency)
+
+
+@functools.cache
+def _early_steps(growth: float, frequency: int) -> int:
+    """The first step after which exchanges are tau1 apart: a number, as a TPU has no float64 to find it in."""
+    if not growth or frequency == 1:
+        return 0
+    step = max(0, math.floor(frequency / growth) - 1)
+    while math.floor(growth * step) < frequency:
+        step += 1
+    return step
+
+
+def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """Tells whether an exchange is due at ``step``, or was since ``last``, the step of the last one, or -1."""
+    first = tf.constant(first_exchange(options), tf.int64)
+    if options.exchange_phase is not None:
+        phase, frequency = (
+            tf.constant(value, tf.int64) for value in (options.exchange_phase, options.precondition_frequency)
+        )
+        # The numbers of exchanges up to either step: the one that was due may lie between them.
+        regular = (step - phase) // frequency > (last - phase) // frequency
+        return (step >= first) & ((last < 0) | regular)
+    return step >= tf.where(last < 0, first, last + steps_to_next_exchange(options, last))
+
+
+def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
+    """Tells whether statistics are collected at ``step``; ``last`` as of ``exchange_due``."""
+    if options.statistics_frequency == 1:
+        return True
+    # The first exchange has roots only if it has statistics.
+    begins = (last < 0) & (step >= tf.constant(first_exchange(options), tf.int64))
+    return tf.equal(step % options.statistics_frequency, 0) | begins | is_early(options, step)
+
+
+def collection_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor | float:
+    """Returns the weight of a collection at ``step`` in summed statistics, scalar; 1 when statistics are decayed."""
+    if options.statistics_frequency == 1 or not options.early_growth or options.beta2 < 1.0:
+        return 1.0
+    weight = tf.constant(1.0 / options.statistics_frequency, dtype)
+    return tf.where(is_early(options, step), weight, tf.ones_like(weight))
+
+
+def create_on_host(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+    """Creates a variable of the state: totals in the host's memory, everything else where the step runs."""
+    if not name.endswith("/total"):
+        return create_variable(name, shape, dtype, value)
+    with tf.device("CPU:0"):
+        return create_variable(name, shape, dtype, value)
+
+
 def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> tf.Tensor | bool:
-    """Whether an exchange is due, bool scalar."""
+    """Tells whether an exchange is due, bool scalar."""
     if not layout.factors:
         return False
     return exchange_due(options, state.step.read_value(), state.exchanged_at.read_value())
@@ -54,14 +130,9 @@ def with_host(
     host: HostPipeline,
     present: Present = None,
 ) -> None:
-    """Exchanges if it is due, with worker threads; not inside a function that XLA compiles.
-
-    Args:
-        options, division, state, host: of the optimizer.
-        present: which tensors have a gradient in this step.
-    """
+    """Exchanges if it is due, with worker threads; not inside a function that XLA compiles."""
     layout = division.own
-    present = _taking_part(options, present)
+    present = None if options.asynchronous else present
     written = [state.dtype, tf.int64, *(state.dtype for _ in layout.factors)]
 
     def collect(correction: np.ndarray, identity: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -118,6 +189,48 @@ def with_host(
     when(due(options, division.whole, state), act)
 
 
+def between_steps(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, host: HostPipeline
+) -> int:
+    """Exchanges if it is due, between two steps of an accelerator; returns the bytes between device and host.
+
+    As little as possible moves: the float32 triangle of each window and of each new root. Totals, in float64, which a
+    TPU only emulates, stay on the host.
+    """
+    if not bool(due(options, layout, state)):
+        return 0
+    step, exchanged_at = int(state.step.numpy()), int(state.exchanged_at.numpy())
+    sent = int(state.collections.numpy()) - int(state.window_collections.numpy())
+    exchange = Exchange(
+        totals=[
+            unpack_arrays(total.numpy(), factor.size)
+            for total, factor in zip(state.totals, layout.factors, strict=True)
+        ],
+        # A solver that starts from nothing does not need the roots that are in use.
+        roots=[np.array(root.numpy()) for root in state.roots]
+        if options.solver == "coupled"
+        else [np.zeros(root.shape, root.dtype.as_numpy_dtype) for root in state.roots],
+        status=np.array(state.status.numpy()),
+        counters=np.array(state.counters.numpy()),
+        correction=float(statistics.corrected_by(options, sent)),
+        identity=float(statistics.initial(options, sent)),
+    )
+    before = exchange.status[_ROOT_STEP].copy()
+    host.collect(exchanged_at, exchange)
+    moved = _fold_on_host(options, layout, state, exchange)
+    host.send(step, exchange)
+    early = bool(is_early(options, tf.constant(step, tf.int64)))
+    if exchanged_at < 0 or early or not options.asynchronous:
+        host.collect(step, exchange)
+    moved += _put_roots(layout, state, exchange, exchange.status[_ROOT_STEP] != before)
+    for variable, total in zip(state.totals, exchange.totals, strict=True):
+        variable.assign(pack_arrays(total))
+    state.status.assign(exchange.status)
+    state.counters.assign(exchange.counters)
+    state.exchanged_at.assign(step)
+    return moved
+
+
 def copy(
     options: ShampooOptions,
     layout: ShampooLayout,
@@ -126,7 +239,7 @@ def copy(
     present: Present = None,
 ) -> None:
     """Takes over an exchange if it is due, from equal state that has exchanged already."""
-    present = _taking_part(options, present)
+    present = None if options.asynchronous else present
 
     def act() -> None:
         _fold(options, layout, state, state.status.read_value(), present)
@@ -142,10 +255,6 @@ def on_device(
     options: ShampooOptions, division: Division, state: ShampooState, present: Present = None
 ) -> None:
     """Computes roots if it is due, by operations of the graph, and at once (PSO App. E).
-
-    Args:
-        options, division, state: of the optimizer.
-        present: which tensors have a gradient in this step.
 
     Raises:
         ValueError: the options ask for roots that the coupled iteration does not give.
@@ -167,13 +276,8 @@ def on_device(
                 "XLA cannot compute; train with callbacks=[ShampooCallback()], which has them computed on the host, "
                 "or without jit_compile"
             )
-    present = _taking_part(options, present)
+    present = None if options.asynchronous else present
     when(due(options, division.whole, state), lambda: _compute_on_device(options, division, state, present))
-
-
-def _taking_part(options: ShampooOptions, present: Present) -> Present:
-    """Which tensors an exchange is for."""
-    return None if options.asynchronous else present
 
 
 def _missed(state: ShampooState, row: int) -> tf.Tensor | None:
@@ -191,7 +295,6 @@ def _identity(
 def _publish(
     division: Division, state: ShampooState, status: tf.Tensor, before: tf.Tensor, counters: tf.Tensor
 ) -> None:
-    """Lets all workers know how all roots are, and that the exchange is done."""
     state.status.assign(division.gather_status(status))
     state.counters.assign(division.add_counts(before, counters))
     state.exchanged_at.assign(state.step)
@@ -219,7 +322,7 @@ def _unpack(
 def _fold(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, status: tf.Tensor, present: Present
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Windows into totals, and what that changed into the drift; what totals are to be divided by, and the status."""
+    """Adds windows to totals, and the change to the drift; returns what totals are to be divided by, and the status."""
     missed, collections = _missed(state, 1), state.window_collections.read_value()
     decays = powers(options.beta2, collections, missed, tf.float64)
     changes = [
@@ -243,6 +346,38 @@ def _fold(
     status = status + tf.cast(tf.where(row, change, tf.zeros_like(change)), status.dtype)
     state.window_collections.assign(0)
     return statistics.corrected_by(options, state.collections.read_value()), status
+
+
+def _fold_on_host(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, exchange: Exchange
+) -> int:
+    decay = options.beta2 ** int(state.window_collections.numpy())
+    moved = 0
+    for factor, window, total in zip(layout.factors, state.windows, exchange.totals, strict=True):
+        packed = window.numpy()
+        moved += packed.nbytes
+        change = unpack_arrays(packed.astype(np.float64), factor.size)
+        change += (decay - 1.0) * total
+        total += change
+        exchange.status[_DRIFT, factor.matrices] += np.linalg.norm(change, axis=(1, 2))
+        window.assign(tf.zeros_like(window))
+    state.window_collections.assign(0)
+    collections = int(state.collections.numpy())
+    exchange.correction = float(statistics.corrected_by(options, collections))
+    exchange.identity = float(statistics.initial(options, collections))
+    return moved
+
+
+def _put_roots(layout: ShampooLayout, state: ShampooState, exchange: Exchange, is_new: np.ndarray) -> int:
+    moved = 0
+    for factor, variable, roots in zip(layout.factors, state.roots, exchange.roots, strict=True):
+        numbers = np.flatnonzero(is_new[factor.matrices]).astype(np.int32)
+        if not len(numbers):
+            continue
+        packed = pack_arrays(roots[numbers])
+        moved += packed.nbytes
+        set_rows(variable, numbers, unpack(tf.constant(packed), factor.size))
+    return moved
 
 
 def _compute_on_device(

@@ -1,22 +1,19 @@
-"""What each statistics matrix of a block collects from a gradient: Shampoo's products, or KL-Shampoo's.
+"""Updates of statistics matrices by a gradient: Shampoo's products, or KL-Shampoo's.
 
     shampoo   L gains G G^T                    R gains G^T G                     PSO 2
     kl        L gains s (G B)(G B)^T / d_R     R gains (A G)^T (A G) / (s d_L)   A, B: the present roots of L and R
 
-For roots A = L^(-1/2), B = R^(-1/2) of L [d_L, d_L] and R [d_R, d_R] the second line is G R^-1 G^T / d_R and
-G^T L^-1 G / d_L, but for s. Where averages of these no longer change, L (x) R is nearest to the second moments of
-vec(G) in Kullback-Leibler divergence (KL-Shampoo, Lin et al., arXiv 2509.03378). A block of any order divides by the
-number of its elements in all other dimensions. Roots that are not there yet are identities.
+For A = L^(-1/2), B = R^(-1/2) of L [d_L, d_L] and R [d_R, d_R] the fixed point of averages has L (x) R nearest to
+the second moments of vec(G) in Kullback-Leibler divergence (KL-Shampoo, Lin et al., arXiv 2509.03378). A block of
+any order divides by the number of its elements in all other dimensions. Roots that are not there yet are identities.
 
-The paper has s = 1. But c L and R / c stand for the same L (x) R, and roots of averages over few steps are too large,
-by an amount that depends on the shape: of a 48 x 8 block with beta2 0.9, c changes by 1.4% at every step, and leaves
-float32 after some thousands. s = |A| / |B|, of root mean squares of eigenvalues, makes the smaller side gain more and
-the larger one less, and leaves the product of their sizes as it is. In general s is, for each axis, the mean square
-over the geometric mean of those of all axes.
+The paper has s = 1. But c L and R / c stand for the same L (x) R, and with roots of averages over few steps c leaves
+float32 after some thousands of steps (a 48 x 8 block, beta2 0.9). s = |A| / |B|, of root mean squares of
+eigenvalues, balances both sides and leaves the product of their sizes as it is; of any order it is, for each axis,
+the mean square over the geometric mean of those of all axes.
 
-``kl_undivided`` collects the same products without dividing, as facebookresearch/optimizers does. Its averages have a
-fixed point only where d_L = d_R: at one, trace(L L^-1) = d_L and trace(R R^-1) = d_R would both be the mean of
-|A G B|^2. For other shapes one factor grows and the other one vanishes, geometrically.
+``kl_undivided`` does not divide, as facebookresearch/optimizers does not. Its averages have a fixed point only where
+d_L = d_R; for other shapes one factor grows and the other one vanishes, geometrically.
 """
 
 import math
@@ -24,22 +21,15 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from ctr.optim.directions import precondition
 from ctr.optim.options import ShampooOptions
-from ctr.optim.preconditioning import precondition
 from ctr.optim.statistics import gram
 
 
 def products(
     options: ShampooOptions, blocks: tf.Tensor, axes: Sequence[int], roots: Mapping[int, tf.Tensor]
 ) -> list[tf.Tensor]:
-    """What the statistics of each axis gain, [N, d_axis, d_axis] for each.
-
-    Args:
-        options: which rule.
-        blocks: the gradients [N, d_0, ..., d_k-1].
-        axes: the dimensions that are preconditioned by matrices.
-        roots: by axis the present roots [N, d_axis, d_axis]; not for ``shampoo``.
-    """
+    """Computes the gains [N, d_axis, d_axis] of each axis' statistics; ``roots`` are the present ones by axis."""
     found = []
     balance = _balance(axes, roots) if options.factor_update == "kl" else {}
     for axis in axes:

@@ -1,20 +1,67 @@
-"""Gradients as optimizers are given them: of dense weights, and of tables by the rows that a batch touches."""
+"""Gradients of dense weights, and of tables by the rows that a batch touches.
+
+Gradients of repeated rows are summed before anything else. Then ``values^T values`` is exactly G^T G of the whole
+table's gradient (PSO App. D's shortcut through the layer's outputs holds only when no row repeats).
+
+**Weights without a gradient** in a step: all that is kept of them stays as it is, to the bit. They are known when a
+step is traced, so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
+Shampoo, steps and collections are counted for all variables together: averages of a variable that missed some are
+corrected as those of all others.
+"""
 
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
-from ctr.optim.sparse import sum_duplicates
+RootSource = Literal["host", "device", "between_steps"]
+"""Who computes the roots that are due: ``host`` (in eager mode, or a ``tf.function`` without ``jit_compile``),
+``device`` (anywhere), or the caller by ``exchange``, which makes every root serve one step later."""
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
+Present: TypeAlias = "np.ndarray | None"
+"""Which of some tensors, blocks or matrices have a gradient in this step, bool [N]; None: all of them."""
+
+
+def present_among(given: Collection[int], count: int) -> Present:
+    """Marks the tensors that are given, of so many."""
+    found = np.isin(np.arange(count), list(given))
+    return None if found.all() else found
+
+
+def of_owners(present: Present, owners: Sequence[int] | np.ndarray) -> Present:
+    """Marks the blocks, or matrices, whose owner is present."""
+    if present is None:
+        return None
+    found = present[np.asarray(owners, np.int64)]
+    return None if found.all() else found
+
+
+def keep(new: tf.Tensor, old: tf.Tensor, present: Present) -> tf.Tensor:
+    """Takes the new rows of [N, ...] that are present, and the old ones of the others."""
+    if present is None:
+        return new
+    return tf.where(present.reshape([-1] + [1] * (len(new.shape) - 1)), new, old)
+
+
+def powers(base: float, count: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    """Computes base^count, the decay after so many collections; [N] with ``missed``, those that N tensors missed."""
+    decay = tf.constant(base, dtype)
+    whole = tf.pow(decay, tf.cast(count, dtype))
+    if missed is None:
+        return whole
+    # Vectorized powers may differ in their last bit from that of one number.
+    return tf.where(tf.equal(missed, 0), whole, tf.pow(decay, tf.cast(count - missed, dtype)))
+
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether all gradients are finite, bool scalar.
+    """Tells whether all gradients are finite, bool scalar.
 
-    A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
-    overflow either: sums of squares would become infinite, and the weight never move again.
+    By a sum of squares, which is one pass, and may not overflow either: sums of squares would become infinite, and
+    the weight never move again.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     # In float16 squares would overflow at 256.
@@ -25,13 +72,7 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
 def split_gradients(
     gradients: Sequence[Gradient], weights: Sequence[tf.Variable], tables: Collection[int], dtype: tf.DType
 ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
-    """The gradients of dense weights, and those of tables by distinct rows, by index; weights without one are left out.
-
-    Args:
-        gradients: for each weight.
-        weights: the weights themselves.
-        tables: the indices of those whose rows learn by themselves.
-        dtype: the working precision, that of all sums and of the result.
+    """Returns gradients of dense weights, and of tables by distinct rows, by index, in a dtype; None is left out.
 
     Raises:
         ValueError: a gradient of another shape than its weight.
@@ -62,3 +103,88 @@ def _in_precision(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
     return tf.cast(gradient, dtype)
+
+
+def in_xla() -> bool:
+    """Tells whether the graph that is being traced will be compiled by XLA (``jit_compile=True``)."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sums the values [U, C] of repeated rows. Under XLA, the result is padded with rows of zero gradient."""
+    indices, values = gradient.indices, gradient.values
+    if not in_xla():
+        rows, places = tf.unique(indices)
+        summed = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+        return tf.IndexedSlices(summed, rows, gradient.dense_shape)
+    # Shapes that depend on values do not compile: as many rows stay as there were.
+    order = tf.argsort(indices, stable=True)
+    ordered = tf.gather(indices, order)
+    is_new = tf.concat([[1], tf.cast(ordered[1:] != ordered[:-1], tf.int32)], axis=0)
+    places = tf.cumsum(is_new) - 1
+    size = tf.size(indices)
+    summed = tf.math.unsorted_segment_sum(tf.gather(values, order), places, size)
+    rows = tf.maximum(tf.math.unsorted_segment_max(ordered, places, size), 0)
+    return tf.IndexedSlices(summed, rows, gradient.dense_shape)
+
+
+class GradientSteps:
+    """Steps on all weights by gradients of any form, or none; ``tables`` are indices of those that learn by rows."""
+
+    weights: list[tf.Variable]
+    tables: tuple[int, ...]
+    state: Any
+
+    def update(
+        self,
+        gradients: Sequence[Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None = None,
+        roots: RootSource = "host",
+    ) -> None:
+        """Takes one step in place; None leaves a weight as it is. By default all weights decay that are no tables."""
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        self._update(dense, rows, learning_rate, decayed, roots)
+
+    def update_if_finite(
+        self,
+        gradients: Sequence[Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None = None,
+        roots: RootSource = "host",
+    ) -> tf.Tensor:
+        """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        applied = all_finite([*dense.values(), *rows.values()])
+
+        def update() -> tf.Tensor:
+            self._update(dense, rows, learning_rate, decayed, roots)
+            return tf.constant(True)
+
+        def count() -> tf.Tensor:
+            self._count_nonfinite()
+            return tf.constant(False)
+
+        return tf.cond(applied, update, count)
+
+    def _update(
+        self,
+        dense: dict[int, tf.Tensor],
+        rows: dict[int, tf.IndexedSlices],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None,
+        roots: RootSource,
+    ) -> None:
+        raise NotImplementedError
+
+    def _count_nonfinite(self) -> None:
+        raise NotImplementedError
+
+    def _rate(self, learning_rate: tf.Tensor | float) -> tf.Tensor:
+        # A number would otherwise be rounded to float32 on its way to float64.
+        if isinstance(learning_rate, int | float):
+            return tf.constant(learning_rate, self.state.dtype)
+        return tf.cast(learning_rate, self.state.dtype)
+
+    def _names(self) -> list[str]:
+        return [weight.name.partition(":")[0] for weight in self.weights]

@@ -1,6 +1,4 @@
-"""The first-order optimizers whose step sizes Shampoo takes (PSO App. G; PT 2.4), as pure functions.
-
-Each gives the direction P of a step W -= rate * P:
+"""First-order optimizers whose step sizes Shampoo takes (PSO App. G; PT 2.4): directions P of steps W -= rate * P.
 
     adagrad   D += G^2                     P = G / (sqrt(D) + eps)         eps of its own, 0 by default
     rmsprop   D = b D + (1 - b) G^2        P = G / (sqrt(D) + eps)
@@ -11,8 +9,7 @@ Each gives the direction P of a step W -= rate * P:
     lamb      as adam, P'                  P = |W| / |P'| P'               layer by layer
 
 The second moment always takes the gradient itself; with a moving average of gradients (PT 3.1.1) the direction
-takes that. Of LARS and LAMB this is the layer-wise scaling of PSO App. G, by which a layer's step has the norm of its
-weights; the factor is 1 where one of the norms is 0, so that weights that begin at 0 move.
+takes that. The factor of LARS and LAMB is 1 where one of the norms is 0, so that weights that begin at 0 move.
 """
 
 import tensorflow as tf
@@ -23,29 +20,24 @@ _WITHOUT_MOMENTS = ("sgd", "sign", "lars")
 
 
 def has_accumulator(options: ShampooOptions) -> bool:
-    """Whether the grafted optimizer keeps second moments."""
+    """Tells whether the grafted optimizer keeps second moments."""
     return options.grafting not in _WITHOUT_MOMENTS
 
 
-def is_layer_wise(options: ShampooOptions) -> bool:
-    """Whether a layer's step is scaled to the norm of its weights."""
-    return options.grafting in ("lars", "lamb")
-
-
 def layer_factor(weight_norm: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-    """|W| / |P|, scalar; 1 where one of the norms is 0."""
+    """Computes |W| / |P|, scalar; 1 where one of the norms is 0."""
     return tf.where(
         (weight_norm > 0) & (norm > 0), tf.math.divide_no_nan(weight_norm, norm), tf.ones_like(norm)
     )
 
 
 def initial_accumulator(options: ShampooOptions) -> float:
-    """The value at which second moments start."""
+    """Returns the value at which second moments start."""
     return options.initial_accumulator if options.grafting == "adagrad" else 0.0
 
 
 def update_accumulator(options: ShampooOptions, accumulator: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """The second moments after a gradient; all of one shape."""
+    """Returns the second moments after a gradient of their shape."""
     squared = tf.square(gradient)
     if options.grafting == "adagrad":
         return accumulator + squared
@@ -55,14 +47,7 @@ def update_accumulator(options: ShampooOptions, accumulator: tf.Tensor, gradient
 def direction(
     options: ShampooOptions, accumulator: tf.Tensor | None, gradient: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
-    """The grafted optimizer's direction, before any layer-wise factor.
-
-    Args:
-        options: which optimizer.
-        accumulator: second moments with the present gradient in them; None where there are none.
-        gradient: the gradient, or its moving average.
-        step: int64 scalar, 1 at the first step.
-    """
+    """Computes the direction, before any layer-wise factor; the accumulator has the present gradient in it."""
     if accumulator is None:
         return tf.sign(gradient) if options.grafting == "sign" else gradient
     if options.grafting == "adagrad":
@@ -78,7 +63,7 @@ def direction(
 
 
 def blend_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Shampoo's share of the direction at a step, scalar: 0 before the start, 1 after the blend."""
+    """Computes Shampoo's share of the direction at a step, scalar: 0 before the start, 1 after the blend."""
     if options.start_preconditioning_step is None:
         return tf.zeros([], dtype)
     passed = tf.cast(step - options.start_preconditioning_step + 1, dtype)
@@ -86,7 +71,7 @@ def blend_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> t
 
 
 def scale_blocks(blocks: tf.Tensor, grafts: tf.Tensor) -> tf.Tensor:
-    """Each block [N, ...] with the norm of its graft; the graft where a block is zero or has no finite norm."""
+    """Gives each block [N, ...] the norm of its graft; takes the graft where a block is zero or has no finite norm."""
     axes = list(range(1, len(blocks.shape)))
     norms, wanted = (
         tf.sqrt(tf.reduce_sum(tf.square(one), axis=axes, keepdims=True)) for one in (blocks, grafts)

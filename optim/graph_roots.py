@@ -1,9 +1,8 @@
 """Inverse p-th roots inside the graph, where no host thread can compute them: PSO App. E's cold iteration.
 
-TensorFlow only, batched, static shapes, no eigendecomposition (XLA:CPU's takes 30 times LAPACK's time), so
-it compiles under XLA. The same matrix is rooted as in `ctr.optim.roots`, with two differences: lambda_max is a
-power iteration's, and there is no shift for negative eigenvalues. One that damping does not lift above 0
-makes the iteration diverge, and the residual say so.
+Without eigendecompositions (XLA:CPU's take 30 times LAPACK's time), so that it compiles under XLA. Unlike in
+`ctr.optim.roots`, lambda_max is a power iteration's, and there is no shift for negative eigenvalues: one that
+damping does not lift above 0 makes the iteration diverge, and the residual say so.
 """
 
 import tensorflow as tf
@@ -18,24 +17,11 @@ _DONE = 1e-15
 def inverse_roots(
     matrices: tf.Tensor, p: int, epsilon: float, max_iterations: int = 100, absolute: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of each matrix, with its true residual.
+    """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
-    A cold start is a multiple of I and commutes with everything: the one start that cannot go wrong
-    silently (see `ctr.optim.coupled`). All eigenvalues of M start in (0, (p + 1) / 2], where each step is
-    positive definite, so the root is too.
-
-    Args:
-        matrices: float64 [N, n, n], symmetric positive semidefinite.
-        p: the root's degree, at least 1.
-        epsilon: the damping, relative to the largest eigenvalue.
-        max_iterations: a bound on the work; 100 reach a condition of 1e12 and far beyond.
-        absolute: ``epsilon`` is not relative.
-
-    Returns:
-        Roots float64 [N, n, n], and residuals float64 [N]: |X^h A X^(p - h) - I|, Frobenius, h = p // 2,
-        whose meaning `ctr.optim.root_certificate` has. Where the damped matrix is zero or not finite, or the
-        iteration diverged, the residual is inf and the root all zero. Any other root counts only if the
-        caller finds its residual small enough.
+    A cold start cannot go wrong silently (see `ctr.optim.coupled`); 100 iterations reach a condition of 1e12 and far
+    beyond. Residuals are those of `ctr.optim.roots.root_residual`. Where the damped matrix is zero or not finite, or
+    the iteration diverged, it is inf and the root all zero. The caller must check that a residual is small.
     """
     size = matrices.shape[-1]
     identity = tf.eye(size, dtype=tf.float64)
@@ -79,7 +65,6 @@ def _largest_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
 
 
 def _iterate(matrices: tf.Tensor, p: int, max_iterations: int) -> tf.Tensor:
-    """The coupled Newton iteration of each matrix until it no longer improves."""
     identity = tf.eye(matrices.shape[-1], dtype=tf.float64)
     z = (1 + p) / (2 * tf.norm(matrices, axis=[1, 2], keepdims=True))
     products = z * matrices
@@ -121,7 +106,6 @@ def _residual(roots: tf.Tensor, matrices: tf.Tensor, p: int) -> tf.Tensor:
 
 
 def _power(matrices: tf.Tensor, p: int) -> tf.Tensor:
-    """matrices^p, p at least 1, in as few products as squaring allows."""
     result = None
     while True:
         if p % 2:
@@ -133,5 +117,4 @@ def _power(matrices: tf.Tensor, p: int) -> tf.Tensor:
 
 
 def _norm(matrices: tf.Tensor) -> tf.Tensor:
-    """Frobenius norms [N]."""
     return tf.norm(matrices, axis=[1, 2])

@@ -1,10 +1,8 @@
 """Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
 
 ``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
-into use at the next exchange. Both are functions of what they are given: which roots are computed, from what, and
-when they come into use depends on the step alone, never on time. A pipeline without a round in flight, which a
-restart leaves, computes it again from the same statistics, which stay unchanged between exchanges.
-
+into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
+on time. After a restart a round in flight is computed again, from statistics that stay unchanged between exchanges.
 A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
 """
 
@@ -20,7 +18,7 @@ import numpy as np
 
 from ctr.io.blas import one_blas_thread
 from ctr.optim.eigenbasis import eigenbasis
-from ctr.optim.missing import Present
+from ctr.optim.gradients import Present
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import Root, RootError, inverse_root
 from ctr.optim.state import COUNTERS, STATUS, Factor
@@ -34,15 +32,13 @@ _CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP = range(len(STATUS)
 
 @dataclass
 class Exchange:
-    """What the pipeline reads and changes; NumPy copies of the variables of ShampooState.
+    """NumPy copies of the variables of ShampooState that the pipeline reads and changes.
 
     Attributes:
-        totals: for each factor float64 [N, d, d].
+        totals: for each factor float64 [N, d, d], which are to be divided by ``correction``.
         roots: for each factor [N, d, d]; changed where a new one came in.
-        status: [len(STATUS), matrices of these factors]; changed.
-        counters: int64 [len(COUNTERS)]; changed.
-        correction: what the totals are to be divided by.
-        identity: how much of the identity is to be added to them before; scalar, or for each of these matrices.
+        status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
+        identity: how much of the identity is to be added to totals before; scalar, or for each of these matrices.
     """
 
     totals: list[np.ndarray]
@@ -53,11 +49,9 @@ class Exchange:
     identity: np.ndarray | float = 0.0
 
     def identity_of(self, matrix: int) -> float:
-        """How much of the identity is to be added to the statistics of a matrix."""
         return float(np.broadcast_to(self.identity, self.status.shape[1:])[matrix])
 
     def count(self, counter: str, by: int = 1) -> None:
-        """Adds to a counter."""
         self.counters[COUNTERS.index(counter)] += by
 
 
@@ -76,18 +70,9 @@ class _Round:
 
 
 class HostPipeline:
-    """Computes the roots of some factors.
+    """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
 
-    Args:
-        factors: whose matrices.
-        options: epsilon, solver, drift_bound.
-        workers: number of threads; by default one for every processor of this process.
-        patience: seconds without any finished root after which the rest of a round is given up.
-        solve: computes one root; for tests.
-
-    Attributes:
-        seconds_waited: how long ``collect`` has waited in this process.
-        seconds_computing: how long the workers have computed in this process.
+    After ``patience`` seconds without any finished root, the rest of a round is given up. Tests give ``solve``.
     """
 
     def __init__(
@@ -216,7 +201,6 @@ class HostPipeline:
         return root
 
     def _wait(self, futures: dict[int, concurrent.futures.Future[Root]]) -> bool:
-        """Waits for a round; whether some of it had to be given up."""
         pending = set(futures.values())
         while pending:
             done, pending = concurrent.futures.wait(
@@ -240,25 +224,25 @@ class HostPipeline:
     ) -> None:
         f, i = self._places[matrix]
         factor = self.factors[f]
-        name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+
+        def keep_previous(counter: str, problem: str) -> None:
+            exchange.count(counter)
+            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+            log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
+
         if future is None or (some_lost and (future.cancelled() or not future.done())):
-            exchange.count("lost")
-            log.warning(
-                "root of %s from step %d: no worker delivered it; the previous root is kept", name, sent_at
-            )
+            keep_previous("lost", ": no worker delivered it")
             return
         try:
             root = future.result()
         except BaseException as error:
             # Whatever ended the worker's task, training does not die of a root.
-            exchange.count("failed" if isinstance(error, RootError) else "lost")
-            log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
+            keep_previous("failed" if isinstance(error, RootError) else "lost", f": {error}")
             return
         with np.errstate(over="ignore"):
             matrix_root = root.matrix.astype(exchange.roots[f].dtype)
         if not np.isfinite(matrix_root).all():
-            exchange.count("failed")
-            log.warning("root of %s from step %d is beyond float32; the previous root is kept", name, sent_at)
+            keep_previous("failed", " is beyond float32")
             return
         exchange.roots[f][i] = matrix_root
         exchange.count("refreshed")

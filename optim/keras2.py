@@ -6,84 +6,40 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctr.optim import keras_common as common
 from ctr.optim.exchange import when
 from ctr.optim.gradients import Gradient
-from ctr.optim.keras_common import (
-    ADAFACTOR,
-    ADAFACTOR_DOCUMENTATION,
-    DOCUMENTATION,
-    SHAMPOO,
-    TABLES,
-    CallbackMixin,
-    Kind,
-    apply,
-    check_tables,
-    check_variables,
-    checked_learning_rate,
-    documented,
-    make_core,
-    make_replicas,
-    own_config,
-    split_options,
-)
 
-_KERAS_OPTIONS = (
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    # Part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
-    "jit_compile",
-    "is_legacy_optimizer",
-)
+# The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
+_KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
 
 
-def _checked(rate: Any) -> Any:
-    return checked_learning_rate(rate, isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule))
-
-
-class _Optimizer(tf_keras.optimizers.Optimizer):
-    """What the optimizers for Keras 2 (tf_keras) have in common."""
-
-    kind: Kind
-
+class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate: Any = 0.02,
         *,
-        tables: str | None = TABLES,
+        tables: str | None = common.TABLES,
         name: str | None = None,
         **options: Any,
     ) -> None:
-        check_tables(tables)
-        own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
+        common.check_tables(tables)
+        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.kind)
         super().__init__(name=name or self.kind.title.lower(), weight_decay=None, **keras_options)
-        self._learning_rate = self._build_learning_rate(_checked(learning_rate))
+        self._learning_rate = self._build_learning_rate(self._checked(learning_rate))
         self.options = own
         self.tables = tables
         self.driven = False
 
-    @property
-    def learning_rate(self) -> Any:
-        """The rate of the next step."""
-        return super().learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, rate: Any) -> None:
-        tf_keras.optimizers.Optimizer.learning_rate.fset(self, _checked(rate))
-
-    @property
-    def core(self) -> Any:
-        """The optimizer itself; there from the first step, or ``build``, on."""
-        if not getattr(self, "_built", False):
-            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
-        return self._replicas[0]
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        return common.checked_learning_rate(
+            rate, isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule)
+        )
 
     def build(self, var_list: Sequence[Any]) -> None:
         if not getattr(self, "_built", False):
-            check_variables(self.kind, var_list, [variable.name for variable in var_list])
+            common.check_variables(self.kind, var_list, [variable.name for variable in var_list])
         super().build(var_list)
         if getattr(self, "_built", False):
             return
@@ -92,8 +48,8 @@ class _Optimizer(tf_keras.optimizers.Optimizer):
             return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
 
         self._names = [variable.name for variable in var_list]
-        self._replicas = make_replicas(
-            make_core(self.kind, self.options, var_list, self._names, self.tables, create)
+        self._replicas = common.make_replicas(
+            common.make_core(self.kind, self.options, var_list, self._names, self.tables, create)
         )
         self._decayed = [self._use_weight_decay(variable) for variable in var_list]
         self._built = True
@@ -110,7 +66,7 @@ class _Optimizer(tf_keras.optimizers.Optimizer):
         def update_averages(component: Callable[[Any], Any]) -> None:
             self._update_ema(trained, component)
 
-        apply(
+        common.apply(
             self._replicas, gradients, self.learning_rate, list(self._decayed), self.driven, update_averages
         )
         return self.iterations.assign_add(1)
@@ -143,37 +99,33 @@ class _Optimizer(tf_keras.optimizers.Optimizer):
                 "build(variables) with all of them before the first step"
             ) from None
 
-    def describe(self) -> str:
-        """A table of how each variable is treated, and its cost in memory and multiplications."""
-        return self.core.describe(list(self._names))
-
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
-        return {**config, **own_config(self.options, self.tables)}
+        return self._add_options(config)
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Shampoo(_Optimizer):
     """Shampoo."""
 
-    kind = SHAMPOO
+    kind = common.SHAMPOO
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(_Optimizer):
     """Adafactor."""
 
-    kind = ADAFACTOR
+    kind = common.ADAFACTOR
 
     def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
         super().__init__(learning_rate, **options)
 
 
-class ShampooCallback(CallbackMixin, tf_keras.callbacks.Callback):
+class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):
     """The callback for Keras 2 (tf_keras)."""
 
 
-Shampoo.__doc__ = documented(DOCUMENTATION, SHAMPOO.options)
-ShampooCallback.__doc__ = CallbackMixin.__doc__
-Adafactor.__doc__ = documented(ADAFACTOR_DOCUMENTATION, ADAFACTOR.options)
+Shampoo.__doc__ = common.documented(common.DOCUMENTATION, common.SHAMPOO.options)
+ShampooCallback.__doc__ = common.CallbackMixin.__doc__
+Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, common.ADAFACTOR.options)

@@ -6,53 +6,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ctr.optim import keras_common as common
 from ctr.optim.gradients import Gradient
-from ctr.optim.keras_common import (
-    ADAFACTOR,
-    ADAFACTOR_DOCUMENTATION,
-    DOCUMENTATION,
-    SHAMPOO,
-    TABLES,
-    CallbackMixin,
-    Kind,
-    apply,
-    check_tables,
-    check_variables,
-    checked_learning_rate,
-    documented,
-    make_core,
-    make_replicas,
-    own_config,
-    split_options,
-    sum_over_replicas,
-)
 
-_KERAS_OPTIONS = (
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
+_KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
 
-def _checked(rate: Any) -> Any:
-    return checked_learning_rate(rate, callable(rate))
-
-
-class _Optimizer(keras.optimizers.Optimizer):
-    """What the optimizers for Keras 3 have in common."""
-
-    kind: Kind
-
+class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate: Any = 0.02,
         *,
-        tables: str | None = TABLES,
+        tables: str | None = common.TABLES,
         name: str | None = None,
         **options: Any,
     ) -> None:
@@ -60,34 +25,22 @@ class _Optimizer(keras.optimizers.Optimizer):
             raise RuntimeError(
                 f"{self.kind.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
             )
-        check_tables(tables)
-        own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
-        rate = _checked(learning_rate)
+        common.check_tables(tables)
+        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.kind)
+        rate = self._checked(learning_rate)
         super().__init__(learning_rate=rate, name=name or self.kind.title.lower(), **keras_options)
         self.options = own
         self.tables = tables
         self.driven = False
 
-    @property
-    def learning_rate(self) -> Any:
-        """The rate of the next step."""
-        return super().learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, rate: Any) -> None:
-        keras.optimizers.Optimizer.learning_rate.fset(self, _checked(rate))
-
-    @property
-    def core(self) -> Any:
-        """The optimizer itself; there from the first step, or ``build``, on."""
-        if not self.built:
-            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
-        return self._replicas[0]
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        return common.checked_learning_rate(rate, callable(rate))
 
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
-        check_variables(self.kind, variables, [variable.path for variable in variables])
+        common.check_variables(self.kind, variables, [variable.path for variable in variables])
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
             # Keras 3 does either inside a condition, in which replicas cannot wait for each other.
@@ -106,20 +59,20 @@ class _Optimizer(keras.optimizers.Optimizer):
         self._names = [variable.path for variable in variables]
         with tf.init_scope():
             weights = [variable.value for variable in variables]
-            self._replicas = make_replicas(
-                make_core(self.kind, self.options, weights, self._names, self.tables, create)
+            self._replicas = common.make_replicas(
+                common.make_core(self.kind, self.options, weights, self._names, self.tables, create)
             )
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
         # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
-        super()._backend_apply_gradients(sum_over_replicas(grads), trainable_variables)
+        super()._backend_apply_gradients(common.sum_over_replicas(grads), trainable_variables)
 
     def _backend_update_step(
         self, grads: Sequence[Gradient], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         # The one place that gets all gradients, clipped and accumulated.
         indices = [self._get_variable_index(variable) for variable in trainable_variables]
-        apply(
+        common.apply(
             self._replicas,
             dict(zip(indices, grads, strict=True)),
             learning_rate,
@@ -127,36 +80,31 @@ class _Optimizer(keras.optimizers.Optimizer):
             self.driven,
         )
 
-    def describe(self) -> str:
-        """A table of how each variable is treated, and its cost in memory and multiplications."""
-        return self.core.describe(list(self._names))
-
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        return {**config, **own_config(self.options, self.tables)}
+        return self._add_options(super().get_config())
 
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Shampoo(_Optimizer):
     """Shampoo."""
 
-    kind = SHAMPOO
+    kind = common.SHAMPOO
 
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(_Optimizer):
     """Adafactor."""
 
-    kind = ADAFACTOR
+    kind = common.ADAFACTOR
 
     def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
         super().__init__(learning_rate, **options)
 
 
-class ShampooCallback(CallbackMixin, keras.callbacks.Callback):
+class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
     """The callback for Keras 3."""
 
 
-Shampoo.__doc__ = documented(DOCUMENTATION, SHAMPOO.options)
-ShampooCallback.__doc__ = CallbackMixin.__doc__
-Adafactor.__doc__ = documented(ADAFACTOR_DOCUMENTATION, ADAFACTOR.options)
+Shampoo.__doc__ = common.documented(common.DOCUMENTATION, common.SHAMPOO.options)
+ShampooCallback.__doc__ = common.CallbackMixin.__doc__
+Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, common.ADAFACTOR.options)

@@ -1,4 +1,4 @@
-"""What the optimizers for Keras 2 and Keras 3 share: options, variables, and the callback."""
+"""Options, variables, steps and the callback of the optimizers for Keras 2 and Keras 3."""
 
 import dataclasses
 import inspect
@@ -10,25 +10,18 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.gradients import Gradient
+from ctr.optim.gradients import Gradient, RootSource, in_xla
 from ctr.optim.options import ShampooOptions, refuse_unknown
-from ctr.optim.shampoo import RootSource, ShampooCore
-from ctr.optim.sparse import in_xla
+from ctr.optim.shampoo import ShampooCore
 from ctr.optim.state import Create
 
 Core = ShampooCore | AdafactorCore
 
 
 class Kind(NamedTuple):
-    """What distinguishes the optimizers that the adapters make.
-
-    Attributes:
-        title: as messages name it.
-        options: the class of its options.
-        core: makes the optimizer over variables: (options, weights, tables, create).
-    """
+    """An optimizer that the adapters make: title in messages, options, and core (options, weights, tables, create)."""
 
     title: str
     options: type[Any]
@@ -37,6 +30,15 @@ class Kind(NamedTuple):
 
 SHAMPOO = Kind("Shampoo", ShampooOptions, ShampooCore)
 ADAFACTOR = Kind("Adafactor", AdafactorOptions, AdafactorCore)
+
+KERAS_OPTIONS = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+)
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
 """What Keras' Embedding, feature columns, and the layer TPUEmbedding, by its own name, call their tables."""
@@ -105,7 +107,7 @@ Example:
 
 
 def documented(text: str, options: type[Any]) -> str:
-    """The documentation of an optimizer with that of its options, and their defaults."""
+    """Adds an optimizer's options, and their defaults, to its documentation."""
     meanings = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")[2]
     defaults = "\n".join(f"    {field.name} = {field.default!r}" for field in dataclasses.fields(options))
     return f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
@@ -121,21 +123,8 @@ def split_options(
     return options, {name: value for name, value in given.items() if name in keras_options}
 
 
-def own_config(options: Any, tables: str | None) -> dict[str, Any]:
-    """What ``get_config`` adds to that of Keras."""
-    return {**dataclasses.asdict(options), "tables": tables}
-
-
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
-    """A learning rate as Keras takes it: a schedule as it is, a number as a float.
-
-    Args:
-        rate: what was given.
-        is_schedule: whether this Keras takes it as a schedule.
-
-    Raises:
-        ValueError: a number that no step can be taken with, or no number.
-    """
+    """Returns a schedule as it is, a number as a float; raises ValueError for what no step can be taken with."""
     if is_schedule or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
         # In a graph a tensor has no value yet.
         return rate
@@ -174,6 +163,42 @@ def check_variables(kind: Kind, variables: Sequence[Any], names: Sequence[str]) 
             )
 
 
+class OptimizerMixin:
+    """Parts of an optimizer that both Keras have in common; stands before Keras' own class."""
+
+    kind: Kind
+    options: Any
+    tables: str | None
+    _names: list[str]
+    _replicas: list[Core]
+
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def learning_rate(self) -> Any:
+        return super().learning_rate  # type: ignore[misc]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        super(OptimizerMixin, type(self)).learning_rate.fset(self, self._checked(rate))  # type: ignore[misc]
+
+    @property
+    def core(self) -> Any:
+        """The optimizer itself, from the first step, or ``build``, on."""
+        if not hasattr(self, "_replicas"):
+            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
+        return self._replicas[0]
+
+    def describe(self) -> str:
+        """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
+        return str(self.core.describe(list(self._names)))
+
+    def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, **dataclasses.asdict(self.options), "tables": self.tables}
+
+
 def make_core(
     kind: Kind,
     options: Any,
@@ -182,7 +207,7 @@ def make_core(
     tables: str | None,
     create: Create,
 ) -> Core:
-    """The core over a model's variables, whose ``tables`` are chosen by name."""
+    """Makes the core over a model's variables, whose ``tables`` are chosen by name."""
     rows = [
         index
         for index, (weight, name) in enumerate(zip(weights, names, strict=True))
@@ -193,11 +218,10 @@ def make_core(
 
 
 def make_replicas(core: Core) -> list[Core]:
-    """The optimizers of this process' replicas, each over its own components of mirrored variables.
+    """Makes the optimizers of this process' replicas, each over its own components of mirrored variables.
 
-    Without a tf.distribute strategy, or where it has one replica, that is the core itself. Else all replicas keep all
-    state and take the same steps, on gradients that were summed over them; the first one of each process has the roots
-    computed, and the others copy them.
+    They keep all state and take the same steps, on gradients that were summed over them; the first one of each
+    process has the roots computed, and the others copy them. Without several replicas that is the core itself.
     """
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
@@ -218,7 +242,7 @@ def make_replicas(core: Core) -> list[Core]:
 
 
 def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The sums of gradients over all replicas, in one of them; as they are where there is only one."""
+    """Sums gradients over all replicas, in one of them; leaves them as they are where there is only one."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return list(gradients)
@@ -235,16 +259,10 @@ def apply(
     driven: bool,
     after: Callable[[Callable[[Any], Any]], None] = lambda component: None,
 ) -> None:
-    """Takes a step, on all replicas, and exchanges roots unless that is done between the steps.
+    """Takes a step, on all replicas, and exchanges roots unless that is done between the steps (``driven``).
 
-    Args:
-        replicas: what ``make_replicas`` returned.
-        gradients: by index of the weight; the same on all replicas.
-        learning_rate: scalar.
-        decayed: which weights decay.
-        driven: whether roots are exchanged between the steps.
-        after: called after the step for each replica of this process, with a function that returns the replica's
-            component of a mirrored variable.
+    Gradients are by index of the weight, and the same on all replicas. ``after`` is called after the step for each
+    replica of this process, with a function that returns the replica's component of a mirrored variable.
 
     Raises:
         RuntimeError: XLA compiles the step of several replicas, or it was built for other replicas.

@@ -4,8 +4,8 @@
     for inputs, labels in batches:
         loss = trainer.step(inputs, labels)
 
-K-FAC needs the inputs of layers and the gradients by their outputs, which no Keras optimizer is given. So it is none:
-the step runs the model's layers itself (``ctr.optim.sequential``).
+No Keras optimizer is given the inputs of layers and the gradients by their outputs, so the step runs the model's
+layers.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,14 @@ from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.options import refuse_unknown
 from ctr.optim.output_losses import LOSSES, LossName, check_labels
-from ctr.optim.sequential import (
-    is_dense,
-    is_sequential,
-    record_sequential,
-    refuse_probabilities,
-    takes_training,
-)
+from ctr.optim.record import is_dense, is_sequential, record_sequential, refuse_probabilities, takes_training
 
 
 class KfacTrainer:
-    """Trains a model.
+    """Trains a model, built of dense layers and layers without weights; frozen layers stay as they are.
 
     Args:
-        model: Sequential, built, of dense layers and layers without weights; layers that are frozen stay as they are.
+        model: Sequential and built.
         loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
@@ -85,7 +79,6 @@ class KfacTrainer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next steps."""
         return float(self._rate.numpy())
 
     @learning_rate.setter
@@ -99,11 +92,7 @@ class KfacTrainer:
         self._rate.assign(rate)
 
     def step(self, inputs: Any, labels: Any) -> tf.Tensor:
-        """Learns from a batch; the mean loss before the step, scalar.
-
-        Raises:
-            ValueError: the batch has no rows, or a shape that the model or the loss does not take.
-        """
+        """Learns from a batch; returns the mean loss before the step, scalar. ValueError: no rows, or a wrong shape."""
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")
@@ -127,7 +116,6 @@ class KfacTrainer:
         return mean
 
     def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors]:
-        """The means over rows of each layer's factors, in passes of their own."""
         options = self.core.options
         chosen = kfac.chosen_rows(inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows)
         with tf.GradientTape() as tape:
@@ -160,7 +148,6 @@ _ADDED = (
 
 
 def _check_model(model: Any) -> None:
-    """Raises ValueError where a model is not one that the step can run, or has what the step would leave out."""
     if not is_sequential(model) or not model.built:
         raise ValueError(f"{type(model).__name__} is not a built Sequential model; allowed: only that")
     _check_layers(model.layers)

@@ -1,17 +1,16 @@
 """K-FAC for linear products, as pure functions (THESIS 3; BACKPACK eq. 28-29).
 
-For a layer z = a W + b, with a' = (a, 1) where it has a bias and X = (W; b), the Fisher information of X is taken for
-the Kronecker product of (eq. 3.5)::
+For a layer z = a W + b, with a' = (a, 1) where it has a bias and X = (W; b), the Fisher information of X is taken
+for the Kronecker product of (eq. 3.5)::
 
     A = E[a' a'^T],    G = E[g g^T],    g = grad_z log p(y | x)
 
-and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1. Damping by lambda I:
+and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1. Damping by lambda I, exactly
+(eigen), or approximately, by the products of two inverses:
 
     inverse   (A + pi sqrt(lambda) I)^-1 grad (G + sqrt(lambda) / pi I)^-1                         eq. 3.2
               pi^2 = (tr A / dim A) / (tr G / dim G): the mean eigenvalue of A over that of G
     eigen     U ((U^T grad V) / (d_A d_G^T + lambda)) V^T,   A = U d_A U^T, G = V d_G V^T          eq. 3.1 itself
-
-The second form damps F_A (x) F_G + lambda I exactly; the first one approximates it, with the products of two inverses.
 """
 
 from typing import NamedTuple
@@ -31,31 +30,19 @@ class Factors(NamedTuple):
     outputs: tf.Tensor
 
 
-def with_ones(inputs: tf.Tensor) -> tf.Tensor:
-    """(a, 1) of a [B, in]."""
-    return tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1)
-
-
 def row_stride(rows: int | tf.Tensor, most: int) -> int | tf.Tensor:
-    """The n of every n-th row of a batch that factors are of: about ``most`` rows, at least so many if there are."""
+    """Returns n for taking every n-th row of a batch: about ``most`` rows, at least so many if there are."""
     return max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
 
 
 def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
-    """The numbers of the rows that factors are of (``row_stride``), int32, rising."""
+    """Returns the numbers of the rows that factors are of (``row_stride``), int32, rising."""
     return tf.range(0, rows, row_stride(rows, most))
 
 
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, weight: tf.Tensor, has_bias: bool) -> Factors:
-    """The sums of a' a'^T and g g^T over rows (eq. 3.5, but for the number of rows).
-
-    Args:
-        inputs: a [B, in].
-        gradients: g [B, units], of each row's own log-likelihood.
-        weight: [B], of rows; 0 for padding.
-        has_bias: whether a' has a 1.
-    """
-    extended = with_ones(inputs) if has_bias else inputs
+    """Sums a' a'^T and g g^T over rows (eq. 3.5, but for their number); ``weight`` [B] is 0 for padding."""
+    extended = tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1) if has_bias else inputs
     return Factors(_weighted_gram(extended, weight), _weighted_gram(gradients, weight))
 
 
@@ -78,19 +65,19 @@ def _weighted_gram(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def mean_eigenvalue(matrix: tf.Tensor) -> tf.Tensor:
-    """tr / dim of [n, n], scalar."""
+    """Computes tr / dim of [n, n], scalar."""
     return tf.linalg.trace(matrix) / tf.cast(tf.shape(matrix)[0], matrix.dtype)
 
 
 def pi(found: Factors) -> tf.Tensor:
-    """The pi of eq. 3.2, scalar; 1 where a factor is zero."""
+    """Computes the pi of eq. 3.2, scalar; 1 where a factor is zero."""
     inputs, outputs = mean_eigenvalue(found.inputs), mean_eigenvalue(found.outputs)
     defined = (inputs > 0) & (outputs > 0)
     return tf.where(defined, tf.sqrt(tf.math.divide_no_nan(inputs, outputs)), tf.ones_like(inputs))
 
 
 def whole_damping(found: Factors, damping: float, relative: bool) -> tf.Tensor:
-    """lambda, scalar; as a share of the mean eigenvalue of A (x) G if ``relative``."""
+    """Computes lambda, scalar; as a share of the mean eigenvalue of A (x) G if ``relative``."""
     scale = mean_eigenvalue(found.inputs) * mean_eigenvalue(found.outputs)
     value = tf.constant(damping, scale.dtype)
     # Below the second one, a decomposition in float64 could fail.
@@ -98,7 +85,7 @@ def whole_damping(found: Factors, damping: float, relative: bool) -> tf.Tensor:
 
 
 def damped_inverses(found: Factors, damping: tf.Tensor) -> Factors:
-    """(A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1 (eq. 3.2), by Cholesky decomposition."""
+    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1 (eq. 3.2), by Cholesky decomposition."""
     root, ratio = tf.sqrt(damping), pi(found)
     return Factors(_inverse(found.inputs, root * ratio), _inverse(found.outputs, root / ratio))
 
@@ -110,21 +97,14 @@ def _inverse(matrix: tf.Tensor, damping: tf.Tensor) -> tf.Tensor:
 
 
 def precondition_by_inverses(inverses: Factors, gradient: tf.Tensor) -> tf.Tensor:
-    """A^-1 grad G^-1 of a gradient [in', units]."""
+    """Computes A^-1 grad G^-1 of a gradient [in', units]."""
     return tf.matmul(inverses.inputs, tf.matmul(gradient, inverses.outputs))
 
 
 def precondition_by_eigenvectors(
     vectors: Factors, values: tuple[tf.Tensor, tf.Tensor], damping: tf.Tensor, gradient: tf.Tensor
 ) -> tf.Tensor:
-    """U ((U^T grad V) / (d_A d_G^T + lambda)) V^T of a gradient [in', units].
-
-    Args:
-        vectors: U and V, eigenvectors in columns.
-        values: d_A [in'] and d_G [units].
-        damping: lambda, scalar.
-        gradient: of X.
-    """
+    """Computes U ((U^T grad V) / (d_A d_G^T + lambda)) V^T of a gradient [in', units]; ``values`` are d_A and d_G."""
     rotated = tf.matmul(vectors.inputs, tf.matmul(gradient, vectors.outputs), transpose_a=True)
     products = values[0][:, tf.newaxis] * values[1][tf.newaxis]
     scaled = rotated / (tf.maximum(products, 0.0) + damping)

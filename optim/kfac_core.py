@@ -1,15 +1,13 @@
 """K-FAC over a list of variables, of which some are the matrices and biases of linear products (``kfac.py``).
 
-A step takes the gradients and, every few steps, the sums of ``kfac.factors`` over the batch, which are computed only
-then. Weights in no product take AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles
-as well, in float64; one that is not finite, or whose sums are not, leaves the previous one, and is counted. A batch
-with factors that are not finite is left out of all sums; these factors are counted, too. A layer uses AdaGrad's step
-until it has its first inverses. Eigenvectors (``form="eigen"``) that XLA computes are less exact than the dtype: its
-iteration ends early, and steps differ by some 1e-6.
+A step takes the gradients and, every few steps, the factors of the batch. Weights in no product take AdaGrad's step,
+and so does a layer until it has its first inverses. Inverses are computed within the step, in float64; one that is
+not finite leaves the previous one, and is counted. A batch with factors that are not finite is left out of all sums,
+and counted. Eigenvectors (``form="eigen"``) that XLA computes are less exact than the dtype: steps differ by some
+1e-6.
 
-Where several workers train the weights, each layer has one owner, by ``ctr.optim.assignment.balanced``. It alone keeps
-the sums and the inverses of the layer, and computes its direction; directions are gathered at each step. Element-wise
-state is on every worker.
+Of several workers each layer has one owner, by ``ctr.optim.assignment.balanced``, which alone keeps its sums and
+inverses, and computes its direction; directions are gathered at each step. Element-wise state is on every worker.
 """
 
 import math
@@ -30,34 +28,21 @@ from ctr.workers.parts import Part
 
 
 class Layer(NamedTuple):
-    """A linear product among the weights.
-
-    Attributes:
-        weight: the index of its matrix.
-        bias: the index of its bias; None: it has none.
-    """
+    """Linear product: the indices of its matrix and of its bias, None without one, among the weights."""
 
     weight: int
     bias: int | None
 
 
 class KfacCore:
-    """K-FAC over some variables.
-
-    Args:
-        options: everything but the learning rate.
-        weights: the variables to train.
-        layers: the linear products among them.
-        create: makes the state's variables.
-        workers: who divide the layers among themselves; their gradients and factors are the same.
+    """K-FAC over variables; workers divide ``layers``, their gradients and factors are the same.
 
     Attributes:
-        step: int64, steps taken.
         owners: the rank of each layer's owner.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
-            ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/values``; of weight i
-            ``tensor{i}/accumulator`` and, with momentum, ``/momentum``. Matrices and values of a layer of another owner
-            have no rows.
+            ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
+            ``/right_values``, all without rows where another worker owns the layer; of weight i
+            ``tensor{i}/accumulator`` and ``/momentum``.
     """
 
     def __init__(
@@ -84,13 +69,13 @@ class KfacCore:
         self._ready = make("ready", [len(layers)], self.dtype)
         self._damping = make("damping", [len(layers)], self.dtype)
         for number, layer in enumerate(layers):
-            rows, columns = self._sizes(layer)
-            for side, size in (("inputs", rows), ("outputs", columns)):
-                make(f"layer{number}/{side}", [self._here(number, size), size], tf.float64)
-            for side, size in (("left", rows), ("right", columns)):
-                make(f"layer{number}/{side}", [self._here(number, size), size], self.dtype)
-                if options.form == "eigen":
-                    make(f"layer{number}/{side}_values", [self._here(number, size)], self.dtype)
+            for name, size in self._divided(layer).items():
+                shape = [self._here(number, size), size]
+                make(
+                    f"layer{number}/{name}",
+                    shape[:1] if name.endswith("_values") else shape,
+                    tf.float64 if name in Factors._fields else self.dtype,
+                )
         for index, weight in enumerate(weights):
             make(f"tensor{index}/accumulator", weight.shape, self.dtype, options.initial_accumulator)
             if options.momentum:
@@ -99,6 +84,13 @@ class KfacCore:
     def _sizes(self, layer: Layer) -> tuple[int, int]:
         rows, columns = self.weights[layer.weight].shape
         return int(rows) + (layer.bias is not None), int(columns)
+
+    def _divided(self, layer: Layer) -> dict[str, int]:
+        rows, columns = self._sizes(layer)
+        sides = {"inputs": rows, "outputs": columns}
+        for side, size in (("left", rows), ("right", columns)):
+            sides |= {name: size for name in self._kept() if name.startswith(side)}
+        return sides
 
     def _assign(self, workers: int) -> tuple[int, ...]:
         """The owner of each layer: by the cost of the factors' inverses and of the products of a direction."""
@@ -117,25 +109,18 @@ class KfacCore:
         return self.owners[number] == self.workers.rank
 
     def _here(self, number: int, size: int) -> int:
-        """How many rows of a layer's matrix of so many this worker has."""
         return size if self._owns(number) else 0
 
     def parts(self) -> Mapping[str, Part]:
-        """Which variables are divided, and how, by name; empty for a process alone."""
         if self.workers.size == 1:
             return {}
-        parts = {}
-        for number, layer in enumerate(self.layers):
-            rows, columns = self._sizes(layer)
-            sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
-            if self.options.form == "eigen":
-                sides |= {"left_values": rows, "right_values": columns}
-            for side, size in sides.items():
-                parts[f"layer{number}/{side}"] = Part(np.arange(self._here(number, size)), size)
-        return parts
+        return {
+            f"layer{number}/{name}": Part(np.arange(self._here(number, size)), size)
+            for number, layer in enumerate(self.layers)
+            for name, size in self._divided(layer).items()
+        }
 
     def _collects(self) -> tf.Tensor:
-        """Whether the next step takes factors, bool scalar."""
         step, options = self.step + 1, self.options
         return tf.equal(step % options.statistics_frequency, 0) | (step <= options.inverse_frequency)
 
@@ -146,14 +131,10 @@ class KfacCore:
         factors: Callable[[], Sequence[Factors]],
         decayed: Sequence[bool] | None = None,
     ) -> None:
-        """One step on all weights, in place.
+        """Takes one step on all weights, in place; by default matrices decay.
 
-        Args:
-            gradients: of each weight.
-            rate: scalar.
-            factors: computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
-                still that of the step before, and the weights are those that the gradients are of.
-            decayed: which weights decay; by default matrices.
+        ``factors`` computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
+        still that of the step before, and the weights are those that the gradients are of.
         """
         when(self._collects(), lambda: self._collect(factors()))
         step = self.step.assign_add(1, read_value=True)
@@ -244,13 +225,8 @@ class KfacCore:
         return tf.math.divide_no_nan(gradient, tf.sqrt(sums))
 
     def _precondition(
-        self,
-        number: int,
-        layer: Layer,
-        gradients: Sequence[tf.Tensor],
-        grafts: Sequence[tf.Tensor],
+        self, number: int, layer: Layer, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """The direction of a layer, [in', units]."""
         parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
         columns = int(self.weights[layer.weight].shape[1])
 
@@ -274,7 +250,6 @@ class KfacCore:
         return tf.cond(usable, lambda: scale * found, lambda: joined(grafts))
 
     def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
-        """The directions of all layers by number, of those that each worker owns."""
         if self.workers.size == 1 or not self.layers:
             return own
         owned = [
@@ -295,7 +270,6 @@ class KfacCore:
         return whole
 
     def _spread(self, layer: Layer, found: tf.Tensor, directions: list[tf.Tensor]) -> None:
-        """Puts the direction of a layer into those of its matrix and its bias."""
         rows = int(self.weights[layer.weight].shape[0])
         directions[layer.weight] = found[:rows]
         if layer.bias is not None:
@@ -322,7 +296,6 @@ class KfacCore:
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
-        """How many ``layers`` there are, and with inverses in use; how many were ``refreshed``, and ``failed``."""
         return {
             "layers": len(self.layers),
             "layers_ready": int(self._ready.numpy().sum()),
@@ -332,5 +305,4 @@ class KfacCore:
 
 
 def _all_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Whether all numbers are finite, bool scalar."""
     return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values]))

@@ -61,5 +61,4 @@ class KfacOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all options."""
         return tuple(field.name for field in fields(cls))

@@ -1,4 +1,4 @@
-"""What happens to a direction before it becomes a step: decay, momentum; and to gradients: clipping."""
+"""Decay and momentum of directions, and clipping of gradients."""
 
 from collections.abc import Sequence
 
@@ -14,21 +14,17 @@ def clip_by_global_norm(
 
 
 def add_weight_decay(direction: tf.Tensor, weights: tf.Tensor, weight_decay: float) -> tf.Tensor:
-    """P + lambda W: decoupled decay, and before momentum, which averages all that moves W (PT 3.1.2-3)."""
+    """Adds lambda W: decoupled decay, and before momentum, which averages all that moves W (PT 3.1.2-3)."""
     return direction + weight_decay * weights
 
 
 def update_momentum(average: tf.Tensor, direction: tf.Tensor, momentum: float) -> tf.Tensor:
-    """M = mu M + (1 - mu) P.
-
-    Normalized as in PSO alg. II, unlike PT's M = mu M + P: the learning rate keeps its meaning when momentum
-    is switched on, and rates that were tuned for AdaGrad stay right (FF 4.2).
-    """
+    """Computes M = mu M + (1 - mu) P, normalized as in PSO alg. II, unlike PT's: tuned rates stay right (FF 4.2)."""
     return momentum * average + (1.0 - momentum) * direction
 
 
 def momentum_step(average: tf.Tensor, direction: tf.Tensor, momentum: float, nesterov: bool) -> tf.Tensor:
-    """The step along M (heavy ball), or along mu M + (1 - mu) P (Nesterov, PT eq. 33-34)."""
+    """Returns the step along M (heavy ball), or along mu M + (1 - mu) P (Nesterov, PT eq. 33-34)."""
     if nesterov:
         return momentum * average + (1.0 - momentum) * direction
     return average

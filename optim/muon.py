@@ -1,16 +1,14 @@
 """Muon: momentum whose matrices are made nearly orthogonal, as a ``ctr.optim.protocol.DenseOptimizer``.
 
-For a matrix W of m x n with gradient G (Jordan et al., 2024, github.com/KellerJordan/Muon; the scale is that of Liu et
-al., arXiv 2502.16982, section 2.2)::
+For a matrix W of m x n with gradient G (Jordan et al., 2024, github.com/KellerJordan/Muon; the scale is that of Liu
+et al., arXiv 2502.16982, section 2.2)::
 
     M = mu M + G,    D = G + mu M (Nesterov) or M
     W -= rate (rms sqrt(max(m, n)) O(D) + lambda W)
 
-where O(D) is U V^T of D = U S V^T, as far as some iterations of a polynomial of degree five bring the singular values
-near 1; they stay between about 0.7 and 1.2. A stack of matrices is one of each. Everything else, also matrices
-of one row or column such as heads, learns by Adam. For vectors and matrices of more than one row and column, the
-results are those of ``keras.optimizers.Muon``, except for the weight decay, which moves weights together with the step
-and not before it; that one has no stacks, and takes matrices of one row or column as any others.
+where O(D) is U V^T of D = U S V^T, but for singular values, which a polynomial iteration brings to about 0.7 to 1.2.
+A stack of matrices is one of each. All else, also matrices of one row or column, learns by Adam. Unlike
+``keras.optimizers.Muon``, weight decay moves weights together with the step.
 """
 
 import math
@@ -31,12 +29,12 @@ _MUON_OPERATIONS = 8
 
 
 def is_matrix(shape: Sequence[float]) -> bool:
-    """Whether a weight of this shape is a matrix, or a stack of matrices, of more than one row and column."""
+    """Tells whether a shape is that of a matrix, or a stack of matrices, of more than one row and column."""
     return len(shape) >= 2 and min(shape[-2:]) > 1
 
 
 def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
-    """O(D) of each matrix of [..., m, n], in its dtype; 0 of 0."""
+    """Computes O(D) of each matrix of [..., m, n], in its dtype; 0 of 0."""
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     found = tf.linalg.matrix_transpose(matrices) if is_tall else matrices
     found /= tf.norm(found, axis=(-2, -1), keepdims=True) + _LEAST_NORM
@@ -50,12 +48,7 @@ def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
 class DenseMuon(WithoutHost):
     """Muon over dense weights; weight decay applies to matrices and heads, not to biases.
 
-    Each worker has all of its state, and takes every step. The variables of weight i: ``tensor{i}/average``, and
-    for Adam also ``/square`` and ``/steps``.
-
-    Args:
-        options: everything but the learning rate.
-        workers: those that train together.
+    Each worker has all state. That of weight i: ``tensor{i}/average``, and for Adam also ``/square`` and ``/steps``.
     """
 
     name = "muon"
@@ -67,7 +60,6 @@ class DenseMuon(WithoutHost):
         self._state: dict[str, tf.Variable] = {}
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights and creates the variables."""
         self._weights = list(weights.values())
         for index, weight in enumerate(self._weights):
             shapes = {"average": weight.shape}
@@ -79,15 +71,12 @@ class DenseMuon(WithoutHost):
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """Averages of gradients and of their squares."""
         return dict(self._state)
 
     def parts(self) -> Mapping[str, Part]:
-        """Nothing: each worker has all state."""
         return {}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """One step."""
         del compiled
         for index, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             rule = self._matrix_direction if is_matrix(weight.shape) else self._adam_direction
@@ -118,7 +107,6 @@ class DenseMuon(WithoutHost):
         return correction * tf.math.divide_no_nan(mean, tf.sqrt(second) + options.epsilon)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step."""
         update = preconditioning = 0.0
         for shape in shapes:
             size = math.prod(shape)
@@ -135,7 +123,6 @@ class DenseMuon(WithoutHost):
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        """Takes over the averages of weights that were taken; nothing of another optimizer."""
         statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseMuon):
             return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")

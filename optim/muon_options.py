@@ -35,5 +35,4 @@ class MuonOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all options."""
         return tuple(field.name for field in fields(cls))

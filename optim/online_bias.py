@@ -1,16 +1,15 @@
 """Newton's steps for the bias of a logistic model whose base rate may drift, fast, slowly or not at all.
 
-How much of the past says something about the present depends on the log. So several biases learn side by side, each
-with its own assumption on how the true one moves: by a random walk whose variance grows by v while the log grows by a
-factor of e (``WALKS``; 0: it stays). Of each, with the sums G of the batch's gradient and H of its curvature::
+Several biases learn side by side, each assuming that the true one moves by a random walk whose variance grows by v
+while the log grows by a factor of e (``WALKS``). Of each, with the sums G of the batch's gradient and H of its
+curvature::
 
     A = (1 - k n / N) A        A = A / (1 + v n / N A) + H        b = b - G / (A + P)
 
-A is what is known of b; n the weight of the batch and N that of all batches up to it; P keeps early steps small, and
-k = ``FORGETTING`` lets everything count less as the log grows. With v > 0 about the last sqrt(N / (v h)) rows count,
-where h is the curvature of one. The bias of the model is the mean of all, weighted by exp(-loss), the loss being what
-each would have had of the log so far, of late more than of early batches: in the long run it is hardly worse than the
-best of them (Vovk, 1990, "Aggregating strategies"; Kalman's filter for each).
+n is the weight of the batch and N that of all batches up to it; P keeps early steps small, and k = ``FORGETTING``
+lets everything count less as the log grows. With v > 0 about the last sqrt(N / (v h)) rows count, where h is the
+curvature of one. The bias of the model is the mean of all, weighted by exp(-loss) of the log so far: in the long run
+it is hardly worse than the best of them (Vovk, 1990, "Aggregating strategies"; Kalman's filter for each).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +19,13 @@ import tensorflow as tf
 
 from ctr.optim.online_newton import MAX_STEP, BatchSums, CalibrationStep, OnlineNewton
 
-WALKS = (0.0, 0.3, 3.0)
-"""v of each bias: what the log is allowed to do."""
-PRIOR = 0.3
-"""P."""
-FORGETTING = 0.5
-"""k, of what is known and of the losses."""
+WALKS = (0.0, 0.3, 3.0)  # v of each bias: what the log is allowed to do
+PRIOR = 0.3  # P
+FORGETTING = 0.5  # k, of what is known and of the losses
 
 
 class OnlineBias:
-    """The steps of a bias.
-
-    Args:
-        name: of the variables.
-        bias: a float32 scalar.
-    """
+    """Newton's steps of a bias, a float32 scalar, with the methods of ``OnlineNewton``."""
 
     def __init__(self, name: str, bias: tf.Variable) -> None:
         self.name, self.bias = name, bias
@@ -49,18 +40,15 @@ class OnlineBias:
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """All state besides the bias."""
         return {f"newton/{self.name}/{part}": variable for part, variable in self._state.items()}
 
     def sums(
         self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
     ) -> BatchSums:
-        """The sums over a batch of B rows, as ``OnlineNewton.sums`` has them; ``inputs`` are ones."""
         del inputs
         return BatchSums(tf.reduce_sum(gradient), tf.reduce_sum(curvature), weight)
 
     def step(self, sums: BatchSums) -> CalibrationStep:
-        """What the next step is, by the sums over a batch; changes nothing."""
         distance, information, loss, seen = (variable.read_value() for variable in self._state.values())
         slope, bend, weight = sums
         seen += weight
@@ -77,7 +65,6 @@ class OnlineBias:
         return CalibrationStep(move[tf.newaxis], (moved - move, information, loss, seen))
 
     def apply(self, step: CalibrationStep) -> None:
-        """Makes a step."""
         self.bias.assign_add(step.move[0])
         for variable, value in zip(self._state.values(), step.after, strict=True):
             variable.assign(value)
@@ -87,5 +74,5 @@ Calibrator: TypeAlias = OnlineBias | OnlineNewton
 
 
 def all_variables(calibrators: Sequence[Calibrator]) -> Mapping[str, tf.Variable]:
-    """The state of all of these by name."""
+    """Returns the state of all of these by name."""
     return {name: variable for one in calibrators for name, variable in one.variables.items()}

@@ -2,10 +2,10 @@
 
     A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
 
-g and h are the loss's first and second derivative by the logit, x what the weights multiply, n the weight of the batch
-and N that of all batches up to it. P keeps early steps small. With k = 0 these are the sums over the whole past, as if
-the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k) of the past counts, however long it
-is, so that the weights follow a drift and still become steady.
+g and h are the loss's first and second derivative by the logit, x what the weights multiply, n the weight of the
+batch and N that of all batches up to it. P keeps early steps small. With k = 0 these are the sums over the whole
+past, as if the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k) of the past counts,
+however long it is, so that the weights follow a drift and still become steady.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-MAX_STEP = 1.0
-"""No step moves a weight further: the first batches may have no clicks at all, or only clicks."""
+MAX_STEP = 1.0  # no step moves a weight further: the first batches may have no clicks at all, or only clicks
 
 
 class CalibrationStep(NamedTuple):
-    """A step of K weights: how far each goes, float32 [K], and the state beside them after it."""
+    """A step of K weights: the move of each, float32 [K], and the state beside them after it."""
 
     move: tf.Tensor
     after: tuple[tf.Tensor, ...]
 
 
 class BatchSums(NamedTuple):
-    """What a batch says of weights: sums over its rows, those of several workers added up.
-
-    Attributes:
-        gradient: sum g x, float32 [K]; of a bias a scalar.
-        curvature: sum h x x', float32 [K, K]; of a bias a scalar.
-        weight: n, float32 scalar.
-    """
+    """Sums over a batch's rows and workers: g x [K], h x x' [K, K], n; of a bias all are scalars. Float32."""
 
     gradient: tf.Tensor
     curvature: tf.Tensor
@@ -49,15 +42,7 @@ def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
 
 
 class OnlineNewton:
-    """Newton's steps for K scalar weights, K being a few.
-
-    Args:
-        name: of the variables.
-        weights: float32 scalars.
-        prior: the diagonal of P.
-        forgetting: k.
-        ranges: the least and the largest value of each weight; None: any.
-    """
+    """Newton's steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` k."""
 
     def __init__(
         self,
@@ -77,19 +62,12 @@ class OnlineNewton:
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """All state besides the weights."""
         return {f"newton/{self.name}/information": self._information, f"newton/{self.name}/seen": self._seen}
 
     def sums(
         self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
     ) -> BatchSums:
-        """The sums over a batch of B rows.
-
-        Args:
-            inputs: what each weight multiplies, float32 [B].
-            gradient, curvature: g and h, float32 [B].
-            weight: n, float32 scalar.
-        """
+        """Sums over a batch of B rows; each of ``inputs`` is the x of a weight, float32 [B], as are g and h."""
         columns = tf.stack(list(inputs), axis=1)
         products = columns[:, :, tf.newaxis] * columns[:, tf.newaxis, :]
         return BatchSums(
@@ -99,7 +77,6 @@ class OnlineNewton:
         )
 
     def step(self, sums: BatchSums) -> CalibrationStep:
-        """What the next step is, by the sums over a batch; changes nothing."""
         total, found, weight = sums
         seen = self._seen + weight
         kept = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))
@@ -112,7 +89,6 @@ class OnlineNewton:
         return CalibrationStep(move, (information, seen))
 
     def apply(self, step: CalibrationStep) -> None:
-        """Makes a step."""
         for weight, move in zip(self.weights, tf.unstack(step.move), strict=True):
             weight.assign_add(move)
         for variable, value in zip((self._information, self._seen), step.after, strict=True):

@@ -123,7 +123,6 @@ class OneSidedOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all options."""
         return tuple(field.name for field in fields(cls))
 
 
@@ -248,7 +247,6 @@ class ShampooOptions(OneSidedOptions):
             )
 
     def _check_together(self) -> None:
-        """Raises ValueError where options do not go together."""
         refused = {
             "separate_momenta requires a momentum above 0": self.separate_momenta and not self.momentum,
             "beta3 requires a beta1 above 0": self.beta3 is not None and not self.beta1,
@@ -284,16 +282,15 @@ class ShampooOptions(OneSidedOptions):
 
     @property
     def is_kl(self) -> bool:
-        """Whether statistics collect the products of KL-Shampoo."""
         return self.factor_update != "shampoo"
 
     @property
     def has_integer_root(self) -> bool:
-        """Whether roots are of whole order whatever the tensor."""
+        """True where roots are of whole order whatever the tensor."""
         return self.exponent_multiplier == 1.0 and self.left_share in (0.0, 0.5, 1.0)
 
     def exponent(self, preconditioned: int) -> float:
-        """e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
+        """Returns e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
         order = self.exponent_override or (2 if self.factor_update == "kl" else 2 * preconditioned)
         if self.exponent_multiplier > order:
             raise ValueError(
@@ -304,7 +301,7 @@ class ShampooOptions(OneSidedOptions):
         return self.exponent_multiplier / order
 
     def side_exponent(self, axis: int, preconditioned: int, order: int) -> float:
-        """e of the root along an axis of a tensor of this order (PSO lemma 1).
+        """Returns e of the root along an axis of a tensor of this order (PSO lemma 1).
 
         Of a matrix with both sides ``left_share`` divides the exponents' sum between them.
         """
@@ -315,38 +312,34 @@ class ShampooOptions(OneSidedOptions):
 
     @property
     def correction_exponent(self) -> float:
-        """e of V^e, by which ``eigenvalue_correction`` divides."""
+        """Exponent e of V^e, by which ``eigenvalue_correction`` divides."""
         return self.exponent_multiplier / (self.exponent_override or 2)
 
     @property
     def averages_in_bases(self) -> bool:
-        """Whether averages of gradients that are preconditioned are kept in the eigenbases.
-
-        That is so wherever no step needs them, or the grafted step that is made of them, in their own coordinates.
-        """
+        """True where averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
         needs_grafts = self.grafted_norm or self.separate_momenta
         return self.eigenvalue_correction and self.beta1 > 0 and not needs_grafts
 
     @property
     def passes(self) -> int:
-        """How often a step multiplies a block by its roots, or by its bases: into them and back."""
+        """Number of times that a step multiplies a block by its roots, or by its bases: into them and back."""
         if not self.eigenvalue_correction:
             return 1
         return 3 if self.beta1 and not self.averages_in_bases else 2
 
     @property
     def decay(self) -> float:
-        """``weight_decay`` where it is decoupled."""
         return self.weight_decay if self.weight_decay_kind == "decoupled" else 0.0
 
     @property
     def has_identities(self) -> bool:
-        """Whether matrices that miss their first exchange have identities for roots, as in other implementations."""
+        """True where matrices that miss their first exchange have identities for roots, as in other implementations."""
         return self.exchange_phase is not None
 
     @property
     def damps_zero(self) -> bool:
-        """Whether a matrix of zeros has a root: that of its damping."""
+        """True where a matrix of zeros has a root: that of its damping."""
         return self.damping == "absolute" and self.epsilon > 0
 
 
@@ -365,7 +358,6 @@ def check_options(options: Any) -> None:
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
-    """Raises ValueError where a value is not what the annotation of its option allows."""
     ranges = [part for part in _parts(hint) if isinstance(part, Whole | Real)]
     if ranges:
         optional = type(None) in get_args(hint)
@@ -380,7 +372,6 @@ def _check(name: str, value: Any, hint: Any) -> None:
 
 
 def _parts(hint: Any) -> list[Any]:
-    """What an annotation is made of, however it is nested."""
     return [
         hint,
         *(inner for part in getattr(hint, "__metadata__", ()) for inner in _parts(part)),

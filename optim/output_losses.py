@@ -11,19 +11,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-_ROUNDING = 1e-2
-"""Of the sum of the probabilities of a row, which may be bfloat16."""
+_ROUNDING = 1e-2  # Of the sum of the probabilities of a row, which may be bfloat16
 LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
 
 
 class OutputLoss(NamedTuple):
-    """A loss.
-
-    Attributes:
-        values: (labels, outputs [B, C]) -> [B].
-        hessian_root: outputs [B, C] -> S [B, C, K].
-        draw: (outputs, seed int32 [2]) -> [B, C], the gradient by the outputs for drawn labels.
-    """
+    """A loss: values [B], a root [B, C, K] of its Hessian, and gradients by outputs [B, C] for drawn labels."""
 
     values: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     hessian_root: Callable[[tf.Tensor], tf.Tensor]
@@ -85,13 +78,7 @@ def _softmax_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def check_labels(loss: str, labels: tf.Tensor, outputs: tf.TensorShape) -> None:
-    """Raises ValueError unless labels have the shape and the values that a loss takes.
-
-    Args:
-        loss: its name.
-        labels: of a batch; their values are looked at outside of graphs alone.
-        outputs: their static shape, [B, C].
-    """
+    """Raises ValueError unless labels have the shape and, outside of graphs, the values that a loss takes."""
     rows, columns = outputs.as_list()
     categorical = loss == "categorical_crossentropy"
     classes = categorical and labels.dtype.is_integer

@@ -4,16 +4,13 @@
     model.compile(optimizer=Shampoo(**preset.arguments))
 
 ``torch_shampoo`` takes the keywords of ``DistributedShampoo`` of facebookresearch/optimizers, in the names of its
-versions before and after 2025; ``jax_shampoo`` those of ``distributed_shampoo`` of google-research/precondition. Where
-these have objects or enumerations, either the object itself may be given or a mapping with its class name as ``type``,
-and the name of the enumeration's member. What cannot be the same here is refused; what is ignored changes no
-step beyond rounding.
+versions before and after 2025; ``jax_shampoo`` those of ``distributed_shampoo`` of google-research/precondition.
+Their objects and enumerations may be given as mappings with the class name as ``type``, and as names of members.
 
 Steps are equal in exact arithmetic, as long as no root fails: here none is used without its certificate, and none is
-computed again with more damping. This is tested against replays that were written from the sources of these
-implementations; once it was checked beside google-research/precondition itself. Where that computes roots by its own
-iteration (``eigh`` False), some fail at conditions from about 1000 on, and it damps these more. Without a graft,
-versions for PyTorch of 2024 take no step before the first roots, newer ones and this one plain gradients.
+computed again with more damping. Where JAX's computes roots by its own iteration (``eigh`` False), some fail at
+conditions from about 1000 on, and it damps these more. Without a graft, versions for PyTorch of 2024 take no step
+before the first roots, newer ones and this one plain gradients.
 """
 
 import math
@@ -82,12 +79,9 @@ _JAX_PARTS = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A configuration of another implementation.
+    """A configuration of another implementation; where that does not normalize its momentum, the rate here is larger.
 
-    Attributes:
-        learning_rate: here; where the other one does not normalize its momentum, larger than there.
-        options: everything else.
-        tables_are_matrices: whether embedding tables are treated as all other matrices, as there.
+    ``tables_are_matrices``: embedding tables are treated as all other matrices, as there.
     """
 
     learning_rate: float
@@ -96,7 +90,6 @@ class Preset:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of ``Shampoo`` for Keras."""
         tables = {"tables": None} if self.tables_are_matrices else {}
         return {"learning_rate": self.learning_rate, **tables, **asdict(self.options)}
 
@@ -126,11 +119,11 @@ def torch_shampoo(
     iterate_averaging_config: Any = None,
     **ignored: Any,
 ) -> Preset:
-    """A configuration of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own.
+    """Returns the equal of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own.
 
     Args:
-        distributed_config: the newest versions merge dimensions as its ``target_parameter_dimensionality`` says (1 by
-            default), from the right; without it they are merged as in the versions before, from the left.
+        distributed_config: the newest versions merge dimensions as its ``target_parameter_dimensionality`` says (1
+            by default), from the right; without it they are merged as in the versions before, from the left.
         **ignored: arguments that change no step beyond rounding.
 
     Raises:
@@ -210,15 +203,7 @@ def jax_shampoo(
     best_effort_memory_usage_reduction: bool = False,
     **ignored: Any,
 ) -> Preset:
-    """A configuration of ``distributed_shampoo`` for JAX; arguments and defaults are its own.
-
-    Args:
-        **ignored: arguments that change no step beyond rounding.
-
-    Raises:
-        ValueError: something has no equal here.
-        TypeError: it has no such argument.
-    """
+    """Returns the equal of ``distributed_shampoo`` for JAX, as ``torch_shampoo``; arguments are its own."""
     _refuse_arguments("distributed_shampoo", ignored, (*_JAX_IGNORED, *_JAX_NEUTRAL, *_JAX_PARTS))
     for name, neutral in _JAX_NEUTRAL.items():
         given = ignored.get(name, neutral)
@@ -235,7 +220,9 @@ def jax_shampoo(
         "preconditioning_compute_steps below 1; allowed: from 1 up": preconditioning_compute_steps < 1,
         "skip_preconditioning_rank_lt above 2; allowed: 1, 2": skip_preconditioning_rank_lt not in (1, 2),
     }
-    _refuse_if(refused)
+    for what, wrong in refused.items():
+        if wrong:
+            raise ValueError(f"there is no equal here of {what}")
     options = {
         **_SYNCHRONOUS,
         **_jax_graft(graft_type, beta2, diagonal_epsilon),
@@ -273,21 +260,18 @@ def soap(
     epsilon: float = 1e-8,
     **changed: Any,
 ) -> Preset:
-    """SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
+    """Configures SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
 
-    Not step by step that of its authors, which takes no step with the first gradient, changes bases after the step and
-    by one power iteration. Bases come as often as Shampoo's roots do; theirs: ``statistics_frequency=1,
-    precondition_frequency=10``. Embedding tables learn by rows.
+    Not step by step that of its authors, which takes no step with the first gradient, changes bases after the step
+    and by one power iteration. Theirs come as often as with ``statistics_frequency=1, precondition_frequency=10``.
+    Embedding tables learn by rows.
 
     Args:
         learning_rate: on Adam's scale.
         beta1: decay of the average of gradients.
         beta2: decay of the second moments at each step, and of the statistics each time they are collected.
         epsilon: added to the root of the second moments.
-        **changed: other options of Shampoo.
-
-    Raises:
-        TypeError: Shampoo has no such option.
+        **changed: other options of Shampoo; TypeError where it has no such option.
     """
     refuse_unknown("Shampoo", changed, ShampooOptions.names())
     options: dict[str, Any] = {
@@ -313,7 +297,6 @@ def _refuse_arguments(what: str, given: Mapping[str, Any], ignored: Sequence[str
 
 
 def _classic_momentum(config: Any) -> tuple[float, float, bool]:
-    """Momentum, dampening and whether it is Nesterov's, of the newest versions' averaging."""
     name, fields = _named(config)
     if name != "ClassicMomentumConfig":
         raise ValueError(f"iterate_averaging_config is {name}; allowed: ClassicMomentumConfig")
@@ -323,7 +306,6 @@ def _classic_momentum(config: Any) -> tuple[float, float, bool]:
 
 
 def _named(config: Any) -> tuple[str, dict[str, Any]]:
-    """The class name and the fields of a configuration object, or of a mapping in its place."""
     if isinstance(config, Mapping):
         fields = dict(config)
         return str(fields.pop("type", "")), fields
@@ -331,7 +313,6 @@ def _named(config: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _member(value: Any) -> str:
-    """The name of an enumeration's member."""
     return str(getattr(value, "name", value)).upper()
 
 
@@ -367,15 +348,7 @@ def _torch_graft(
     return options
 
 
-def _refuse_if(refused: Mapping[str, bool]) -> None:
-    """Raises ValueError for the first of these that is true."""
-    for what, wrong in refused.items():
-        if wrong:
-            raise ValueError(f"there is no equal here of {what}")
-
-
 def _refuse_others(name: str, fields: Mapping[str, Any]) -> None:
-    """Raises ValueError if fields of a configuration are left."""
     if fields:
         raise ValueError(f"there is no equal here of {', '.join(sorted(map(str, fields)))} of {name}")
 
@@ -394,7 +367,6 @@ def _drop_unless_changed(name: str, fields: dict[str, Any], neutral: Mapping[str
 
 
 def _check_roots(config: Any) -> None:
-    """Raises ValueError where roots or bases are computed in a way whose results are others in exact arithmetic."""
     if config is None:
         return
     name, fields = _named(config)
@@ -461,7 +433,6 @@ def _preconditioner(config: Any, highest: int) -> dict[str, Any]:
 
 
 def _check_start(method: Mapping[str, Any], grafting_config: Any, start: int) -> None:
-    """Raises ValueError where the steps before the first bases have no equal here."""
     is_square_root = not method.get("eigenvalue_correction") or method.get("exponent_override", 2) == 2
     if not is_square_root and grafting_config is None and start > 1:
         raise ValueError(

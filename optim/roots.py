@@ -1,6 +1,6 @@
 """Inverse roots A^-e of symmetric positive semidefinite matrices, each certified by its true residual.
 
-For Shampoo's statistics (PSO 2; PT 3.2). What is rooted is
+For Shampoo's statistics (PSO 2; PT 3.2). The root is that of
 
     A_damped = A + (epsilon * lambda_max(A) + max(-lambda_min(A), 0)) I
 
@@ -8,9 +8,18 @@ The damping is relative to the largest eigenvalue, since an absolute one loses i
 term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0. A matrix that is further
 from semidefinite than rounding explains is refused. The damping is never raised to get a result.
 
-A root leaves this module only if the residual that `ctr.optim.root_certificate` measures, on the matrix
-itself, is within tolerance; else another solver is tried, and at last RootError reports what each one gave.
-Functions of their arguments alone, in float64: safe in threads.
+A root leaves this module only if its residual on the matrix itself is within tolerance; else another solver is
+tried, and at last RootError reports what each one gave. All in float64, and safe in threads.
+
+**Certificates.** For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
+positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner
+& Heinz), so with e = 1/p
+
+    (1 + s)^-e X <= A^-e <= (1 - s)^-e X:
+
+in every direction X is right to a relative e s or so. Any matrix with the eigenvalues of S and any norm not below
+the spectral one serve as an upper bound: X^p A - I, and the Frobenius norm. Rounding of A already changes its small
+eigenvalues by u |A|_2, so no method brings s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
 
 By benchmarks/bench_roots.py (2 cores of a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a
 certified root, n x n:
@@ -19,18 +28,15 @@ certified root, n x n:
     eigh                  0.11   0.33    1.4    6.0     37    272
     coupled, cold         0.73    1.9    8.2     52    360   2674     (21-22 iterations)
     coupled, warm         0.51    1.2    3.2     17    109    826     (4 iterations, same eigenvectors)
-
-Where products are far cheaper than a decomposition, on accelerators, there is `ctr.optim.graph_roots`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ctr.optim.coupled import coupled_root, largest_eigenpair
-from ctr.optim.root_certificate import decomposition_residual, is_positive_definite, root_residual
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -54,21 +60,69 @@ _POWER_TOLERANCE = 1e-12
 _EXPONENT_ROUNDING = 1e-9
 
 
+def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
+    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: s of a positive definite X; inf where not finite."""
+    with np.errstate(all="ignore"):
+        half = _power(root, p // 2)
+        product = half @ (matrix @ half)
+        if p % 2:
+            product = product @ root
+        product[np.diag_indices_from(product)] -= 1
+        residual = float(np.linalg.norm(product))
+    return residual if np.isfinite(residual) else np.inf
+
+
+def _power(matrix: FloatArray, p: int) -> FloatArray:
+    """matrix^p of a symmetric [n, n]. NumPy forms x @ x.T, unlike x @ x, in half the time."""
+    if p < 2:
+        return matrix if p else np.eye(len(matrix))
+    half = _power(matrix, p // 2)
+    square: FloatArray = half @ half.T
+    return square @ matrix if p % 2 else square
+
+
+def decomposition_residual(
+    matrix: FloatArray, values: FloatArray, vectors: FloatArray, exponent: float
+) -> float:
+    """Computes the bound s for X = Q diag(values^-e) Q^T as an approximate ``matrix^-e``, 0 < e <= 1.
+
+    For exponents e that are not 1/p, where no power of X undoes the root. With E = A Q - Q Lambda and D = Q^T Q - I,
+
+        W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
+
+    compares A with Q^-T Lambda Q^-1 as S does above. Where Q is not quite orthogonal, d = |Lambda^(-1/2) D
+    Lambda^(1/2)| is added, before and after the power. So s = |W| + d (1 + 1 / e), to first order in D; inf where
+    not finite.
+    """
+    with np.errstate(all="ignore"):
+        error = matrix @ vectors - vectors * values
+        skew = vectors.T @ vectors - np.eye(len(values))
+        scale = np.sqrt(values)
+        relative = (vectors.T @ error + skew * values) / np.outer(scale, scale)
+        skewed = float(np.linalg.norm(skew * scale / scale[:, np.newaxis]))
+        residual = float(np.linalg.norm(relative)) + skewed * (1 + 1 / exponent)
+    return residual if np.isfinite(residual) else np.inf
+
+
+def is_positive_definite(matrix: FloatArray) -> bool:
+    """Tells whether a symmetric [n, n] is positive definite; even powers in a residual would hide that it is not."""
+    try:
+        np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
 class RootError(ArithmeticError):
-    """No certified root; the message says of what matrix, and what each solver gave."""
+    """Error of a matrix without a certified root; the message says of what matrix, and what each solver gave."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """An inverse root with its certificate.
+    """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
 
-    Attributes:
-        matrix: float64 [n, n], symmetric positive definite, A_damped^-exponent.
-        residual: s of `ctr.optim.root_certificate`; the root's relative error is about s * exponent.
-        solver: "eigh", "coupled_warm" or "coupled_cold", whichever delivered it.
-        condition: of A_damped; the next call's `previous_condition`. From the coupled iteration a lower
-            estimate, within a few percent.
-        failures: the attempts before that one, and why each was refused.
+    ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped (from the coupled
+    iteration a lower estimate, within a few percent), and ``failures`` say why attempts before were refused.
     """
 
     matrix: FloatArray
@@ -82,23 +136,6 @@ class _RefusedError(Exception):
     """One solver's attempt failed; another's may not."""
 
 
-@dataclass(frozen=True)
-class _Damping:
-    """Epsilon, relative to the largest eigenvalue or not."""
-
-    epsilon: float
-    absolute: bool
-
-    def of(self, lowest: float, highest: float, scaled: FloatArray) -> float:
-        """What is added to the diagonal of a matrix with these extreme eigenvalues.
-
-        Raises:
-            RootError: the matrix is indefinite.
-        """
-        check_definite(lowest, highest, scaled)
-        return self.epsilon * (1.0 if self.absolute else highest) + max(-lowest, 0.0)
-
-
 def inverse_root(
     matrix: FloatArray,
     exponent: float,
@@ -110,34 +147,28 @@ def inverse_root(
     tolerance: float = TOLERANCE,
     absolute: bool = False,
 ) -> Root:
-    """A certified A_damped^-exponent.
+    """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
 
-    "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO
-    App. E's iteration, warm where `previous` is given, then cold, then eigh; it exists for exponents 1/p
-    only, others go to eigh at once. "auto" is "eigh", the fastest for every n.
-
-    Args:
-        matrix: A, float64 [n, n]; its symmetric part counts.
-        exponent: in (0, 1]; Shampoo's is 1 / (2k) for a tensor of order k, times a multiplier (PT 3.1).
-        epsilon: the damping, at least 0; relative to the largest eigenvalue.
-        solver: "auto", "eigh" or "coupled".
-        previous: the root [n, n] of an earlier matrix, for a warm start.
-        previous_condition: that root's `condition`; with it, large eigenvalues are projected (PSO App. E).
-        tolerance: the largest residual that is accepted.
-        absolute: ``epsilon`` is not relative.
-
-    Returns:
-        The root, with a residual of at most `tolerance`.
+    "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO App.
+    E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh; it exists for
+    exponents 1/p only. "auto" is "eigh", the fastest for every n. With ``previous_condition``, that root's
+    `condition`, large eigenvalues are projected. The damping is relative to the largest eigenvalue unless
+    ``absolute``.
 
     Raises:
-        RootError: A is not a finite square matrix, is zero or indefinite, or no solver's root is good
-            enough. The previous root, if there is one, stays the best there is.
+        RootError: A is not a finite square matrix, is zero or indefinite, or no solver's residual is within
+            tolerance.
         ValueError: another argument is not as described.
     """
     if not 0 < exponent <= 1 or not epsilon >= 0 or solver not in ("auto", "eigh", "coupled"):
         raise ValueError(f"exponent {exponent}, epsilon {epsilon}, solver {solver!r}")
     scaled, doublings = scale_symmetric(matrix)
-    damp = _Damping(float(np.ldexp(epsilon, -doublings)) if absolute else epsilon, absolute)
+    scaled_epsilon = float(np.ldexp(epsilon, -doublings)) if absolute else epsilon
+
+    def damping(lowest: float, highest: float) -> float:
+        check_definite(lowest, highest, scaled)
+        return scaled_epsilon * (1.0 if absolute else highest) + max(-lowest, 0.0)
+
     factor = float(np.exp2(-doublings * exponent))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
     degree = whole_order(exponent)
@@ -145,12 +176,12 @@ def inverse_root(
     for name in _attempts(solver, start is not None):
         try:
             if name.startswith("eigh"):
-                root, residual, condition = _by_eigh(scaled, exponent, degree, damp, name[-2])
+                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
             else:
                 root, residual, condition = _by_coupled(
                     scaled,
                     degree,
-                    damp,
+                    damping,
                     start if name == "coupled_warm" else None,
                     previous_condition,
                     tolerance,
@@ -182,16 +213,19 @@ def _attempts(solver: str, warm: bool) -> Iterator[str]:
 
 
 def _by_eigh(
-    scaled: FloatArray, exponent: float, degree: int | None, damp: _Damping, triangle: str
+    scaled: FloatArray,
+    exponent: float,
+    degree: int | None,
+    damp: Callable[[float, float], float],
+    triangle: str,
 ) -> tuple[FloatArray, float, float]:
-    """Root [n, n], residual and condition, by PT 3.2's decomposition with its guards."""
     try:
         values, vectors = np.linalg.eigh(scaled, UPLO="L" if triangle == "L" else "U")
     except np.linalg.LinAlgError as error:
         raise _RefusedError(str(error)) from error
     if not (np.isfinite(values).all() and np.isfinite(vectors).all()):
         raise _RefusedError("the decomposition is not finite")
-    damping = damp.of(float(values[0]), float(values[-1]), scaled)
+    damping = damp(float(values[0]), float(values[-1]))
     values = values + damping
     if not values[0] > 0:
         raise _RefusedError("singular")
@@ -209,18 +243,17 @@ def _by_eigh(
 def _by_coupled(
     scaled: FloatArray,
     degree: int | None,
-    damp: _Damping,
+    damp: Callable[[float, float], float],
     previous: FloatArray | None,
     previous_condition: float | None,
     tolerance: float,
 ) -> tuple[FloatArray, float, float]:
-    """Root [n, n], residual and condition, by PSO App. E's iteration."""
     if degree is None:
         raise _RefusedError("only for exponents 1/p")
     if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
         raise _RefusedError("the previous root is not finite, or of another shape")
     lowest, highest = _extreme_eigenvalues(scaled)
-    damping = damp.of(lowest, highest, scaled)
+    damping = damp(lowest, highest)
     damped = _plus_diagonal(scaled, damping)
     end = coupled_root(
         damped, degree, previous=previous, previous_condition=previous_condition, most_skewed=tolerance
@@ -236,10 +269,7 @@ def _by_coupled(
 
 
 def _extreme_eigenvalues(scaled: FloatArray) -> tuple[float, float]:
-    """The smallest eigenvalue, or 0 if that is 0 or above to rounding; and the largest.
-
-    Without LAPACK's eigenvalues where a power iteration and a Cholesky decomposition say it all.
-    """
+    """The smallest eigenvalue, or 0 if it is not below 0 but for rounding; and the largest."""
     pair = largest_eigenpair(scaled, tolerance=_POWER_TOLERANCE)
     rounding = 4 * len(scaled) * float(np.finfo(np.float64).eps) * pair.value
     if pair.residual <= _POWER_TOLERANCE and is_positive_definite(_plus_diagonal(scaled, rounding)):
@@ -261,7 +291,7 @@ def check_definite(lowest: float, highest: float, matrix: FloatArray) -> None:
 
 
 def scale_symmetric(matrix: FloatArray) -> tuple[FloatArray, int]:
-    """The symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
+    """Returns the symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise RootError(f"not a square matrix: {list(matrix.shape)}")
@@ -282,7 +312,7 @@ def _plus_diagonal(matrix: FloatArray, value: float) -> FloatArray:
 
 
 def whole_order(exponent: float) -> int | None:
-    """p where the exponent is 1/p, to rounding; None where it is not."""
+    """Returns p where the exponent is 1/p, to rounding; None where it is not."""
     p = round(1 / exponent)
     return p if abs(p * exponent - 1) <= _EXPONENT_ROUNDING else None
 

@@ -1,8 +1,7 @@
 """Adafactor for embeddings, AdaGrad for the linear weights beside them, as a ``ctr.optim.protocol.TableOptimizer``.
 
-``ctr.optim.adafactor`` defines factoring where a batch touches only some rows. A table has one or more copies of an
-embedding with a linear weight behind it; each copy's embeddings are a matrix of their own. A row is touched where the
-gradient of its embedding is not zero.
+A table has one or more copies of an embedding with a linear weight behind it; each copy's embeddings are a matrix of
+their own. A row is touched where the gradient of its embedding is not zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,27 +18,17 @@ from ctr.optim.row_rule import RowRule, State
 from ctr.optim.row_variables import Rows
 from ctr.workers.collectives import Workers
 
-_OPERATIONS = 14
-"""For each element of a touched row."""
+_OPERATIONS = 14  # for each element of a touched row
 
 
 class _RowState(NamedTuple):
-    """Of U rows: the mean squares' averages [U, K] of K copies, how often each was touched, and AdaGrad's sums."""
-
     moments: tf.Tensor
     touched: tf.Tensor
     linear: tf.Tensor
 
 
 class RowAdafactor(RowRule):
-    """Adafactor for the rows of some tables.
-
-    Args:
-        rates, limit, owners: see ``RowRule``; of embeddings the rate is the step size rho.
-        initial_accumulators: for each table float32 [C]; those of linear weights are used.
-        copies: K, of an embedding and its linear weight in each row.
-        options: of Adafactor.
-    """
+    """Adafactor for rows of ``copies`` embeddings with a linear weight each; embeddings' rates are rho."""
 
     row_state: tuple[str, ...] = ("rows_moment", "rows_touched", "rows_linear_accumulator")
 
@@ -60,12 +49,10 @@ class RowAdafactor(RowRule):
         self._steps: dict[str, tf.Variable] = {}
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
-        """The state of a row, [K] each."""
         zeros = np.zeros(self.copies, np.float32)
         return zeros, zeros, self.initial_accumulators[table].reshape(self.copies, -1)[:, -1]
 
     def build(self, weights: Mapping[str, Rows]) -> None:
-        """Takes the tables, float32 [R, C] each."""
         super().build(weights)
         for name, table in weights.items():
             width = table.shape[1] // self.copies - 1
@@ -74,7 +61,6 @@ class RowAdafactor(RowRule):
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """What rows have, and what tables have."""
         of_tables = {"columns_moment": self._columns, "table_steps": self._steps}
         return super().variables | {
             f"{kind}/{name}": variable
@@ -83,7 +69,6 @@ class RowAdafactor(RowRule):
         }
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """A step of the rows of a table, and of the moments of its columns."""
         name, before = list(self.tables)[table], _RowState(*given.state)
         moved, kept = [], []
         columns, steps = [], []
@@ -113,7 +98,6 @@ class RowAdafactor(RowRule):
         rates: tf.Tensor,
         owners: Workers,
     ) -> tuple[tf.Tensor, ...]:
-        """The update of one copy's embeddings, and its state after it; sums are those of all owners' rows."""
         before = RowMoments(state.moments, state.touched, self._columns[name][copy], self._steps[name][copy])
         direction, after = adafactor.row_direction(self.options, before, gradient, owners)
         touched = adafactor.touched_rows(gradient)
@@ -122,5 +106,4 @@ class RowAdafactor(RowRule):
         return rates * direction, after.rows, after.steps, after.columns, after.table_steps
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step in which so many rows of each table are touched, [U, C]."""
         return Cost(update=sum(_OPERATIONS * rows * columns for rows, columns in shapes))

@@ -1,17 +1,15 @@
-"""Rows of a table, or of what is kept with each of its rows, as chips have them: in lines of 128, divided over chips.
+"""Rows of a table, or of state with a row for each of them, in lines of 128 numbers, divided over chips.
 
-A TPU gathers and scatters lines of 128 numbers as they lie in its memory; of a table [R, 17] it would copy all of it to
-another layout and back at every step. So a line has as many rows as fit into it, one behind the other::
+A TPU gathers and scatters lines of 128 numbers as they lie in its memory; of a table [R, 17] it would copy all of it
+to another layout and back at every step. So a line has as many rows as fit into it, or a row lines of its own::
 
     slot s of C columns:    line s // k, from column (s % k) * C on,    k = 128 // C
 
-Rows wider than that have a line each, of a multiple of 128. Of W chips that divide the rows, row r is held by chip
-r % W as its slot r // W; all chips have as many lines.
+Of W chips that divide the rows, row r is held by chip r % W as its slot r // W; all chips have as many lines.
 
-A step replaces rows, and of a line only those of the batch. It adds, line by line, what is to change, so that lines
-that several rows of the batch share are no special case. To add ``new - old`` would round; therefore lines hold the
-bits of the numbers as int32, and what is added is the difference of the bits. Integers wrap around, so that a row has
-exactly the bits of ``new`` after that, in whichever order rows are added.
+A step adds to lines, so that lines that several rows of the batch share are no special case. To add ``new - old``
+would round; therefore lines hold the bits as int32, and their difference is added: integers wrap around to those of
+``new``.
 """
 
 from collections.abc import Callable
@@ -26,16 +24,9 @@ _FEW = 64
 
 
 class RowLines:
-    """Float32 rows [R, C].
+    """Float32 rows [R, C] of one device, or of the chips of a process, each with a variable of its own.
 
-    Those who hold them are the same device all the time, or the chips of a process, each with a variable of its own.
-
-    Attributes:
-        rows: R, which may grow.
-        columns: C.
-        variable: int32 [lines, 128 or a multiple]: the bits of the rows; on each chip those that it holds.
-        name: of the variable.
-        dtype: of the rows.
+    ``variable`` has their bits, int32 [lines, 128 or a multiple]; on each chip those of the rows that it holds.
     """
 
     dtype = tf.float32
@@ -49,12 +40,9 @@ class RowLines:
         grows: bool = False,
         name: str | None = None,
     ) -> None:
-        """Creates the variable.
+        """Creates the variable; ``values`` gives, by the number of a chip, the rows [., C] that it begins with.
 
-        Args:
-            values: of the number of a chip, gives the rows with which it begins, float32 [., C]: those that it holds.
-            owners: who divide the rows; ``ALONE``: each chip has all of them.
-            grows: whether there may be more rows.
+        ``owners`` divide the rows; with ``ALONE`` each chip has all of them. ``grows``: there may be more rows.
         """
         self.rows, self.columns, self._owners, self._grows = rows, columns, owners, grows
         self._line = -(-columns // _LINE) * _LINE
@@ -69,12 +57,10 @@ class RowLines:
 
     @property
     def is_divided(self) -> bool:
-        """Whether each chip has a part of the rows."""
         return self._owners.size > 1
 
     @property
     def shape(self) -> tf.TensorShape:
-        """[R, C]; R is unknown where it may grow."""
         return tf.TensorShape([None if self._grows else self.rows, self.columns])
 
     def like(self, row: np.ndarray) -> "RowLines":
@@ -89,14 +75,13 @@ class RowLines:
         return RowLines(part, self.rows, len(row), self._owners, self._grows)
 
     def on_devices(self) -> list[tf.Variable]:
-        """The variable of each chip."""
         one = self.variable
         return list(one.values) if isinstance(one, tf.distribute.DistributedValues) else [one]
 
     # In a step.
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Some rows, int32 [U], as float32 [U, C]: on each chip all of them, also those that others hold.
+        """Reads rows, int32 [U], as float32 [U, C]: on each chip all of them, also those that others hold.
 
         Of W chips each holds U / W of them, and they stand chip by chip.
         """
@@ -112,7 +97,7 @@ class RowLines:
         return tf.bitcast(bits, tf.float32)
 
     def replace(self, rows: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> None:
-        """Replaces some rows, int32 [U] as ``gather`` takes them, that are ``old`` by ``new``, float32 [U, C].
+        """Replaces rows, int32 [U] as ``gather`` takes them, that are ``old`` by ``new``, float32 [U, C].
 
         Each chip replaces those that it holds. A row that is there several times is to change at one of them only.
         """
@@ -127,11 +112,9 @@ class RowLines:
         )
 
     def _slots(self, rows: tf.Tensor) -> tf.Tensor:
-        """The slots of those rows that this chip holds."""
         return self._own(rows) // self._owners.size
 
     def _own(self, whole: tf.Tensor) -> tf.Tensor:
-        """Of something for each row, [U, .], the part of this chip."""
         size = self._owners.size
         if size == 1:
             return whole
@@ -145,7 +128,6 @@ class RowLines:
     # Between two steps.
 
     def grow(self, size: int) -> None:
-        """Appends rows of zeros until there are ``size``."""
         lines = self._lines(size)
         for own in self.on_devices():
             has = int(tf.raw_ops.VariableShape(input=own.handle)[0])
@@ -171,7 +153,6 @@ class RowLines:
             own.scatter_update(tf.IndexedSlices(content, padded))
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """The rows from ``begin`` to ``end``, float32."""
         size = self._owners.size
         first, last = begin // size, -(-end // size)
         from_line, to_line = first // self._each, -(-last // self._each)
@@ -184,7 +165,6 @@ class RowLines:
         return np.ascontiguousarray(together[begin - first * size : end - first * size]).view(np.float32)
 
     def read_value(self) -> np.ndarray:
-        """All rows."""
         return self.read(0, self.rows)
 
     def assign(self, values: np.ndarray) -> None:
@@ -197,16 +177,14 @@ class RowLines:
             own.assign(self.lines(values, number))
 
     def lines(self, values: np.ndarray, number: int) -> np.ndarray:
-        """What a chip has where the rows are ``values``: int32, as its variable."""
+        """Returns the lines of a chip, int32, where the rows are ``values``."""
         held = values[number :: self._owners.size] if self.is_divided else values
         return self._pack(held, self._lines(len(values)))
 
     def _lines(self, rows: int) -> int:
-        """The number of lines that each chip has for so many rows of all."""
         return max(1, -(-rows // (self._owners.size * self._each)))
 
     def _pack(self, values: np.ndarray, lines: int) -> np.ndarray:
-        """Lines of some slots, the first ones; what is behind them is 0."""
         content = np.zeros([lines, self._line], np.int32)
         slots = np.zeros([lines * self._each, self.columns], np.int32)
         slots[: len(values)] = _bits(values)

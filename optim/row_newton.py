@@ -1,27 +1,24 @@
 """Newton's steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
 
-Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and what the log has said of it so far is
-kept as an information S, so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds
-to it, after a drift of the weight has made V larger by D, but not larger than the prior's::
+Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and the information S of the log so far,
+so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds to it, after a drift of
+the weight has made V larger by D, but not larger than the prior's::
 
     V += D,    D = k_f / T_f * H / (S + H),    H = sum x^2 p (1 - p),    G = sum x (p - y)
     P += H + c G^2 / (1 + H / P)
     w -= G / P
 
-H is the logistic loss's own curvature, with which this is the natural gradient (diagonal online Newton, as in FTRL).
-The second term, with c = 0.1, is there because the rows of a query are not independent: what they share makes G larger
-than H says, and the weight more certain than it may be; the divisor is what G^2 grows by while w is still unknown.
+H is the logistic loss's own curvature (diagonal online Newton, as in FTRL). The second term, with c = 0.1, is there
+because the rows of a query are not independent, which makes G larger than H says; its divisor is what G^2 grows by
+while w is still unknown.
 
-T_f decides how far the weights of a feature are shrunk, and no constant is right for all: the ids of one feature differ
-a lot, those of another one only by chance, and then they do harm. It is learned, by feature, from the gradients of the
-progressive loss: with the gradients and information from before, w depends on T_f as w(T_f) = Z / (T_f + S), so that
-d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next: the precision that it
-has been shrunk by is kept with it.
+T_f, by which the weights of a feature are shrunk, is learned from the gradients of the progressive loss: w(T_f) = Z
+/ (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next:
+the precision that it has been shrunk by is kept with it.
 
-k_f decides how fast what is old is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
-rare ids lose nothing. Features differ in this, news within hours and devices within months, so k_f is learned as T_f
-is. d V / d log k_f and d w / d log k_f are kept with each weight and follow, by the
-chain rule, from those before the batch::
+k_f decides how fast the past is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
+rare ids lose nothing. It is learned as T_f is. d V / d log k_f and d w / d log k_f are kept with each weight and
+follow, by the chain rule, from those before the batch::
 
     V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
 
@@ -42,40 +39,26 @@ from ctr.optim.row_rule import State
 from ctr.optim.row_variables import Rows
 from ctr.workers.collectives import Workers
 
-OVERDISPERSION = 0.1
-"""c: how much of the squared gradient counts as information."""
-FORGETTING = 0.005
-"""What k_f starts at."""
-PRIOR_INFORMATION = 1.0
-"""On log T_f: it starts with a standard deviation of 1."""
-FORGETTING_INFORMATION = 0.3
-"""On log k_f."""
+OVERDISPERSION = 0.1  # c: how much of the squared gradient counts as information
+FORGETTING = 0.005  # what k_f starts at
+PRIOR_INFORMATION = 1.0  # on log T_f: it starts with a standard deviation of 1
+FORGETTING_INFORMATION = 0.3  # on log k_f
 _MAX_STEP = 0.5
-_PRIOR_RANGE = (-3.0, 12.0)
-"""Of log T_f."""
+_PRIOR_RANGE = (-3.0, 12.0)  # Of log T_f
 _FORGETTING_RANGE = (-9.0, 0.0)
 """Of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
-_OPERATIONS = 60
-"""For each linear weight of a touched row."""
+_OPERATIONS = 60  # for each linear weight of a touched row
 
 
 class FeatureGradient(NamedTuple):
-    """Of a number of each of F features, float32 [F] each: the gradient of the loss by it, and its curvature."""
+    """Gradient of the loss, and its curvature, by a number of each of F features, float32 [F]."""
 
     gradient: tf.Tensor
     curvature: tf.Tensor
 
 
 class Posterior(NamedTuple):
-    """Linear weights of U rows, float32 [U] each.
-
-    Attributes:
-        weight: w.
-        information: S.
-        prior: the T that ``weight`` was shrunk by.
-        variance_slope: d V / d log k.
-        weight_slope: d w / d log k.
-    """
+    """Linear weights w of U rows with S, the T that w was shrunk by, d V / d log k and d w / d log k; float32 [U]."""
 
     weight: tf.Tensor
     information: tf.Tensor
@@ -85,26 +68,14 @@ class Posterior(NamedTuple):
 
 
 def prior_slope(before: Posterior, precision: tf.Tensor) -> tf.Tensor:
-    """d w / d log T of each row, float32 [U].
-
-    Args:
-        before: the weights.
-        precision: T of each row, float32 [U].
-    """
+    """Computes d w / d log T of each row, float32 [U], for T of each row."""
     return -before.weight * precision / (precision + before.information)
 
 
 def feature_gradient(
     slope: tf.Tensor, groups: tf.Tensor, count: int, gradient: tf.Tensor, curvature: tf.Tensor
 ) -> FeatureGradient:
-    """The gradient of a batch's loss by a number that each feature has, before the step.
-
-    Args:
-        slope: the derivative of each row's weight by the number of its feature, float32 [U].
-        groups: int32 [U], the feature of each row; -1 for none.
-        count: F.
-        gradient, curvature: G and H, float32 [U].
-    """
+    """Sums a batch's gradient, before the step, by a number of each feature, of which ``slope`` is d w of each row."""
     return FeatureGradient(
         tf.math.unsorted_segment_sum(gradient * slope, groups, count),
         tf.math.unsorted_segment_sum(curvature * tf.square(slope), groups, count),
@@ -119,15 +90,7 @@ def newton_step(
     curvature: tf.Tensor,
     rate: tf.Tensor | float = 1.0,
 ) -> Posterior:
-    """The weights of some rows after a step; rows without curvature stay as they are.
-
-    Args:
-        before: the weights.
-        precision: T of each row, float32 [U], above 0.
-        forgetting: k of each row, float32 [U].
-        gradient, curvature: G and H, float32 [U].
-        rate: a factor of the gradient.
-    """
+    """Steps weights by T, k, G and H of each row, float32 [U]; rows without curvature stay as they are."""
     total = precision + before.information
     shrunk = before.weight * (before.prior + before.information) / total
     # No row is without a precision, and 0 / 0 is in none of them.
@@ -150,25 +113,14 @@ def newton_step(
 
 
 def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, float]) -> list[tf.Tensor]:
-    """A Newton step on the logarithm that each feature has: the new ones, and the information on them.
-
-    Args:
-        logs: float32 [F, 2], the logarithms and the information.
-        found: of the batch.
-        limits: their range.
-    """
+    """A Newton step on ``logs``, float32 [F, 2], each feature's logarithm and the information on it."""
     known = logs[:, 1] + found.curvature
     step = tf.clip_by_value(found.gradient / known, -_MAX_STEP, _MAX_STEP)
     return [tf.clip_by_value(logs[:, 0] - step, *limits), known]
 
 
 def _step_of_copy(
-    before: Posterior,
-    logs: Sequence[tf.Tensor],
-    one: RowGradient,
-    at: int,
-    rate: tf.Tensor,
-    owners: Workers,
+    before: Posterior, logs: Sequence[tf.Tensor], one: RowGradient, at: int, rate: tf.Tensor, owners: Workers
 ) -> tuple[Posterior, list[list[tf.Tensor]]]:
     """A step of the linear weights of one copy, which are column ``at``, and of log T and log k."""
     assert one.curvature is not None and one.groups is not None
@@ -188,15 +140,9 @@ def _step_of_copy(
 class RowNewton(RowAdaGrad):
     """Newton's steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
 
-    The information S is where AdaGrad would have the sum of squares of a linear weight.
-
-    Args:
-        rates: for each table float32 [C], the learning rates of its columns; of linear weights a factor of the step.
-        initial_accumulators: for each table float32 [C], at which the sums of its columns start; of linear weights 0.
-        features: for each table the number of its features.
-        copies: of each table's columns, the last one in each copy being linear weights.
-        precision: T of every feature at the beginning, and what rows that were not touched yet were shrunk by.
-        limit, owners: see ``RowRule``.
+    The information S is where AdaGrad would have the sum of squares of a linear weight, the last column of each of
+    the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` are the numbers of each
+    table's features, whose T begins as ``precision``.
     """
 
     row_state: tuple[str, ...] = (
@@ -224,18 +170,13 @@ class RowNewton(RowAdaGrad):
         self.learned: dict[str, tuple[tf.Variable, ...]] = {}
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
-        """The sums; of each copy the T that it was shrunk by, d V / d log k and d w / d log k."""
         starts = (np.full(self.copies, start, np.float32) for start in self.starts)
         return *super().first_state(table), *starts
 
     def build(self, weights: Mapping[str, Rows]) -> None:
-        """Takes the tables, float32 [R, C] each, and creates the variables."""
         super().build(weights)
         # Of each feature and copy the logarithm, and the information on it.
-        begins = (
-            (np.log(self.starts[0]), PRIOR_INFORMATION),
-            (np.log(FORGETTING), FORGETTING_INFORMATION),
-        )
+        begins = ((np.log(self.starts[0]), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION))
         for name, features in zip(weights, self.features, strict=True):
             self.learned[name] = tuple(
                 tf.Variable(np.tile(np.array([begin], np.float32), (features, self.copies)), trainable=False)
@@ -244,7 +185,7 @@ class RowNewton(RowAdaGrad):
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """The state of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
+        """State of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
         return super().variables | {
             f"{kind}/{name}": learned[number]
             for number, kind in enumerate(self.feature_state)
@@ -252,7 +193,6 @@ class RowNewton(RowAdaGrad):
         }
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """A step of the rows of a table, and of what is learned of its features."""
         width = given.values.shape[1] // self.copies
         learned_of_table = list(self.learned.values())[table]
         sums, *kept = given.state
@@ -281,6 +221,5 @@ class RowNewton(RowAdaGrad):
         return moved, (tf.concat(accumulators, axis=1), *kept_after)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step in which so many rows of each table are touched, [U, C]."""
         linear = sum(_OPERATIONS * rows * self.copies for rows, _ in shapes)
         return Cost(update=super().cost(shapes).update + linear)

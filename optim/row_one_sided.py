@@ -1,10 +1,8 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
 
-Of a table with d columns the left statistics would have a row for each of its rows. The right side alone (PSO lemma 1
-with p = infinity; App. D) is a [d, d] matrix, R += G^T G, and the step P = G R^(-1/2) has the rows of G: rows without a
-gradient stay as they are. As the distinct touched rows are all that is not zero of G, G^T G is their product. P takes
-the norm of AdaGrad's step on the same rows, copy by copy where a row has several embeddings. Roots come from the host,
-as those of dense weights do (``shampoo.py``).
+The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
+without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots
+come from the host, as those of dense weights do (``shampoo.py``).
 """
 
 import dataclasses
@@ -13,29 +11,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim import exchange, grafting, schedule, statistics
+from ctr.optim import exchange, grafting, statistics
 from ctr.optim.adagrad import RowAdaGrad, row_direction
 from ctr.optim.division import Division
 from ctr.optim.exchange import when
 from ctr.optim.host import HostPipeline
 from ctr.optim.options import OneSidedOptions, ShampooOptions
 from ctr.optim.protocol import Cost, RowGradient
-from ctr.optim.report import report
 from ctr.optim.row_rule import State
 from ctr.optim.row_variables import Rows
-from ctr.optim.sparse import row_statistics
-from ctr.optim.state import STATUS, ShampooState, lay_out
+from ctr.optim.state import STATUS, ShampooState, lay_out, report
 from ctr.workers.collectives import Workers
 
 
 class RowOneSided(RowAdaGrad):
-    """One-sided Shampoo for the rows of some tables.
-
-    Args:
-        rates, initial_accumulators, limit, owners: see ``RowAdaGrad``.
-        copies: K, of an embedding and its linear weight in each row.
-        options: of statistics and roots.
-    """
+    """One-sided Shampoo for rows of ``copies`` embeddings, each with its linear weight."""
 
     _shares: tf.Tensor
 
@@ -54,7 +44,6 @@ class RowOneSided(RowAdaGrad):
         self.options = ShampooOptions(**given, sparse="one_sided")
 
     def build(self, weights: Mapping[str, Rows]) -> None:
-        """Takes the tables, float32 [R, C] each."""
         super().build(weights)
         # To the exchange of roots, each copy is a table of a single row.
         shapes = [
@@ -67,7 +56,6 @@ class RowOneSided(RowAdaGrad):
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """The sums of squares, of the shapes of the tables, and statistics and roots."""
         own = {
             f"one_sided/{name}": variable
             for name, variable in self.state.variables.items()
@@ -76,7 +64,6 @@ class RowOneSided(RowAdaGrad):
         return super().variables | own
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
-        """One step on the touched rows; a compiled one leaves roots to ``exchange``."""
         step = self.state.step.assign_add(1, read_value=True)
         self._collect(gradients, step)
         if not compiled:
@@ -87,14 +74,12 @@ class RowOneSided(RowAdaGrad):
         super().update(gradients, rate, compiled)
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """A step along the preconditioned gradient, of the length of AdaGrad's."""
         (sums,) = given.state
         direction, squared = row_direction(sums, given.gradient)
         direction = self._precondition(table, given.gradient, direction, self._shares, self.owners[table])
         return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
 
     def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
-        """The copies' columns of [U, C]."""
         return tf.split(columns, self.copies, axis=1)
 
     def _collect(self, gradients: Sequence[RowGradient], step: tf.Tensor) -> None:
@@ -106,9 +91,9 @@ class RowOneSided(RowAdaGrad):
                 index = number * self.copies + copy
                 if index in self._layout.table_factors:
                     factor, place = self._layout.table_factors[index]
-                    (products,) = owners.all_reduce([row_statistics(part[:, :-1])])
+                    (products,) = owners.all_reduce([statistics.row_statistics(part[:, :-1])])
                     found.setdefault(factor, {})[place] = products
-        weight = schedule.collection_weight(self.options, step, self.state.dtype)
+        weight = exchange.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
             for factor, products in found.items():
@@ -118,12 +103,11 @@ class RowOneSided(RowAdaGrad):
             self.state.window_collections.assign_add(1)
 
         last = self.state.exchanged_at.read_value()
-        when(schedule.collection_due(self.options, step, last), collect)
+        when(exchange.collection_due(self.options, step, last), collect)
 
     def _precondition(
         self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers
     ) -> tf.Tensor:
-        """The direction of a table's rows [U, C] from AdaGrad's."""
         parts = []
         split = zip(self._parts(gradient), self._parts(direction), strict=True)
         for copy, (values, graft) in enumerate(split):
@@ -144,16 +128,13 @@ class RowOneSided(RowAdaGrad):
         return tf.concat(parts, axis=1)
 
     def exchange(self) -> None:
-        """Exchanges statistics for roots if that is due."""
         exchange.with_host(self.options, self._division, self.state, self._host)
 
     def report(self) -> dict[str, float | int]:
-        """How the roots are doing (``ctr.optim.report.report``), of tables."""
         found = report(self._layout, self.state)
         return {f"tables_{name}": value for name, value in found.items() if name != "nonfinite_steps"}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """The operations of a step in which so many rows of each table are touched, [U, C]."""
         own = super().cost(shapes)
         products = sum(2 * rows * columns * columns / self.copies for rows, columns in shapes)
         roots = sum(14 * self.copies * (columns / self.copies) ** 3 for _, columns in shapes)

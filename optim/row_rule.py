@@ -1,8 +1,4 @@
-"""What rules have in common that train the touched rows of tables: the state of rows, and how rows are replaced.
-
-A rule says how a row's state begins, and how rows and their state move. It does not know where they lie
-(``ctr.optim.row_variables``).
-"""
+"""Base of the rules that train the touched rows of tables: the state of rows, and their replacement."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,12 +20,10 @@ class RowRule(WithoutHost):
     Args:
         rates: for each table float32 [C], the learning rates of its columns.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: for each table the workers that hold a part of its rows each; ``ALONE`` for all of a table that is here
-            whole. By default all tables are.
+        owners: for each table the workers that hold a part of its rows each; ``ALONE``, the default, for all of a
+            table that is here whole.
 
-    Attributes:
-        tables: by name; there from ``build`` on.
-        kept: by table what is kept of its rows, in the order of ``row_state``.
+    ``tables`` by name, and ``kept``, the state of their rows in the order of ``row_state``, exist from ``build`` on.
     """
 
     name = "embeddings"
@@ -49,22 +43,20 @@ class RowRule(WithoutHost):
         self.kept: dict[str, tuple[Rows, ...]] = {}
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
-        """What is kept of a row that was not touched yet, float32 [K] each, in the order of ``row_state``."""
+        """Returns the state of a row that was not touched yet, float32 [K] each, in the order of ``row_state``."""
         raise NotImplementedError
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """The touched rows of a table after a step, [U, C], and their state; ``rates`` are those of its columns."""
+        """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are those of its columns."""
         raise NotImplementedError
 
     def build(self, weights: Mapping[str, Rows]) -> None:
-        """Takes the tables, float32 [R, C] each."""
         self.tables = dict(weights)
         for number, (name, table) in enumerate(weights.items()):
             self.kept[name] = tuple(rows_like(table, row) for row in self.first_state(number))
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """What is kept of each row, by the names of ``row_state``."""
         return {
             f"{kind}/{name}": state[number]
             for number, kind in enumerate(self.row_state)
@@ -72,21 +64,18 @@ class RowRule(WithoutHost):
         }
 
     def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
-        """Lets rows begin anew, as ``build`` leaves them; ``size`` is the table's number of rows by now."""
         state = list(self.kept.values())[table]
         for variable, row in zip(state, self.first_state(table), strict=True):
             grow_rows(variable, size)
             set_rows(variable, rows, np.broadcast_to(row, (len(rows), len(row))))
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[Any]:
-        """The state of these rows."""
         return [
             tuple(gather_rows(variable, touched) for variable in state)
             for state, touched in zip(self.kept.values(), rows, strict=True)
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
-        """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
         del compiled
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
         for number, (name, given) in enumerate(zip(self.tables, gradients, strict=True)):
@@ -97,7 +86,7 @@ class RowRule(WithoutHost):
                 replace_rows(self.tables[name], given.rows, given.values, values)
 
     def limited(self, table: int, values: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
-        """The update of rows that are ``values``, made shorter where it exceeds the limit."""
+        """Shortens the update of rows that are ``values`` where it exceeds the limit."""
         if self.limit is None:
             return update
         return limit_update(values, update, *self.limit, self.owners[table])

@@ -1,7 +1,4 @@
-"""Variables with a row for each row of a table: of one device (``tf.Variable``), or as chips have them (``RowLines``).
-
-What an optimizer of tables does with its rows it does by these functions, and so it does not know where they lie.
-"""
+"""Variables with a row for each row of a table, of one device (``tf.Variable``) or of chips (``RowLines``)."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -16,14 +13,14 @@ Rows: TypeAlias = tf.Variable | RowLines
 
 
 def on_devices(variable: Rows) -> list[tf.Variable]:
-    """The variable of each chip; of one device the variable itself."""
+    """Returns the variable of each chip; of one device the variable itself."""
     if isinstance(variable, RowLines):
         return variable.on_devices()
     return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
 
 
 def row_count(variable: Rows) -> int:
-    """The number of rows of a variable that may grow; reading its value would copy it."""
+    """Returns the number of rows of a variable that may grow; reading its value would copy it."""
     if isinstance(variable, RowLines):
         return variable.rows
     return int(tf.raw_ops.VariableShape(input=on_devices(variable)[0].handle)[0])
@@ -56,14 +53,14 @@ def grow_rows(variable: Rows, size: int) -> None:
 
 
 def read_rows(variable: Rows, begin: int, end: int) -> np.ndarray:
-    """The rows from ``begin`` to ``end``, between two steps."""
+    """Reads the rows from ``begin`` to ``end``, between two steps."""
     if isinstance(variable, RowLines):
         return variable.read(begin, end)
     return np.asarray(on_devices(variable)[0].sparse_read(tf.range(begin, end)))
 
 
 def gather_rows(variable: Rows, rows: tf.Tensor) -> tf.Tensor:
-    """Some rows, int32 [U], in a step: [U, C]. Those that chips divide stand chip by chip (``RowLines.gather``)."""
+    """Reads rows, int32 [U], in a step: [U, C]. Those that chips divide stand chip by chip (``RowLines.gather``)."""
     return variable.gather(rows) if isinstance(variable, RowLines) else tf.gather(variable, rows)
 
 

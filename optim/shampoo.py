@@ -1,72 +1,49 @@
-"""Distributed Shampoo over a list of variables: what both Keras optimizers and the trainer are made of.
+"""Distributed Shampoo over a list of variables, for both Keras optimizers and the trainer.
 
 A step composes, each from a module of its own:
 
     blocking         dimensions merged, split into blocks; blocks of one shape stacked      PSO 3.1, PT 4.2
     statistics       L += G G^T, R += G^T G, every tau2 steps                               PSO 2, alg. II
     factor_update    what statistics collect: Shampoo's products, or KL-Shampoo's
-    preconditioning  L^(-1/4) G R^(-1/4)                                                    PSO 2
+    directions       L^(-1/4) G R^(-1/4); diagonals for dimensions too long for a matrix    PSO 2, PT 4.2.3
     eigenbasis       second moments in the eigenbases of L and R in place of roots           PSO App. C
-    diagonal         dimensions that are too long for a matrix                              PT 4.2.3
     grafting         Shampoo's direction, the first-order optimizer's norm, layer by layer  PSO App. G
     momentum         decay and momentum of the resulting direction                          FF 4.2, PT 3.1
-    clipping         no direction with a large root mean square                            ADAFACTOR 6
-    update_limit     no step far beyond the size of the weights                             FF 4.1.3
-    sparse           tables by rows                                                         PSO App. D
+    update_limit     no direction with a large root mean square, no step beyond the weights ADAFACTOR 6, FF 4.1.3
+    gradients        tables by rows                                                         PSO App. D
     division         who has which blocks, where several workers train together             PT 4.1
 
 and every tau1 steps an *exchange* brings the roots that were computed since the last one into use and sends new
 statistics (exchange.py). As in PSO alg. II it comes between statistics and direction: a root that is computed at
 once from the statistics of a step serves that step. Roots come from worker threads (host.py), or, where XLA
-compiles the step and roots are not exchanged between the steps, from a coupled iteration on the device
-(graph_roots.py).
+compiles the step and roots are not exchanged between the steps, from a coupled iteration on the device.
 A layer uses the grafted direction alone until each of its blocks has a certified root from real statistics.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import tensorflow as tf
 
-from ctr.optim import diagonal, directions, exchange, factor_update, grafting, momentum, schedule, statistics
-from ctr.optim.clipping import clip_update
+from ctr.optim import directions, exchange, factor_update, grafting, momentum, statistics
+from ctr.optim.adagrad import row_direction
 from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
-from ctr.optim.gradients import Gradient, all_finite, split_gradients
+from ctr.optim.gradients import GradientSteps, Present, RootSource, of_owners, present_among
 from ctr.optim.host import HostPipeline
-from ctr.optim.missing import Present, of_owners, present_among
 from ctr.optim.options import ShampooOptions
-from ctr.optim.report import describe, report
-from ctr.optim.sparse import row_statistics, update_table
-from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
-from ctr.optim.update_limit import limit_update
+from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, describe, lay_out, report
+from ctr.optim.update_limit import clip_update, limit_update
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-RootSource = Literal["host", "device", "between_steps"]
 
+class ShampooCore(GradientSteps):
+    """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
-class ShampooCore:
-    """Shampoo over some variables.
-
-    Args:
-        options: everything but the learning rate.
-        weights: the variables to train. They may be of any floating dtype; work is done in float32, or in
-            float64 if one of them is.
-        tables: indices of variables whose rows learn by themselves (``options.sparse``).
-        create: makes the state's variables; the Keras optimizers pass their own.
-        host: the pipeline for roots; by default one over all processors.
-        workers: which all take the same steps, on the same gradients, and divide the blocks among them. With several,
-            there are no tables, and steps are taken in a ``tf.function``.
-        leader: another one over equal variables that takes each step before this one, as the first replica of a
-            tf.distribute strategy does; its roots are copied instead of computed.
-
-    Attributes:
-        layout: what is preconditioned how.
-        division: what this worker has of it.
-        state: all variables besides the weights.
-        host: the pipeline.
+    Several workers take the same steps, on the same gradients, in a ``tf.function``, and divide the blocks; they
+    have no tables. ``leader`` is another one over equal variables that takes each step before this one, as the first
+    replica of a tf.distribute strategy does; its roots are copied instead of computed.
     """
 
     def __init__(
@@ -80,7 +57,7 @@ class ShampooCore:
         leader: "ShampooCore | None" = None,
     ) -> None:
         self.options = options
-        self.weights = list(weights)
+        self.weights, self.tables = list(weights), tuple(tables)
         self.layout = lay_out(options, [weight.shape for weight in weights], tables)
         owners = assign(options, self.layout, workers.size) if workers.size > 1 else ()
         self.division = Division(self.layout, owners, workers)
@@ -98,34 +75,9 @@ class ShampooCore:
     def replica(
         self, weights: Sequence[tf.Variable], create: Create, leader: "ShampooCore | None"
     ) -> "ShampooCore":
-        """The optimizer of another replica, over its own variables; of the first one without a leader."""
-        return ShampooCore(self.options, weights, self.layout.tables, create, self.host, leader=leader)
+        return ShampooCore(self.options, weights, self.tables, create, self.host, leader=leader)
 
     # The step.
-
-    def update(
-        self,
-        gradients: Sequence[Gradient],
-        learning_rate: tf.Tensor | float,
-        decayed: Sequence[bool] | None = None,
-        roots: RootSource = "host",
-    ) -> None:
-        """One step on all weights, in place.
-
-        Args:
-            gradients: for each weight a tensor of its shape, an IndexedSlices, or None, which leaves the
-                weight as it is.
-            learning_rate: scalar.
-            decayed: which weights decay; by default all that are no tables.
-            roots: who computes the roots that are due: ``host`` (in eager mode, or a ``tf.function`` without
-                ``jit_compile``), ``device`` (anywhere), or the caller by ``exchange``, ``between_steps``, which
-                makes every root serve one step later.
-
-        Raises:
-            ValueError: the options ask for roots that the device does not compute.
-        """
-        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, self.state.dtype)
-        self._update(dense, rows, learning_rate, decayed, roots)
 
     def _update(
         self,
@@ -135,16 +87,10 @@ class ShampooCore:
         decayed: Sequence[bool] | None,
         roots: RootSource,
     ) -> None:
-        """``update`` with gradients as ``split_gradients`` returns them."""
         state, options = self.state, self.options
         step = state.step.assign_add(1, read_value=True)
-        # A number would otherwise be rounded to float32 on its way to float64.
-        rate = (
-            tf.constant(learning_rate, state.dtype)
-            if isinstance(learning_rate, int | float)
-            else tf.cast(learning_rate, state.dtype)
-        )
-        if directions.needs_identity(options):
+        rate = self._rate(learning_rate)
+        if options.eigenvalue_correction or options.is_kl:
             status = state.status.read_value()
             is_missing = tf.reduce_any(tf.equal(status[STATUS.index("certified")], 0))
             own = self.division.take_status(status)
@@ -165,7 +111,8 @@ class ShampooCore:
         moving = self._moving_gradients(dense, step)
         at_once = moving
         if not (options.grafted_norm or options.separate_momenta) and share is not None:
-            at_once = {index: one for index, one in moving.items() if not self._is_preconditioned(index)}
+            tensors = self.layout.tensors
+            at_once = {i: gradient for i, gradient in moving.items() if not tensors[i].is_preconditioned}
         grafts = self._grafted_directions(at_once, step)
         found = self._directions(moving, stacked, grafts, share, step, present)
         if options.separate_momenta:
@@ -180,34 +127,9 @@ class ShampooCore:
         for index, direction in self.division.gather(averaged).items():
             self._step_along(index, direction, rate)
 
-    def update_if_finite(
-        self,
-        gradients: Sequence[Gradient],
-        learning_rate: tf.Tensor | float,
-        decayed: Sequence[bool] | None = None,
-        roots: RootSource = "host",
-    ) -> tf.Tensor:
-        """``update``, unless a gradient is not finite: then that is counted and nothing else happens.
-
-        Returns:
-            bool scalar, whether it did.
-        """
-        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, self.state.dtype)
-        applied = all_finite([*dense.values(), *rows.values()])
-
-        def update() -> tf.Tensor:
-            self._update(dense, rows, learning_rate, decayed, roots)
-            return tf.constant(True)
-
-        def count() -> tf.Tensor:
-            place = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
-            self.state.counters.assign_add(place)
-            return tf.constant(False)
-
-        return tf.cond(applied, update, count)
-
-    def _is_preconditioned(self, index: int) -> bool:
-        return self.layout.tensors[index].is_preconditioned
+    def _count_nonfinite(self) -> None:
+        place = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
+        self.state.counters.assign_add(place)
 
     def _moving_gradients(self, dense: dict[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
         """The gradients, or their averages; those that are kept in the bases are gradients here."""
@@ -243,7 +165,7 @@ class ShampooCore:
         if not layout.factors and not layout.stacks:
             return
 
-        weight = schedule.collection_weight(self.options, step, self.state.dtype)
+        weight = exchange.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
@@ -254,13 +176,15 @@ class ShampooCore:
                 for factor, products in zip(factors, found, strict=True):
                     statistics.collect(state.windows[factor], products, beta2, weight, here)
                 for axis, sums in state.diagonals[number].items():
-                    diagonal.collect(sums, diagonal.squares(blocks, axis), beta2, weight, here)
+                    directions.collect_squares(sums, blocks, axis, beta2, weight, here)
             by_factor: dict[int, dict[int, tf.Tensor]] = {}
             for index, (factor, place) in layout.table_factors.items():
                 values = (
                     rows[index].values if index in rows else tf.zeros([1, layout.tensors[index].shape[1]])
                 )
-                by_factor.setdefault(factor, {})[place] = row_statistics(tf.cast(values, state.dtype))
+                by_factor.setdefault(factor, {})[place] = statistics.row_statistics(
+                    tf.cast(values, state.dtype)
+                )
             for factor, products in by_factor.items():
                 ordered = [products[place] for place in range(len(products))]
                 here = of_owners(present, layout.factors[factor].owners)
@@ -270,7 +194,7 @@ class ShampooCore:
             state.collections.assign_add(1)
             state.window_collections.assign_add(1)
 
-        when(schedule.collection_due(self.options, step, state.exchanged_at.read_value()), collect)
+        when(exchange.collection_due(self.options, step, state.exchanged_at.read_value()), collect)
 
     def _shampoo_share(self, step: tf.Tensor) -> tf.Tensor | None:
         """For each tensor Shampoo's share of the direction in 0..1; None when nothing is preconditioned."""
@@ -378,19 +302,17 @@ class ShampooCore:
         return {**grafts, **dict(zip(shampoos, blended, strict=True))}
 
     def _collect_grafts_moments(self, dense: dict[int, tf.Tensor]) -> None:
-        """The second moments of the grafted optimizer, which take the gradient itself."""
         for index, gradient in dense.items():
             accumulator = self.state.accumulators[index]
             if accumulator is not None:
                 accumulator.assign(grafting.update_accumulator(self.options, accumulator, gradient))
 
     def _grafted_directions(self, moving: dict[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
-        """The directions of the grafted optimizer along gradients, or their averages."""
         grafts = {
             index: grafting.direction(self.options, self.state.accumulators[index], gradient, step)
             for index, gradient in moving.items()
         }
-        if not grafting.is_layer_wise(self.options):
+        if self.options.grafting not in ("lars", "lamb"):
             return grafts
         norms = self._whole_norms(grafts)
         weights = {index: tf.norm(tf.cast(self.weights[index], self.state.dtype)) for index in grafts}
@@ -408,7 +330,6 @@ class ShampooCore:
         return {index: tf.sqrt(square) for index, square in squares.items()}
 
     def _clipped(self, found: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Directions of a limited root mean square."""
         if not self.options.update_clipping:
             return found
         norms = self._whole_norms(found)
@@ -422,7 +343,6 @@ class ShampooCore:
     def _averaged(
         self, index: int, direction: tf.Tensor, graft: tf.Tensor | None, decayed: bool, step: tf.Tensor
     ) -> tf.Tensor:
-        """The direction after decay and momentum."""
         options = self.options
         both = [direction]
         if graft is not None and index in self.state.graft_momenta:
@@ -444,7 +364,6 @@ class ShampooCore:
         return share * moved[0] + (1.0 - share) * moved[1]
 
     def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
-        """Moves a dense weight, within its limit."""
         options, weight = self.options, self.weights[index]
         update = rate * direction
         if options.update_limit_absolute:
@@ -486,19 +405,31 @@ class ShampooCore:
     def _update_table(
         self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor, share: tf.Tensor | None
     ) -> None:
+        """A step on distinct touched rows, in place; repetitions with zero gradient do no harm."""
+        table, accumulator = self.weights[index], self.state.accumulators[index]
+        rows, values = slices.indices, slices.values
+        assert accumulator is not None
         root = ready = None
         if index in self.layout.table_factors and share is not None:
             factor, place = self.layout.table_factors[index]
             root, ready = self.state.roots[factor][place], share[index]
-        accumulator = self.state.accumulators[index]
-        assert accumulator is not None
-        update_table(self.weights[index], accumulator, slices, rate, root, ready)
+        step, squared = row_direction(tf.gather(accumulator, rows), values)
+        # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+        accumulator.scatter_add(tf.IndexedSlices(squared, rows))
+        if root is not None:
+            # The direction of one-sided Shampoo takes the norm of AdaGrad's step on these rows.
+            shampoo = tf.matmul(values, root)
+            norm = tf.norm(shampoo)
+            usable = (norm > 0) & tf.math.is_finite(norm)
+            ready = tf.where(usable, ready, tf.zeros_like(ready))
+            scale = ready * tf.norm(step) / tf.where(usable, norm, tf.ones_like(norm))
+            step = tf.math.multiply_no_nan(shampoo, scale) + (1.0 - ready) * step
+        table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
 
     def exchange(self, present: Present = None) -> None:
         """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles.
 
-        Args:
-            present: which tensors have a gradient in this step; without ``asynchronous`` the others keep their roots.
+        Without ``asynchronous`` tensors that are not ``present`` keep their roots.
         """
         if self._leader is not None:
             exchange.copy(self.options, self.layout, self.state, self._leader.state, present)
@@ -514,27 +445,19 @@ class ShampooCore:
         return tf.function(self.exchange, autograph=False)
 
     def parts(self) -> dict[str, Part]:
-        """Which of the state's variables hold a part of what one process would have, by their names."""
         parts, variables = self.division.parts(), self.state.variables
         return {name: part for name, part in parts.items() if name in variables}
 
     def report(self) -> dict[str, float | int]:
-        """How the roots of all workers are doing: see ``ctr.optim.report.report``."""
         return report(self.layout, self.state)
 
     def timing(self) -> dict[str, float]:
-        """Seconds, since this process began, of waiting for its roots, and of its threads' computing them."""
-        return {
-            "seconds_waited": self.host.seconds_waited,
-            "seconds_computing": self.host.seconds_computing,
-        }
+        return {"seconds_waited": self.host.seconds_waited, "seconds_computing": self.host.seconds_computing}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        """A table of treatment, memory and cost by weight: see ``ctr.optim.report.describe``."""
-        names = names or [weight.name.partition(":")[0] for weight in self.weights]
+        names = names or self._names()
         return describe(self.options, self.layout, self.state, names)
 
 
 def _squared_norm(tensor: tf.Tensor) -> tf.Tensor:
-    """The square of the Frobenius norm, in one pass."""
     return 2.0 * tf.nn.l2_loss(tensor)

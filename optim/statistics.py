@@ -3,30 +3,21 @@
     L += G G^T,  R += G^T G           summed     (beta2 = 1)
     L = beta2 L + (1 - beta2) G G^T   decayed
 
-and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose.
-
-Sums live in two parts. ``window``, in the working precision, sums the collections; at an exchange it is
-added to ``total``, in float64, and starts again at zero. Both are kept as triangles (triangles.py).
-float32 alone would stop growing after some 2^24 equal increments; a window has at most 100,000.
+and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose. ``window``, in
+the working precision, sums the collections; at an exchange it is added to ``total``, in float64: float32 alone would
+stop growing after some 2^24 equal increments; a window has at most 100,000. Both are kept as triangles
+(triangles.py).
 """
 
 import tensorflow as tf
 
-from ctr.optim.missing import Present, keep, powers
+from ctr.optim.gradients import Present, keep, powers
 from ctr.optim.options import ShampooOptions
 from ctr.optim.triangles import matrix_size, multiplicities, pack
 
 
 def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
-    """The sum over all other dimensions of products along one dimension of each block.
-
-    Args:
-        blocks: [N, d_0, ..., d_k-1].
-        axis: 0..k-1.
-
-    Returns:
-        [N, d_axis, d_axis], symmetric positive semi-definite.
-    """
+    """Sums products along one axis of blocks [N, d_0, ..., d_k-1] over all other dimensions: [N, d_axis, d_axis]."""
     if len(blocks.shape) == 3:
         return tf.matmul(blocks, blocks, transpose_a=axis == 1, transpose_b=axis == 0)
     dimensions = list(range(1, len(blocks.shape)))
@@ -37,6 +28,11 @@ def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.matmul(unfolded, unfolded, transpose_b=True)
 
 
+def row_statistics(values: tf.Tensor) -> tf.Tensor:
+    """Computes G^T G, [1, C, C], from the distinct touched rows, [U, C]."""
+    return gram(values[tf.newaxis], 1)
+
+
 def collect(
     window: tf.Variable,
     products: tf.Tensor,
@@ -44,15 +40,7 @@ def collect(
     weight: tf.Tensor | float = 1.0,
     present: Present = None,
 ) -> None:
-    """Adds one collection to a window, in place; to a sum with a weight.
-
-    Args:
-        window: [N, d (d + 1) / 2], packed.
-        products: [N, d, d], symmetric.
-        beta2: decay; 1: they are summed.
-        weight: of the products.
-        present: bool [N], which of them there are.
-    """
+    """Adds products [N, d, d] to a packed window, in place; to a sum with a weight."""
     size = matrix_size(window.shape[1])
     # Their shape is not known where they come from several replicas.
     products = pack(tf.ensure_shape(products, [window.shape[0], size, size]))
@@ -66,18 +54,7 @@ def collect(
 def fold(
     total: tf.Variable, window: tf.Variable, size: int, decay: tf.Tensor, present: Present = None
 ) -> tf.Tensor:
-    """Adds a window to its total and empties it, in place.
-
-    Args:
-        total: float64 [N, d (d + 1) / 2], packed.
-        window: packed likewise.
-        size: d.
-        decay: float64 scalar or [N, 1], beta2 to the power of the window's collections.
-        present: bool [N], of which matrices.
-
-    Returns:
-        float64 [N], the Frobenius norm of what the fold changed.
-    """
+    """Adds a window to its total and empties it, in place; returns the Frobenius norms of the changes, float64 [N]."""
     added = tf.cast(window, tf.float64)
     change = added + (decay - 1.0) * total
     change = keep(change, tf.zeros_like(change), present)
@@ -86,24 +63,13 @@ def fold(
     return tf.sqrt(tf.reduce_sum(multiplicities(size) * tf.square(change), axis=1))
 
 
-def bias_correction(beta2: float, collections: tf.Tensor) -> tf.Tensor:
-    """What decayed statistics are to be divided by, 1 - beta2^n (PT 3.1.1); 1 for summed ones. float64."""
-    if beta2 == 1.0:
-        return tf.ones([], tf.float64)
-    return 1.0 - tf.pow(tf.constant(beta2, tf.float64), tf.cast(collections, tf.float64))
-
-
 def corrected_by(options: ShampooOptions, collections: tf.Tensor) -> tf.Tensor:
-    """``bias_correction`` where the options ask for one; else 1. float64."""
-    return bias_correction(options.beta2 if options.bias_correction else 1.0, collections)
+    """Computes the divisor of decayed statistics, 1 - beta2^n (PT 3.1.1), float64; 1 where there is none."""
+    if options.beta2 == 1.0 or not options.bias_correction:
+        return tf.ones([], tf.float64)
+    return 1.0 - tf.pow(tf.constant(options.beta2, tf.float64), tf.cast(collections, tf.float64))
 
 
 def initial(options: ShampooOptions, collections: tf.Tensor, missed: tf.Tensor | None = None) -> tf.Tensor:
-    """How much of the identity statistics still have from their start, float64 scalar; [N] with ``missed``.
-
-    Args:
-        options: ``initial_statistics`` and their decay.
-        collections: int64 scalar.
-        missed: int64 [N], as of ``missing.powers``.
-    """
+    """Computes how much of the identity statistics still have from their start, float64 scalar; [N] with ``missed``."""
     return options.initial_statistics * powers(options.beta2, collections, missed, tf.float64)

@@ -1,14 +1,13 @@
 """Symmetric matrices of d x d as their d (d + 1) / 2 numbers, in a form that moves blocks and never single elements.
 
-With r = ceil(d / 2) and h = d - r, and A11 of r x r, A21 of h x r and A22 of h x h, all that A says is A21 and the
-lower triangles of A11 and A22. These two fill a rectangle of r x (h + 1), one as it is and one transposed (rectangular
-full packed format; Gustavson et al., ACM TOMS 37(2), 2010, which interleaves them in the same way)::
+With r = ceil(d / 2) and h = d - r, the lower triangles of A11 [r, r] and A22 [h, h] fill a rectangle of r x (h + 1),
+one as it is and one transposed (rectangular full packed format; Gustavson et al., ACM TOMS 37(2), 2010)::
 
     A11 lower       a b' b'      A22 lower, transposed and one to the right: b'
                     a a  b'
                     a a  a
 
-Packed are the rows of A21, then those of the rectangle. Only the lower triangle of a matrix is read.
+Packed are the rows of A21 [h, r], then those of the rectangle. Only the lower triangle of a matrix is read.
 """
 
 import math
@@ -19,17 +18,17 @@ import tensorflow as tf
 
 
 def packed_size(size: int) -> int:
-    """d (d + 1) / 2."""
+    """Returns d (d + 1) / 2."""
     return size * (size + 1) // 2
 
 
 def matrix_size(packed: int) -> int:
-    """The d of which this is ``packed_size``."""
+    """Returns the d of which this is ``packed_size``."""
     return (math.isqrt(8 * packed + 1) - 1) // 2
 
 
 def pack(matrices: tf.Tensor) -> tf.Tensor:
-    """[..., d, d] to [..., d (d + 1) / 2], any floating dtype, by operations of the graph."""
+    """Packs [..., d, d] to [..., d (d + 1) / 2], any floating dtype, by operations of the graph."""
     size = int(matrices.shape[-1])
     rows = size - size // 2
     half = size - rows
@@ -47,7 +46,7 @@ def pack(matrices: tf.Tensor) -> tf.Tensor:
 
 
 def unpack(packed: tf.Tensor, size: int) -> tf.Tensor:
-    """The opposite of ``pack``, for d = ``size``."""
+    """Undoes ``pack``, for d = ``size``."""
     rows = size - size // 2
     half = size - rows
     leading = list(packed.shape[:-1])
@@ -61,23 +60,22 @@ def unpack(packed: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def pack_arrays(matrices: np.ndarray) -> np.ndarray:
-    """``pack`` of an array."""
+    """Packs an array as ``pack`` does."""
     size = matrices.shape[-1]
     return matrices.reshape(*matrices.shape[:-2], size * size)[..., _elements(size)]
 
 
 def unpack_arrays(packed: np.ndarray, size: int) -> np.ndarray:
-    """The opposite of ``pack_arrays``, for d = ``size``."""
+    """Undoes ``pack_arrays``, for d = ``size``."""
     return packed[..., _places(size)].reshape(*packed.shape[:-1], size, size)
 
 
 def multiplicities(size: int) -> np.ndarray:
-    """How often each number of a packed matrix is in the matrix, 1 or 2; float64 [d (d + 1) / 2]."""
+    """Counts each packed number in the matrix, 1 or 2; float64 [d (d + 1) / 2]."""
     return np.bincount(_places(size), minlength=packed_size(size)).astype(np.float64)
 
 
 def _mirror(lower: tf.Tensor) -> tf.Tensor:
-    """The symmetric matrices of these lower triangles."""
     below = np.tri(lower.shape[-1], k=-1, dtype=bool)
     strict = tf.where(below, lower, tf.zeros_like(lower))
     return lower + tf.linalg.matrix_transpose(strict)

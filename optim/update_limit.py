@@ -1,14 +1,27 @@
-"""A limit on how far one step may move a weight relative to its size, against outlier gradients.
+"""Limits on the size of an update: of its root mean square, and relative to the weights.
 
-Where several losses train one model, now and then a gradient is an outlier from which training does not recover (FF
-4.1.3). Clipping the gradient does not help there, as AdaGrad and Shampoo divide its scale away; Clippy limits the
-step itself (Tang et al., "Improving Training Stability for Multitask Ranking Models in Recommender Systems", KDD 2023,
-arXiv 2302.09178), without turning it: one factor for a whole tensor.
+**Clipping** (ADAFACTOR 6): U <- U / max(1, RMS(U) / d), RMS(U) = |U| / sqrt(number of elements). Of an optimizer that
+divides gradients by their root mean squares, RMS(U) is about 1 as long as these fit; where they are out of date, it is
+larger. Clipping gradients does not limit the step, as the division takes their scale away.
+
+**Outlier gradients.** Where several losses train one model, now and then a gradient is an outlier from which training
+does not recover (FF 4.1.3). Clippy limits the step itself, relative to the weights (Tang et al., "Improving Training
+Stability for Multitask Ranking Models in Recommender Systems", KDD 2023, arXiv 2302.09178), without turning it: one
+factor for a whole tensor.
 """
+
+import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from ctr.workers.collectives import ALONE, Workers
+
+
+def clip_update(update: tf.Tensor, norm: tf.Tensor, shape: Sequence[int], threshold: float) -> tf.Tensor:
+    """Scales an update, or a part of one of this norm and shape, down where its root mean square is too large."""
+    rms = norm / math.sqrt(max(1, math.prod(shape)))
+    return update / tf.maximum(tf.ones_like(rms), rms / threshold)
 
 
 def limit_update(
@@ -18,20 +31,11 @@ def limit_update(
     absolute: tf.Tensor | float,
     owners: Workers = ALONE,
 ) -> tf.Tensor:
-    """The largest multiple of ``update``, of at most 1, each element of which is at most relative |w| + absolute.
+    """Scales ``update`` by at most 1 so that each element is at most relative |w| + absolute; the result is finite.
 
     Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no multiple within its
-    limit, so that nothing moves. A weight of zero may move by ``absolute``, and its whole tensor with it at that scale.
-
-    Args:
-        weight: the weights, of any shape.
-        update: what is to be taken from them, learning rate included; of the same shape and dtype.
-        relative: not negative.
-        absolute: above 0; with 0 a single weight of zero would hold its tensor for ever.
-        owners: the workers that hold a part of the tensor each: the factor is that of all of it.
-
-    Returns:
-        Of the shape of ``update``, finite.
+    limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, and its whole tensor with it at
+    that scale. ``owners`` hold a part of the tensor each.
     """
     size = tf.abs(update)
     limit = relative * tf.abs(weight) + absolute

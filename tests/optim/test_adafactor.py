@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.dense_adafactor import DenseAdafactor
 from ctr.optim.protocol import RowGradient, Saved

@@ -14,7 +14,7 @@ from ctr.optim.coupled import (
     start_vector,
     warm_start,
 )
-from ctr.optim.root_certificate import root_residual
+from ctr.optim.roots import root_residual
 
 
 def orthogonal(size, seed=0):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.dense_shampoo import DenseShampoo
-from ctr.optim.device_exchange import between_steps, create_on_host
+from ctr.optim.exchange import between_steps, create_on_host
 from ctr.optim.state import STATUS
 
 SHAPES = [(7, 5), (4, 6), (3,)]

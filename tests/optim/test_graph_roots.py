@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.graph_roots import inverse_roots
-from ctr.optim.root_certificate import root_residual
-from ctr.optim.roots import inverse_root
+from ctr.optim.roots import inverse_root, root_residual
 
 
 def matrix_of(values, seed=0):

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.missing import keep, of_owners, present_among
+from ctr.optim.gradients import keep, of_owners, present_among
 
 # The first two share their stacks of blocks, the third has one of its own; a vector, and a table.
 SHAPES = [(4, 3), (4, 3), (5, 2), (3,), (6, 3)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.preconditioning import precondition
+from ctr.optim.directions import precondition
 
 LETTERS = "abcde"
 

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.optim import roots
-from ctr.optim.root_certificate import decomposition_residual, is_positive_definite, root_residual
-from ctr.optim.roots import NEGATIVE, TOLERANCE, RootError, inverse_root
+from ctr.optim.roots import (
+    NEGATIVE,
+    TOLERANCE,
+    RootError,
+    decomposition_residual,
+    inverse_root,
+    is_positive_definite,
+    root_residual,
+)
 
 EXPONENTS = (1 / 2, 1 / 4, 1 / 6, 1 / 8, 1.82 / 4)
 ROUNDING = 1e-13

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.report import report
+from ctr.optim.state import report
 
 STEPS = 50
 RATE = 0.1

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shampoo_reference as reference
+from ctr.optim.gradients import sum_duplicates
 from ctr.optim.options import ShampooOptions
 from ctr.optim.shampoo import ShampooCore
-from ctr.optim.sparse import row_statistics, sum_duplicates
+from ctr.optim.statistics import row_statistics
 
 ROWS, WIDTH = 12, 3
 RATE = 0.125

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim import statistics
+from ctr.optim.options import ShampooOptions
 from ctr.optim.triangles import pack, unpack_arrays
 
 
@@ -54,12 +55,15 @@ def test_windows_folded_now_and_then_are_one_long_sum_or_average(beta2):
 
 
 def test_bias_correction_makes_the_average_of_a_constant_that_constant():
-    assert float(statistics.bias_correction(1.0, tf.constant(3))) == 1.0
-    assert float(statistics.bias_correction(0.5, tf.constant(3))) == 0.875
+    def divisor(beta2, n):
+        return float(statistics.corrected_by(ShampooOptions(beta2=beta2), tf.constant(n)))
+
+    assert divisor(1.0, 3) == 1.0
+    assert divisor(0.5, 3) == 0.875
     window = tf.Variable([[0.0]])
     for n in range(1, 6):
         statistics.collect(window, tf.constant([[[7.0]]]), 0.9)
-        corrected = float(window[0, 0]) / float(statistics.bias_correction(0.9, tf.constant(n)))
+        corrected = float(window[0, 0]) / divisor(0.9, n)
         assert corrected == pytest.approx(7.0, rel=1e-6)
 
 
