@@ -1,4 +1,4 @@
-"""From a table to a trained model without a mapping and a configuration: what ``ctr quickstart`` runs.
+"""Steps of ``ctr quickstart``: from a table to a trained model without a mapping and a configuration.
 
 ::
 
@@ -36,53 +36,35 @@ from ctr.training.validate import validate
 
 RECORD, MAPPING, LOG, RUN = "quickstart.json", "mapping.yaml", "log", "run"
 
+# Asks a person to decide, and says why the answer before was refused; returns the value of the option.
 Ask = Callable[[Doubt, str], str]
-"""Asks a person to decide, and says why the answer before was refused; returns the value of the option."""
 
 
 class Record(StrictModel):
-    """The content of ``quickstart.json``.
+    """Content of ``quickstart.json``."""
 
-    Attributes:
-        input: the table, as an absolute path.
-        files: the sizes of its files in bytes, by their names.
-        options: the deciding options that were given.
-        guesses: of each column, what it becomes and why, as they were shown.
-        strongest: the columns that rank the rows of the sample best alone, their AUC and number of values.
-        mapping_sha256: the hash of the mapping file that the log was begun with; null before.
-        ingested: what the ingest counted; null until it is complete.
-    """
-
-    input: str
-    files: dict[str, int]
-    options: dict[str, Any]
-    guesses: tuple[dict[str, str], ...]
-    strongest: tuple[tuple[str, float, int], ...] = ()
-    mapping_sha256: str | None = None
-    ingested: dict[str, Any] | None = None
+    input: str  # the table, as an absolute path
+    files: dict[str, int]  # sizes in bytes
+    options: dict[str, Any]  # those that were given
+    guesses: tuple[dict[str, str], ...]  # of each column, as they were shown
+    strongest: tuple[tuple[str, float, int], ...] = ()  # see ``strongest_columns``
+    mapping_sha256: str | None = None  # of the mapping file that the log was begun with; null before
+    ingested: dict[str, Any] | None = None  # what the ingest counted; null until it is complete
 
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """What the command line lends.
-
-    Attributes:
-        say: shows lines of text.
-        width: characters of a line.
-        ask: asks a person; None where there is no terminal.
-        bar: makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``).
-        load_tensorflow: called before the first step that requires it.
-    """
+    """Output and questions of the command line."""
 
     say: Callable[[str], None]
-    width: int
-    ask: Ask | None
-    bar: Callable[..., Any]
-    load_tensorflow: Callable[[], None]
+    width: int  # characters of a line
+    ask: Ask | None  # None where there is no terminal
+    bar: Callable[..., Any]  # makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``)
+    load_tensorflow: Callable[[], None]  # called before the first step that requires it
 
 
 def default_out(given: Path) -> Path:
-    """The output directory where none is given: beside the table, named after it."""
+    """Returns the output directory where none is given: beside the table, named after it."""
     whole = given.resolve()
     # The parent of `.` and of `..` is not beside them.
     parent = whole.parent if given.name in ("", "..") else given.parent
@@ -97,16 +79,9 @@ def check_quickstart_folder(out: Path) -> None:
 def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
     """Infers a mapping, ingests, trains and writes the report; what is there already is not done again.
 
-    Args:
-        given: a file or a folder of files.
-        out: the output directory.
-        options: what is decided.
-        tools: what shows, asks and loads.
-
-    Returns:
-        ``mapping``, ``log``, ``run``, ``report``: paths; ``columns``: what became of each; ``strongest``: of the
-        strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two
-        steps; ``commands``: the same by hand.
+    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of
+    the strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two
+    steps; ``commands``: the same by hand.
 
     Raises:
         InputError: a table that cannot be read, a guess that is not certain without a terminal, an output directory of
@@ -145,13 +120,7 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
 def infer_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
     """Infers a mapping and writes it, and nothing else; the same command goes on from there.
 
-    Args: see ``run_quickstart``.
-
-    Returns:
-        ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
-
-    Raises:
-        InputError: as ``run_quickstart`` until the table is ingested.
+    Returns ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
     """
     check_quickstart_folder(out)
     record = _begin(given, out, options, tools)
@@ -160,7 +129,7 @@ def infer_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dic
 
 
 def result_text(out: Path, result: dict[str, Any]) -> str:
-    """The end of the command for people: metrics, how to repeat each step, and the report."""
+    """Formats the end of the command for people: metrics, how to repeat each step, and the report."""
     lines = [
         summary_text(out / RUN, result["summary"]),
         *strongest_text(result["strongest"]).splitlines(),
@@ -222,11 +191,7 @@ def _words(value: object) -> str:
 
 
 def _decide(given: Path, guess: Callable[[Options], Inference], options: Options, tools: Tools) -> Inference:
-    """Infers, and asks until nothing is doubtful.
-
-    Raises:
-        InputError: something is doubtful and there is no terminal; the message has the choices.
-    """
+    """Infers, and asks until nothing is doubtful; without a terminal the InputError has the choices."""
     doubt: Doubt | None = None
     before = options
     while True:
@@ -251,7 +216,6 @@ def _decide(given: Path, guess: Callable[[Options], Inference], options: Options
 
 
 def _refusal(given: Path, found: Inference) -> InputError:
-    """What is not certain, and the options that decide it."""
     questions = "; ".join(doubt.question for doubt in found.doubts)
     deciding = [_choices(doubt) for doubt in found.doubts]
     deciding += [note for note in found.notes if note.startswith("ctr ingest ")]

@@ -1,4 +1,4 @@
-"""What the values of a column are: how many, how often, numbers, lists, texts or times."""
+"""Facts about a column's values: how many, how often, numbers, lists, texts or times."""
 
 import re
 from collections.abc import Sequence
@@ -15,11 +15,10 @@ from ctr.data.text_arrays import text_array
 from ctr.pipelines.inference.lists import LOOKED, ListForm, find_list_form, is_vector
 from ctr.pipelines.rows.convert import is_text, parse_numbers
 
+# Texts that mean a missing value where they stand among numbers, and the first three everywhere.
 NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")
-"""Texts that mean a missing value where they stand among numbers, and the first three everywhere."""
-
+# A column is of a type when at most this share of its values is not: such rows become rejects.
 BAD_SHARE = 0.001
-"""A column is of a type when at most this share of its values is not: such rows become rejects."""
 
 _RECBOLE = re.compile(r":(token|float|token_seq|float_seq)$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -32,23 +31,14 @@ Kind = Literal["empty", "number", "word", "list", "text", "time", "other"]
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """The values of one column in a sample of N rows.
-
-    Attributes:
-        name: of the column.
-        array: [N] the values, as an ingest has them.
-        texts: the distinct values as text, in order of their first row.
-        codes: [N] int64, the place of each value in ``texts``; -1 where it is missing.
-        row_numbers: [N] int64, as ``Sample`` has them; none where they are not known.
-        file: the name of the file that they count in, where there are several.
-    """
+    """Values of one column in a sample of N rows."""
 
     name: str
-    array: pa.Array
-    texts: Sequence[str]
-    codes: np.ndarray
-    row_numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    file: str = ""
+    array: pa.Array  # [N] the values, as an ingest has them
+    texts: Sequence[str]  # the distinct values, in order of their first row
+    codes: np.ndarray  # [N] int64, the place of each value in ``texts``; -1 where it is missing
+    row_numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # see ``Sample``
+    file: str = ""  # of the row numbers, where there are several files
 
     @property
     def stem(self) -> str:
@@ -57,18 +47,15 @@ class ColumnFacts:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """The words of the name, in lower case."""
         parts = re.split(r"[^A-Za-z0-9]+", _CAMEL.sub("_", self.stem))
         return tuple(part.lower() for part in parts if part)
 
     @property
     def plain_name(self) -> str:
-        """The words of the name, joined by underscores."""
         return "_".join(self.words)
 
     @property
     def rows(self) -> int:
-        """N."""
         return len(self.codes)
 
     @cached_property
@@ -78,22 +65,18 @@ class ColumnFacts:
 
     @property
     def distinct(self) -> int:
-        """The number of distinct values."""
         return len(self.texts)
 
     @cached_property
     def present(self) -> int:
-        """Rows with a value."""
         return int((self.codes >= 0).sum())
 
     @property
     def missing_share(self) -> float:
-        """The share of rows without a value."""
         return 1 - self.present / self.rows if self.rows else 0.0
 
     @cached_property
     def is_list(self) -> bool:
-        """Whether the values are lists already."""
         kind = self.array.type
         return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
@@ -125,7 +108,6 @@ class ColumnFacts:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the numbers are whole."""
         return bool(len(self.finite)) and bool((self.finite == np.floor(self.finite)).all())
 
     @cached_property
@@ -207,7 +189,7 @@ class ColumnFacts:
         return _shorten(self.texts[code]) if code >= 0 else ""
 
     def describe(self) -> str:
-        """Its distinct values, some of them, and the share of rows without one."""
+        """Lists some of its distinct values, and the share of rows without one."""
         if not self.present:
             return "no values"
         shown = [_shorten(self.texts[place]) for place in np.argsort(-self.counts, kind="stable")[:3]]
@@ -216,7 +198,7 @@ class ColumnFacts:
 
 
 def percent(share: float) -> str:
-    """A share with two significant digits."""
+    """Formats a share with two significant digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.4g}%"
 
 
@@ -228,7 +210,7 @@ def _shorten(text: str) -> str:
 def column_facts(
     name: str, array: pa.Array, row_numbers: np.ndarray | None = None, file: str = ""
 ) -> ColumnFacts:
-    """The facts of a column; empty text is missing, as in an ingest."""
+    """Collects the facts of a column; empty text is missing, as in an ingest."""
     values = array
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         items = array.cast(pa.list_(pa.string())) if not pa.types.is_null(array.type.value_type) else array
@@ -245,7 +227,7 @@ def column_facts(
 
 
 def find_nulls(columns: dict[str, pa.Array]) -> tuple[str, ...]:
-    """The texts in columns of a delimited file that mean a missing value, apart from the empty one."""
+    """Finds the texts in columns of a delimited file that mean a missing value, apart from the empty one."""
     found: dict[str, None] = {}
     for array in columns.values():
         if not is_text(array.type):
@@ -262,7 +244,7 @@ def find_nulls(columns: dict[str, pa.Array]) -> tuple[str, ...]:
 
 
 def without_nulls(array: pa.Array, nulls: Sequence[str]) -> pa.Array:
-    """A column with texts that mean a missing value made missing."""
+    """Makes texts of a column missing that mean a missing value."""
     if not nulls or not is_text(array.type):
         return array
     return pc.if_else(pc.is_in(array, pa.array(nulls, array.type)), None, array)

@@ -18,7 +18,7 @@ from ctr.pipelines.inference.roles import TOLERANCE
 
 
 def is_count_name(facts: ColumnFacts) -> bool:
-    """Whether a name is that of a number of clicks or of other outcomes: clicks, num_clicks, total_conversion."""
+    """Tells whether a name is that of a number of outcomes: clicks, num_clicks, total_conversion."""
     words = set(facts.words) - LABEL_HELPERS - COUNT_WORDS
     return bool(words) and words <= LABEL_WORDS
 
@@ -34,7 +34,6 @@ def _numbers(facts: ColumnFacts) -> np.ndarray:
 
 
 def _exposures(columns: Mapping[str, ColumnFacts], names: frozenset[str]) -> list[ColumnFacts]:
-    """The columns that say how many impressions a row stands for."""
     return [
         facts
         for facts in columns.values()
@@ -58,12 +57,9 @@ def _exposure_of(facts: ColumnFacts, columns: Mapping[str, ColumnFacts]) -> Colu
 def count_fault(
     facts: ColumnFacts, columns: Mapping[str, ColumnFacts], weight: str | None = None
 ) -> InputError | None:
-    """Why a column is no label: it counts the clicks of several impressions; None where it does not.
+    """Tells why a column is no label: it counts the clicks of several impressions; None where it does not.
 
-    Args:
-        facts: of the column.
-        columns: by name, among them that of the impressions.
-        weight: what --weight says; only a weight by the impressions is wrong where it is given.
+    Where ``--weight`` is given, only a weight by the impressions is wrong.
     """
     shown = _exposure_of(facts, columns)
     if shown is None or (
@@ -82,7 +78,7 @@ def count_fault(
 
 
 def count_warning(label: Label, facts: ColumnFacts, columns: Mapping[str, ColumnFacts]) -> str:
-    """What is to be known of a label in a table that may count impressions; empty where it does not."""
+    """Warns of a label in a table that may count impressions; empty where it does not."""
     shown = _exposure_of(facts, columns) if label.op is not None else None
     if shown is not None:
         rate = percent(float(facts.finite.sum() / max(shown.finite.sum(), 1.0)))

@@ -1,4 +1,4 @@
-"""What feature a column becomes: a category, a number in buckets, a list of categories or a text."""
+"""Feature that a column becomes: a category, a number in buckets, a list of categories or a text."""
 
 import math
 import unicodedata
@@ -14,8 +14,8 @@ from ctr.pipelines.inference.columns import ColumnFacts
 from ctr.pipelines.inference.lists import LOOKED, ListForm
 from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, NUMBERED_WORDS, PLACE_WORDS, VERSION_WORDS
 
+# So few whole numbers are categories, each with its own id: if they are amounts, and if they are not.
 FEWEST, FEW = 20, 64
-"""So few whole numbers are categories, each with its own id: if they are amounts, and if they are not."""
 
 _UNIQUE = 0.999
 _ENOUGH = 50
@@ -26,30 +26,22 @@ _STEPS = 40
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a column.
-
-    Attributes:
-        becomes: in a few words, for people.
-        because: the reason, without the values themselves.
-        feature: the feature of the mapping, without its name; None for a column that is none.
-        cast: of the column, before the feature reads it (``ctr.data.derived``); None where there is none.
-        is_outcome: whether it is none because it seems to be known only after the impression.
-    """
+    """Decision about a column: a feature, or why it is none."""
 
     becomes: str
-    because: str
-    feature: dict[str, Any] | None = None
-    cast: Cast | None = None
-    is_outcome: bool = False
+    because: str  # without the values themselves
+    feature: dict[str, Any] | None = None  # of the mapping, without its name
+    cast: Cast | None = None  # of the column, before the feature reads it (``ctr.data.derived``)
+    is_outcome: bool = False  # it is no feature because it seems to be known only after the impression
 
 
 def dropped(because: str) -> Decision:
-    """A column that is not used."""
+    """Returns the decision not to use a column."""
     return Decision("not used", because)
 
 
 def decide_feature(facts: ColumnFacts) -> Decision:
-    """The feature of a column that has no role, or why it is none."""
+    """Decides which feature a column without a role becomes, or why none."""
     if facts.kind == "empty":
         return dropped("it has no values")
     if facts.distinct == 1 and not facts.missing_share:
@@ -88,7 +80,7 @@ def _category(facts: ColumnFacts, because: str) -> Decision:
 
 
 def is_unique(facts: ColumnFacts) -> bool:
-    """Whether nearly every row has its own value."""
+    """Tells whether nearly every row has its own value."""
     return facts.present >= _ENOUGH and facts.distinct > _UNIQUE * facts.present
 
 
@@ -214,9 +206,9 @@ def _tidy(value: float) -> float:
 
 
 def feature_name(stem: str, taken: Collection[str]) -> str:
-    """A name of a feature like that of the column, which no other feature and no column of a log has.
+    """Makes a name like the column's, which no other feature and no column of a log has.
 
-    Letters and digits of all scripts stay as they are, and so do _ . and -; whatever else becomes _.
+    Letters and digits of all scripts, _ . and - stay as they are; whatever else becomes _.
     """
     name = "".join(letter if _stays(letter) else " " for letter in stem)
     name = "_".join(name.split()).strip("_") or "column"

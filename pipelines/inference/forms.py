@@ -1,4 +1,4 @@
-"""How the files of a table are read: which ones they are, their format, delimiter, quotes, header and columns."""
+"""Files of a table and how they are read: format, delimiter, quotes, header and columns."""
 
 import re
 from collections import Counter
@@ -49,24 +49,16 @@ _SUGGEST = "ctr ingest {name} reads this format with a mapping made for it"
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The files of a table and how they are read.
+    """Files of a table and how they are read."""
 
-    Attributes:
-        files: the files that hold something, in the order in which their rows count.
-        form: the ``input`` of a mapping.
-        columns: the names of the columns in their order, as the header or the form has them; empty for JSON lines.
-        suggestion: the shipped mapping that reads these files, in a sentence; empty where there is none.
-        lacking: by name of a column that some files lack, how many and which, in words.
-        folders: the columns that names of folders give, such as ``dt=2023-11-14``.
-        notes: what else is to be known of the files, a line each.
-    """
-
-    files: tuple[SourceFile, ...]
-    form: Form
-    columns: tuple[str, ...]
-    suggestion: str = ""
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    folders: tuple[str, ...] = ()
+    files: tuple[SourceFile, ...]  # those that hold something, in the order in which their rows count
+    form: Form  # the ``input`` of a mapping
+    columns: tuple[str, ...]  # in the order of the header or the form; empty for JSON lines
+    suggestion: str = ""  # the shipped mapping that reads these files, in a sentence
+    lacking: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by column: how many files lack it, and which, in words
+    folders: tuple[str, ...] = ()  # columns that names of folders give, such as ``dt=2023-11-14``
     notes: tuple[str, ...] = ()
 
 
@@ -184,7 +176,7 @@ def _type_of(path: Path) -> str:
 
 
 def read_start(path: Path, size: int = _START_BYTES) -> str:
-    """The first characters of a text file, decompressed; bytes that are no UTF-8 are replaced.
+    """Reads the first characters of a text file, decompressed; bytes that are no UTF-8 are replaced.
 
     Raises:
         InputError: the file holds something else than text, or is damaged.
@@ -194,7 +186,6 @@ def read_start(path: Path, size: int = _START_BYTES) -> str:
 
 
 def _delimited(path: Path, kind: str) -> dict[str, Any]:
-    """The ``input`` of a delimited file."""
     start = read_start(path).removeprefix("\ufeff")
     start = start.replace("\r\n", "\n") if "\n" in start else start.replace("\r", "\n")
     whole = start[: start.rfind("\n") + 1] if len(start) >= _START_BYTES // 2 and "\n" in start else start
@@ -273,10 +264,7 @@ def _columns_of(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The columns of the files, and those that some files lack (see ``TableFiles``).
 
-    Files are of one table if one of them has all columns, and the others most of these.
-
-    Raises:
-        InputError: they are not.
+    Files are of one table if one of them has all columns, and the others most of these; else InputError.
     """
     if isinstance(form, JsonlInput):
         return (), {}

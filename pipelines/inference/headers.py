@@ -1,4 +1,4 @@
-"""Where a delimited table begins: lines before it, and whether its first line names the columns."""
+"""Beginning of a delimited table: lines before it, and whether its first line names the columns."""
 
 import re
 from collections import Counter
@@ -15,8 +15,7 @@ from ctr.pipelines.inference.names import (
     USER_WORDS,
 )
 
-LINES = 500
-"""So many lines at the beginning of a file are looked at."""
+LINES = 500  # so many lines at the beginning of a file are looked at
 
 _MOST_SKIPPED = 100
 _SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
@@ -33,7 +32,7 @@ _NUMBERED = 5
 
 
 def lines_before(text: str) -> tuple[int, str | None]:
-    """The lines before a table, and the delimiter that one of them names.
+    """Counts the lines before a table, and reads the delimiter that one of them names.
 
     They are empty, comments that begin with #, or Excel's ``sep=;``. A comment with as many fields as the line below is
     left: it may have the names.
@@ -54,7 +53,7 @@ def lines_before(text: str) -> tuple[int, str | None]:
 
 
 def title_lines(text: str, rows: Sequence[Sequence[str]]) -> int:
-    """Lines of one field at the beginning of a table of at least three, such as the title of a report."""
+    """Counts lines of one field, such as the title of a report, before a table of at least three."""
     fields = Counter(map(len, rows)).most_common(1)[0][0]
     count = next((place for place, row in enumerate(rows) if len(row) > 1), 0)
     if fields < 3 or count > 10 or '"' in "".join(text.split("\n", count)[:count]):
@@ -67,7 +66,7 @@ def title_lines(text: str, rows: Sequence[Sequence[str]]) -> int:
 
 
 def is_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row names the columns: words above numbers, or values unlike those below.
+    """Tells whether the first row names the columns: words above numbers, or values unlike those below.
 
     Names may be numbers, such as 101 of an anonymous feature, where others are words. Rows that repeat the first one do
     not speak against it where it is a header for other reasons, as in files put together by ``cat``.
@@ -122,7 +121,7 @@ def _are_numbers(values: set[str]) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a finite or infinite decimal number; ``nan`` and ``inf`` are words."""
+    """Tells whether a text is a finite or infinite decimal number; ``nan`` and ``inf`` are words."""
     try:
         float(text)
     except ValueError:

@@ -1,7 +1,4 @@
-"""Infers a mapping from a sample of a table: the roles of its columns, features, derived columns and partitions.
-
-Every guess has a reason. What is not certain is a ``Doubt`` that an option decides; a label is never guessed silently.
-"""
+"""Infers a mapping from a sample of a table; what is not certain is a ``Doubt``: a label is never guessed silently."""
 
 import shlex
 from collections.abc import Iterator
@@ -34,12 +31,8 @@ from ctr.pipelines.inference.strongest import strongest_columns
 from ctr.pipelines.inference.time_role import choose_time
 from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
 
-PARTITION_ROWS = 500_000
-"""Rows of a partition, at most, if all had as many as the mean."""
-
-KEPT_ROWS = 1_000_000
-"""The raw values behind the ids of a table with at most so many rows are kept."""
-
+PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
+KEPT_ROWS = 1_000_000  # up to so many rows of a table the raw values behind its ids are kept
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
@@ -48,30 +41,20 @@ _DAY_US = 86_400_000_000
 
 @dataclass(frozen=True)
 class Options:
-    """What the user decides.
+    """Decisions of the user, as the options of the command."""
 
-    Attributes:
-        label: a column, or a rule such as ``rating>=4``.
-        query: a column, or ``none``.
-        session_gap: rows of one value of the query's column without a longer pause are one query.
-        time: a column, also with the form that it has as in ``when=ms``, or ``none``.
-        weight: a column.
-        drop: columns that are not to be used.
-        keep: columns that are features although something speaks against it.
-    """
-
-    label: str | None = None
+    label: str | None = None  # a column, or a rule such as ``rating>=4``
     query: str | None = None
     session_gap: str | None = None
-    time: str | None = None
+    time: str | None = None  # also with the form of the column as in ``when=ms``
     weight: str | None = None
     drop: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # features although something speaks against it
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column becomes, and why."""
+    """Column of a table, what it becomes, and why."""
 
     column: str
     becomes: str
@@ -80,26 +63,15 @@ class Guess:
 
 @dataclass
 class Inference:
-    """What was inferred.
-
-    Attributes:
-        guesses: a row for each column, and for what is derived from the time.
-        doubts: what the user has to decide; then there is no mapping.
-        notes: what else is to be known, a line each.
-        mapping: the mapping; None while there are doubts.
-        content: the same as a mapping file has it: nested values without defaults.
-        reasons: by name of a feature or key of the mapping, why it is so.
-        strongest: the columns that rank the rows of the sample best alone, with their AUC and number of values; empty
-            while there is no label.
-    """
+    """Result of an inference: a mapping, or doubts that the user has to decide."""
 
     guesses: list[Guess] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    mapping: Mapping | None = None
-    content: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    strongest: list[tuple[str, float, int]] = field(default_factory=list)
+    mapping: Mapping | None = None  # None while there are doubts
+    content: dict[str, Any] = field(default_factory=dict)  # as a mapping file has it: without defaults
+    reasons: dict[str, str] = field(default_factory=dict)  # by name of a feature or key of the mapping
+    strongest: list[tuple[str, float, int]] = field(default_factory=list)  # see ``strongest_columns``
 
 
 @dataclass
@@ -273,7 +245,7 @@ def _decide(
 
 
 def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
-    """Why a column is known only after the impression; empty where nothing says so."""
+    """Tells why a column is known only after the impression; empty where nothing says so."""
     if is_label_name(facts) and plain_label(facts) is not None:
         return f"{AFTER_CLICK}: another outcome"
     if roles.label is None:

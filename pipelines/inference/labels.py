@@ -1,4 +1,4 @@
-"""Which column is the label and which of its values are positive, and where that is not certain."""
+"""Label column and its positive values, and where they are not certain."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,20 +37,12 @@ _PLURALS = {"clicks", "likes"}
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """The label: its column and rule, why, and of N rows the label and whether there is one.
-
-    Attributes:
-        label: the column and the rule.
-        because: the reason.
-        values: [N] 0 or 1.
-        known: [N] bool, the rows with a label; the others become rejects.
-        warning: what else is to be known; empty where there is nothing.
-    """
+    """The label of N rows."""
 
     label: Label
     because: str
-    values: np.ndarray
-    known: np.ndarray
+    values: np.ndarray  # [N] 0 or 1
+    known: np.ndarray  # [N] bool, the rows with a label; the others become rejects
     warning: str = ""
 
     @property
@@ -60,13 +52,13 @@ class LabelColumn:
 
 
 def is_label_name(facts: ColumnFacts) -> bool:
-    """Whether a name is one of labels: click, is_click, click_bool, label, installed and so on."""
+    """Tells whether a name is one of labels: click, is_click, click_bool, label, installed and so on."""
     words = set(facts.words) - LABEL_HELPERS
     return bool(words) and words <= LABEL_WORDS
 
 
 def plain_label(facts: ColumnFacts) -> Label | None:
-    """The label that a column with two values is, such as 0 and 1 or no and yes; None for other columns.
+    """Returns the label that a column with two values is, such as 0 and 1 or no and yes; None for other columns.
 
     Other values, and no value, are allowed in as many rows as the tolerance says.
     """
@@ -142,7 +134,6 @@ def _fault(facts: ColumnFacts, label: Label, others: np.ndarray) -> str:
 
 
 def _common(facts: ColumnFacts, rows: np.ndarray) -> str:
-    """The most frequent value in some rows."""
     most = int(np.bincount(facts.codes[rows]).argmax())
     return facts.value_at(facts.codes == most)
 
@@ -150,12 +141,7 @@ def _common(facts: ColumnFacts, rows: np.ndarray) -> str:
 def choose_label(
     text: str | None, columns: Mapping[str, ColumnFacts], weight: str | None = None
 ) -> LabelColumn | Doubt:
-    """The label, given by ``--label`` or certain by its name and values; else what the choices are.
-
-    Args:
-        text: what --label says.
-        columns: by name.
-        weight: what --weight says.
+    """Chooses the label, given by ``--label`` or certain by its name and values.
 
     Raises:
         InputError: --label names no column, or one that is no label; or a row counts several impressions.
@@ -379,7 +365,6 @@ def _number_rules(facts: ColumnFacts) -> list[Choice]:
 
 
 def _says_outcome(text: str) -> bool:
-    """Whether a value is one of events that have an outcome: click, purchase and so on."""
     return text.strip().lower() in LABEL_WORDS - {"y"}
 
 

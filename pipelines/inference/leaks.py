@@ -3,8 +3,8 @@
 Judged on the rows of a sample. A column is grouped by its values (numbers by their quantiles), missing ones being a
 group; groups of few rows count as one. It leaks where the groups leave nearly nothing of the label's entropy, where a
 group that holds many of the positive rows holds hardly any other, or where a group of many rows holds hardly any
-positive one. A name of what people do after a click, such as ``watch_ratio``, is enough where it is plain; elsewhere
-the rows must agree with it.
+positive one. A plain name of what people do after a click, such as ``watch_ratio``, is enough; elsewhere the rows must
+agree with it.
 """
 
 import numpy as np
@@ -21,24 +21,17 @@ from ctr.pipelines.inference.names import (
 )
 from ctr.pipelines.inference.strongest import QUANTILES, auc_alone, value_groups
 
-AFTER_CLICK = "known only after the click (leak)"
-"""Begins every reason why a column is a leak."""
-
-EXPLAINED = 0.8
-"""A column leaks that explains this share of the label's entropy."""
-
+AFTER_CLICK = "known only after the click (leak)"  # begins every reason why a column is a leak
+EXPLAINED = 0.8  # a column leaks that explains this share of the label's entropy
+# A group leaks in which this share of the rows is positive, and which holds that share of all positive rows.
 PURE, CAPTURED = 0.99, 0.05
-"""A group leaks in which this share of the rows is positive, and which holds that share of all positive rows."""
-
+# The second is at least so many times the share of positive rows: where these are many, chance makes such groups.
 CAPTURED_OF_BASE = 0.2
-"""The second share is at least so many times that of positive rows: where these are many, chance makes such groups."""
-
+# A group leaks that has at most this share of the positive rows that are expected of it, and covers that share of all
+# rows; the last is for the smallest or largest numbers, which are several groups.
 NEVER, COVERED, COVERED_RUN = 0.02, 0.1, 0.05
-"""A group leaks that has at most this share of the positive rows that are expected of it, and covers that share of all
-rows; the last is for the smallest or largest numbers, which are several groups."""
-
+# The positive rows that must be expected of such a group; and the share of them that the numbers beside it have.
 EXPECTED, JUMP = 20, 0.3
-"""The positive rows that must be expected of such a group; and the share of them that the numbers beside it have."""
 
 _OFF = frozenset(("0", "0.0", "-1", "false", "no", "n", "f", "none"))
 # Where the name says the same, fewer rows are enough.
@@ -51,12 +44,9 @@ _CHANCE = 1e-12
 
 
 def find_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
-    """Why a column is known only after the label; empty where nothing speaks for that.
+    """Tells why a column is known only after the label; empty where nothing speaks for that.
 
-    Args:
-        facts: of the column.
-        labels: [N] 0 or 1.
-        labeled: [N] bool, the rows whose label is known.
+    ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows whose label is known.
     """
     groups = value_groups(facts)[labeled]
     label = labels[labeled].astype(np.int64)
@@ -85,13 +75,7 @@ def find_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> st
 
 
 def find_outcome(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
-    """Why the name of a column is that of something which people do after the impression; empty where it is not.
-
-    Args:
-        facts: of the column.
-        labels: [N] 0 or 1.
-        labeled: [N] bool, the rows whose label is known.
-    """
+    """Tells why a name is that of something which people do after the impression; arguments as in ``find_leak``."""
     name = {word for word in facts.words if not word.isdigit()}
     named = name - OUTCOME_HELPERS - SPAN_WORDS - TIME_ENDINGS
     if not named or not named <= OUTCOME_WORDS | DEED_WORDS:
@@ -162,7 +146,6 @@ def _never_rows(rows: np.ndarray, clicks: np.ndarray, base: float) -> int:
 
 
 def _presence_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
-    """Why it leaks whether there is a value at all."""
     present = (facts.codes >= 0)[labeled]
     label = labels[labeled].astype(bool)
     rows, clicks = int(present.sum()), int((present & label).sum())

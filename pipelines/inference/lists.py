@@ -1,12 +1,11 @@
-"""How texts hold lists: the text between their items, what stands around them, and vectors of numbers."""
+"""Lists in texts: the mark between their items, what stands around them, and vectors of numbers."""
 
 import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOOKED = 2000
-"""So many distinct values are looked at."""
+LOOKED = 2000  # so many distinct values are looked at
 
 _MARKS = (
     "|",
@@ -39,12 +38,7 @@ _FEW_BAD = 0.01
 
 @dataclass(frozen=True)
 class ListForm:
-    """How lists are written.
-
-    Attributes:
-        separator: between the items.
-        strip: characters around the items that are none of them.
-    """
+    """Separator of the items of lists, and the characters around the items that are none of them."""
 
     separator: str
     strip: str = ""
@@ -56,7 +50,7 @@ class ListForm:
 
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> ListForm | None:
-    """How distinct texts, each in so many rows, hold lists; None where they do not."""
+    """Finds out how distinct texts, each in so many rows, hold lists; None where they do not."""
     brackets = next((pair for pair in _BRACKETS if _are_within(texts, pair)), None)
     if brackets is not None:
         return _bracketed_form(texts, brackets)
@@ -64,7 +58,7 @@ def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> ListForm | No
 
 
 def is_vector(texts: Sequence[str]) -> bool:
-    """Whether texts are lists of numbers with fractions."""
+    """Tells whether texts are lists of numbers with fractions."""
     brackets = next((pair for pair in _BRACKETS if _are_within(texts, pair)), "")
     for mark in _MARKS:
         several = fractions = bad = 0
@@ -101,7 +95,6 @@ def _bracketed_form(texts: Sequence[str], brackets: str) -> ListForm | None:
 
 
 def _written_items(content: str) -> list[str]:
-    """The items within brackets."""
     try:
         found = ast.literal_eval(f"[{content}]")
         texts = [str(item) for item in found]

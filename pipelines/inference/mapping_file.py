@@ -1,4 +1,4 @@
-"""The mapping file that an inference writes: YAML to be edited, with the reason of each guess as a comment."""
+"""The mapping file of an inference: YAML to be edited, with the reason of each guess as a comment."""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,12 +14,7 @@ _WIDTH = 108
 
 
 def mapping_text(found: Inference, source: str) -> str:
-    """The text of a mapping file.
-
-    Args:
-        found: what was inferred, with a mapping.
-        source: what it was inferred from, for the first line.
-    """
+    """Writes an inference that has a mapping as the text of a mapping file; ``source`` stands in its first line."""
     content, guesses = found.content, {guess.column: guess for guess in found.guesses}
     lines = _comment(f"How {source} becomes examples: inferred by ctr quickstart, to be edited. docs/mapping.md "
                      "describes every key.")  # fmt: skip
@@ -70,14 +65,13 @@ def _explained(guess: Guess | None, line: str) -> list[str]:
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    """Comment lines; values of the table may stand in them, so what ends a line of YAML is escaped."""
+    # Values of the table may stand in comments: what ends a line of YAML is escaped.
     safe = printable(" ".join(text.split()))
     return textwrap.wrap(safe, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ",
                          break_on_hyphens=False)  # fmt: skip
 
 
 def _flow(value: Any) -> str:
-    """A value on one line."""
     text = _dump(value, allow_unicode=True)
     if not text.isprintable():
         # PyYAML reads some line ends that it has written as spaces.
@@ -102,7 +96,7 @@ def _line(text: str) -> str:
 
 
 def guess_table(guesses: Sequence[Guess], width: int) -> str:
-    """The guesses as a table of one line each, cut at ``width`` characters."""
+    """Formats the guesses as a table of one line each, cut at ``width`` characters."""
     rows = [("column", "becomes", "because")]
     rows += [
         (_line(guess.column) or "(no name)", _line(guess.becomes), _line(guess.because)) for guess in guesses

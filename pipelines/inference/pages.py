@@ -32,7 +32,7 @@ _ALLOWED = "allowed: one row for each impression, with a column of 0 and 1"
 
 
 def find_page(columns: Mapping[str, ColumnFacts]) -> str:
-    """Why a row is a whole list of impressions, and what is allowed; empty where nothing says so."""
+    """Tells why a row is a whole list of impressions, and what is allowed; empty where nothing says so."""
     for facts in columns.values():
         texts = [] if facts.is_list else facts.texts[:_ROWS]
         # A page of one impression has no second item.

@@ -1,4 +1,4 @@
-"""Which column's values are queries, of whose rows one page was made, and where that is not certain."""
+"""The query column, whose equal values are the rows of one page, and where it is not certain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,8 @@ from ctr.pipelines.inference.roles import NONE, TOLERANCE, Choice, Doubt, find_c
 from ctr.pipelines.inference.times import TimeColumn
 from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
-FEW_USERS = 20
-"""A column of users has more values."""
-
-LONGEST_PAGE = 200
-"""A page hardly holds more rows."""
+FEW_USERS = 20  # a column of users has more values
+LONGEST_PAGE = 200  # rows
 
 _RUNS = 20
 _HOUR_US = 3_600_000_000
@@ -28,17 +25,11 @@ _OTHER_USERS = 0.05
 
 @dataclass(frozen=True)
 class Rows:
-    """What else is known of the rows of a sample.
-
-    Attributes:
-        head: the first rows of the table, which stand together: so many.
-        time: of the rows; None where there is none.
-        positive: [N] bool, the rows with the label 1; None where there is no label.
-    """
+    """Facts about the rows of a sample: the first ``head`` stand together in the file."""
 
     head: int
     time: TimeColumn | None = None
-    positive: np.ndarray | None = None
+    positive: np.ndarray | None = None  # [N] bool, the rows with the label 1; None where there is no label
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class _Fault:
 def choose_query(
     text: str | None, columns: Mapping[str, ColumnFacts], used: Sequence[str], rows: Rows
 ) -> tuple[ColumnFacts | None, str] | Doubt:
-    """The column whose values are queries and why; None: each row is its own; or what the choices are.
+    """Chooses the column whose values are queries, and says why; None: each row is its own.
 
     Raises:
         InputError: --query names no column, or one without a value in too many rows.
@@ -125,7 +116,6 @@ def _is_query_name(facts: ColumnFacts) -> bool:
 
 
 def _groups(facts: ColumnFacts, head_rows: int) -> bool:
-    """Whether values come several times; of names that may be those of rows, in more rows than are sent twice."""
     sent_twice = 2 * TOLERANCE if facts.plain_name in EXAMPLE_NAMES else 0.001
     return _rows_each(facts, head_rows) > 1 + sent_twice
 
@@ -222,7 +212,6 @@ def _starts(codes: np.ndarray) -> np.ndarray:
 
 
 def _again(facts: ColumnFacts, places: np.ndarray, text: str) -> str:
-    """A fault, with the first value and row that show it."""
     rows = np.zeros(facts.rows, bool)
     rows[places.min()] = True
     return facts.placed(f"{text} ({facts.value_at(rows)}", rows) + ")"

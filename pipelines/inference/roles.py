@@ -1,7 +1,4 @@
-"""Which columns are time, example id and weight, where that is not certain, and how many rows a role may cost.
-
-The label is in ``labels``, the query in ``queries``.
-"""
+"""Columns with the roles of example id and weight, where they are not certain, and how many rows a role may cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,45 +11,32 @@ from ctr.pipelines.inference.columns import ColumnFacts
 from ctr.pipelines.inference.names import EXAMPLE_NAMES, WEIGHT_NAMES
 from ctr.pipelines.rows.convert import parse_weights
 
-NONE = "none"
-"""What --query, --time and --weight take for: there is none."""
-
-TOLERANCE = 0.005
-"""At most this share of the rows, and of the positive ones, becomes rejects for a role's sake."""
+NONE = "none"  # what --query, --time and --weight take for: there is none
+TOLERANCE = (
+    0.005  # at most this share of the rows, and of the positive ones, becomes rejects for a role's sake
+)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A possible answer to a doubt.
-
-    Attributes:
-        value: of the option.
-        because: what speaks for it.
-        column: that it is about, where the value is not its name.
-    """
+    """Possible answer to a doubt: a value of the option."""
 
     value: str
     because: str
-    column: str = ""
+    column: str = ""  # that it is about, where the value is not its name
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """What cannot be decided with certainty.
-
-    Attributes:
-        option: that decides it.
-        question: in words, with the value that makes it one and its row.
-        choices: the possible answers, the likeliest first.
-    """
+    """Question that the user has to decide by an option."""
 
     option: str
-    question: str
-    choices: tuple[Choice, ...]
+    question: str  # with the value that makes it one and its row
+    choices: tuple[Choice, ...]  # the likeliest first
 
 
 def find_column(name: str, columns: Mapping[str, ColumnFacts], option: str) -> ColumnFacts:
-    """The column of a name as the user gives it: exact, without what RecBole puts behind it, or in other case.
+    """Finds the column of a name as the user gives it: exact, without what RecBole puts behind it, or in other case.
 
     Raises:
         InputError: there is none, or there are several.
@@ -70,7 +54,7 @@ def find_column(name: str, columns: Mapping[str, ColumnFacts], option: str) -> C
 
 
 def rejects_text(facts: ColumnFacts, bad: np.ndarray) -> str:
-    """The rows that become rejects, [N] bool, in words after the reason of a role; empty where there are none."""
+    """Formats the rows that become rejects, [N] bool, to follow the reason of a role; empty where there are none."""
     if not bad.any():
         return ""
     shown = facts.placed(facts.value_at(bad) or "no value", bad)
@@ -78,7 +62,7 @@ def rejects_text(facts: ColumnFacts, bad: np.ndarray) -> str:
 
 
 def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
-    """Which rows, [N] bool, are too many to become rejects, such as ``60 of 3,000 rows``; empty where they are few.
+    """Tells which rows, [N] bool, are too many to become rejects, such as ``60 of 3,000 rows``; empty where few.
 
     Of the positive rows, [N] bool, no more may be lost than the tolerance and chance allow.
     """
@@ -97,12 +81,9 @@ def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
 def choose_example_id(
     columns: Mapping[str, ColumnFacts], used: Sequence[str], whole: bool
 ) -> tuple[ColumnFacts | None, str]:
-    """The column that names each row, by its name and because hardly a value comes twice; and why, or why not.
+    """Chooses the column that names each row, by its name and because hardly a value comes twice; and why, or why not.
 
-    Args:
-        columns: by name.
-        used: the columns that have a role.
-        whole: the sample is the whole table: only then may values come twice, as few as the tolerance says.
+    Only where the sample is the ``whole`` table may values come twice, as few as the tolerance says.
     """
     why_not = ""
     for facts in columns.values():
@@ -138,13 +119,7 @@ def choose_weight(
     used: Sequence[str],
     positive: np.ndarray | None = None,
 ) -> tuple[ColumnFacts | None, str] | Doubt:
-    """The column of importance weights and why, given by ``--weight`` or certain by its name; or what the choices are.
-
-    Args:
-        text: what --weight says.
-        columns: by name.
-        used: the columns that have a role.
-        positive: [N] bool, the rows with the label 1, where there is a label.
+    """Chooses the column of importance weights, given by ``--weight`` or certain by its name, and says why.
 
     Raises:
         InputError: --weight names no column, or one with other values than numbers from 0 on.
@@ -172,7 +147,7 @@ def choose_weight(
 
 
 def is_weight_name(facts: ColumnFacts) -> bool:
-    """Whether a name is one of importance weights."""
+    """Tells whether a name is one of importance weights."""
     return facts.plain_name in WEIGHT_NAMES
 
 

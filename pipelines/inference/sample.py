@@ -1,7 +1,6 @@
-"""A sample of a table's rows that a mapping is inferred from: the first ones, and some spread over all files.
+"""Sample of a table's rows that a mapping is inferred from: the first ones, and blocks spread over all files.
 
-Text files are not read in whole: a block of lines at the beginning, and blocks at even distances. The lines go through
-the same readers as in an ingest. So memory and time have a bound whatever the size of the table.
+The lines go through the readers of an ingest. Memory and time have a bound whatever the size of the table.
 """
 
 import json
@@ -26,16 +25,15 @@ from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.rejects import REPEATED_HEADER
 from ctr.pipelines.rows.sources import SourceFile, faults_named, folder_keys, open_bytes
 
+# Of text: bytes at the beginning, bytes of a block that stands elsewhere, and how many of these there are.
 HEAD_BYTES = 4 << 20
 BLOCK_BYTES = 512 << 10
 BLOCKS = 16
-"""Of text: bytes at the beginning, bytes of a block that stands elsewhere, and how many of these there are."""
 
 _COMPRESSED_BYTES = 128 << 20
 # How much longer compressed text is, roughly; only to choose a length of partitions.
 _RATIO = 6
-HEAD_ROWS, BATCH_ROWS = 30_000, 4096
-"""Of Parquet files: rows at the beginning, and rows at each other place."""
+HEAD_ROWS, BATCH_ROWS = 30_000, 4096  # of Parquet files: at the beginning, and at each other place
 
 _READ_BYTES = 4 << 20
 # Rows with such a value become rejects.
@@ -44,35 +42,21 @@ _NO_TEXT = 0.005
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of a table.
+    """Some rows of a table; the first ``head_rows`` are the first of the table."""
 
-    Attributes:
-        columns: by name, values of N rows, checked to be UTF-8 as an ingest does.
-        unusable: by name, why a column cannot be used.
-        rows: N.
-        head_rows: the first rows of the table, which stand together, come first in the sample: so many.
-        table_rows: rows of the table; an estimate unless ``whole``.
-        whole: whether the sample is the whole table.
-        malformed: rows that could not be read, such as lines with a wrong number of fields.
-        row_numbers: [N] int64, the 1-based line or record number of each row in the first file, as those of rejects;
-            0 for rows that stand elsewhere.
-        headers: lines that repeat the header.
-        lacking: columns that some files lack.
-    """
-
-    columns: dict[str, pa.Array]
-    unusable: dict[str, str]
+    columns: dict[str, pa.Array]  # of N rows, checked to be UTF-8 as an ingest does
+    unusable: dict[str, str]  # by name, why a column cannot be used
     rows: int
     head_rows: int
-    table_rows: int
+    table_rows: int  # an estimate unless ``whole``
     whole: bool
+    # [N] int64, the 1-based line or record number in the first file, as those of rejects; 0 for rows elsewhere.
     row_numbers: np.ndarray
-    malformed: int = 0
-    headers: int = 0
-    lacking: tuple[str, ...] = ()
+    malformed: int = 0  # rows that could not be read, such as lines with a wrong number of fields
+    headers: int = 0  # lines that repeat the header
+    lacking: tuple[str, ...] = ()  # columns that some files lack
 
     def describe(self) -> str:
-        """Which rows these are, in words."""
         if self.whole:
             return f"all {self.rows:,} rows"
         spread = f"the first {self.head_rows:,}, the others spread over the table"
@@ -100,15 +84,10 @@ def read_sample(table: TableFiles) -> Sample:
 
 @dataclass
 class _Lines:
-    """Whole lines of text files, and how much of the files they are.
-
-    Attributes:
-        pieces: of each file that was looked at, its beginning and other blocks of lines.
-        head_lines: in the first block.
-    """
+    """Whole lines of text files: of each file its beginning and other blocks, and how much of the files they are."""
 
     pieces: list[tuple[SourceFile, list[bytes]]]
-    head_lines: int = 0
+    head_lines: int = 0  # in the first block
     taken: int = 0
     size: int = 0
     whole: bool = True
@@ -145,7 +124,6 @@ def _text_sample(table: TableFiles) -> Sample:
 
 @contextmanager
 def _in_place_of(file: SourceFile, path: Path) -> Iterator[None]:
-    """Names the file in messages about ``path``, which is temporary and nobody's."""
     try:
         yield
     except InputError as error:
@@ -155,7 +133,6 @@ def _in_place_of(file: SourceFile, path: Path) -> Iterator[None]:
 def _delimited_chunks(
     table: TableFiles, form: DelimitedInput, parts: Sequence[tuple[SourceFile, SourceFile]]
 ) -> tuple[dict[str, str], list[Chunk], tuple[str, ...]]:
-    """The columns that cannot be used, and why; the rows; and the columns that some files lack."""
     unusable = _unusable_names(table.columns)
     wanted = [name for name in table.columns if name not in unusable]
     if not wanted:
@@ -193,7 +170,6 @@ def _unusable_names(names: Sequence[str]) -> dict[str, str]:
 def _read_columns(
     names: Sequence[str], chunks: Sequence[Chunk], unusable: dict[str, str]
 ) -> dict[str, pa.Array]:
-    """The columns by name, but for those with too many values that are no text, which become unusable."""
     found = {}
     for name in names:
         checked = [
@@ -220,7 +196,6 @@ def _joined(pieces: list[pa.Array]) -> pa.Array:
 def _json_chunks(
     table: TableFiles, parts: Sequence[tuple[SourceFile, SourceFile]]
 ) -> tuple[dict[str, str], list[Chunk], tuple[str, ...]]:
-    """The columns of JSON lines that cannot be used, and why; the rows; and the keys that some lines lack."""
     keys: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
     objects = 0
@@ -267,7 +242,6 @@ def _json_kind(value: object) -> str:
 
 
 def _read_lines(files: Sequence[SourceFile]) -> _Lines:
-    """The first lines of the first file, and blocks of lines spread over all files, each from its beginning on."""
     sizes = [file.path.stat().st_size for file in files]
     lines = _Lines([], size=sum(sizes))
     # Of very many files those at even distances.

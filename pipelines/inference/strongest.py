@@ -1,4 +1,4 @@
-"""How well each column alone ranks the rows of a sample: a column that does so like a model may be an outcome."""
+"""AUC of each column alone on a sample: a column that ranks rows like a model may be an outcome."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,11 @@ import numpy as np
 from ctr.io.errors import printable
 from ctr.pipelines.inference.columns import ColumnFacts
 
-SHOWN = 3
-"""So many columns are named."""
-
-QUANTILES = 40
-"""Numbers with more values than this are grouped by so many quantiles."""
-
+SHOWN = 3  # columns
+QUANTILES = 40  # numbers with more values than this are grouped by so many quantiles
+# A column is suspicious whose AUC alone is at least the first; or, if it has few values, at least the third and, above
+# 0.5, the second's share of the model's. (The id of an ad may well say nearly all that can be known.)
 ALONE, OF_MODEL, LOWEST, FEW_VALUES = 0.85, 0.9, 0.7, 10
-"""A column is suspicious whose AUC alone is at least the first; or, if it has few values, at least the third and, above
-0.5, the second's share of the model's. (The id of an ad may well say nearly all that can be known.)"""
 
 # Rows that follow one another, such as those of a query, stay together; what drifts is in both halves.
 _BLOCKS = 20
@@ -27,7 +23,7 @@ _FEWEST = 10
 
 
 def value_groups(facts: ColumnFacts) -> np.ndarray:
-    """[N] int64: the group of each row: of its value, many numbers by their quantiles; -1 where it is missing."""
+    """Groups rows by their value, many numbers by quantiles: [N] int64, -1 where it is missing."""
     if facts.numbers is None or facts.distinct <= QUANTILES:
         return facts.codes
     finite = np.isfinite(facts.numbers)
@@ -38,15 +34,10 @@ def value_groups(facts: ColumnFacts) -> np.ndarray:
 
 
 def auc_alone(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> float | None:
-    """The AUC of the share of positive rows of each value, where every other block of rows gives the shares.
+    """AUC of the share of positive rows of each value, where every other block of rows gives the shares.
 
-    Args:
-        facts: of the column.
-        labels: [N] 0 or 1.
-        labeled: [N] bool, the rows whose label is known.
-
-    Returns:
-        The mean of the AUC in the two halves; None where one has too few rows of a class.
+    ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows whose label is known. The mean of the two halves; None
+    where one has too few rows of a class.
     """
     label = labels[labeled].astype(np.int64)
     _, groups = np.unique(value_groups(facts)[labeled], return_inverse=True)
@@ -75,14 +66,14 @@ def _auc(scores: np.ndarray, groups: np.ndarray, label: np.ndarray) -> float:
 def strongest_columns(
     columns: Mapping[str, ColumnFacts], labels: np.ndarray, labeled: np.ndarray
 ) -> list[tuple[str, float, int]]:
-    """The few columns that have the largest AUC alone: name, AUC and number of values, the largest AUC first."""
+    """Returns name, AUC and number of values of the few columns with the largest AUC alone, in that order."""
     found = [(name, auc_alone(facts, labels, labeled), facts.distinct) for name, facts in columns.items()]
     known = [(name, auc, values) for name, auc, values in found if auc is not None]
     return sorted(known, key=lambda one: -one[1])[:SHOWN]
 
 
 def is_suspicious(auc: float, values: int, model_auc: float | None) -> bool:
-    """Whether a column alone ranks rows so well that it may say what the label is."""
+    """Tells whether a column alone ranks rows so well that it may say what the label is."""
     if auc >= ALONE:
         return True
     share = None if model_auc is None else (auc - 0.5) - OF_MODEL * (model_auc - 0.5)
@@ -90,11 +81,7 @@ def is_suspicious(auc: float, values: int, model_auc: float | None) -> bool:
 
 
 def strongest_text(found: Sequence[Mapping[str, Any]]) -> str:
-    """A line with the strongest columns, and one with those that are suspicious; empty where there are none.
-
-    Args:
-        found: of each column ``column``, ``auc`` and ``suspicious``.
-    """
+    """Formats the strongest columns (``column``, ``auc``, ``suspicious``); empty where there are none."""
     if not found:
         return ""
     shown = ", ".join(f"{printable(one['column'])} {one['auc']:.3f}" for one in found)

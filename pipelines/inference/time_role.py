@@ -1,4 +1,4 @@
-"""Which column is the time of the rows, and where that is not certain."""
+"""Column that is the time of the rows, and where it is not certain."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,8 +19,8 @@ from ctr.pipelines.inference.times import (
 )
 from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
+# What may follow the column of --time.
 FORMS = "s, ms, us, ns (since 1970), serial (days, as spreadsheets count), iso8601, or a format of strptime"
-"""What may follow the column of --time."""
 
 _UNITS = ("s", "ms", "us", "ns", "serial")
 
@@ -28,7 +28,7 @@ _UNITS = ("s", "ms", "us", "ns", "serial")
 def choose_time(
     text: str | None, columns: Mapping[str, ColumnFacts], head_rows: int, used: Sequence[str]
 ) -> TimeColumn | Doubt | None:
-    """The time of the rows, given by ``--time`` or certain; None where there is none: the order of the file.
+    """Chooses the time of the rows, given by ``--time`` or certain; None: it is the order of the file.
 
     A column that is named like a time and is not read as one is a question, unless another one is the time.
 
@@ -64,7 +64,6 @@ def choose_time(
 
 
 def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> TimeColumn | Doubt:
-    """The column of ``--time COLUMN`` or ``--time COLUMN=FORM``."""
     name, form = _parted(text, columns)
     facts = find_column(name, columns, "--time")
     if form is None:
@@ -104,7 +103,6 @@ def _parted(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[str, str | N
 
 
 def _open_order(found: TimeColumn) -> Doubt:
-    """The question which of two orders of day, month and year the dates of the time have."""
     name, forms = found.facts.name, (found.time.format or "", found.other)
     choices = [Choice(f"{name}={form}", "reads all values", name) for form in forms]
     question = (
@@ -118,12 +116,9 @@ def _doubt(
     failed: Sequence[tuple[ColumnFacts, TimeColumn | None]],
     others: Sequence[TimeColumn],
 ) -> Doubt:
-    """The question which column is the time.
+    """Asks which column is the time: one that is read as such, or one of the others.
 
-    Args:
-        own: columns that are read as times.
-        failed: columns that are named like times and are not read as such, the likeliest first.
-        others: columns that are read as times and named like those of other events.
+    ``failed`` are named like times and not read as such, the likeliest first; ``others`` are named like other events.
     """
     choices, hint = [], ""
     for facts, found in failed:
@@ -148,7 +143,6 @@ def _doubt(
 
 
 def _first_strange(facts: ColumnFacts, found: TimeColumn | None) -> str:
-    """Which value is no time, and in which row."""
     if found is not None:
         return found.rejects
     if not facts.present:

@@ -26,7 +26,7 @@ _PLAIN_WORDS = frozenset(("t", "at", "of", "on", "coordinated", "universal", "ti
 
 
 def time_formats(texts: Sequence[str]) -> list[str]:
-    """The formats of ``strptime`` that most of some texts may have, the most frequent first; none for other texts."""
+    """Derives the formats of ``strptime`` that most texts may have, the most frequent first; none for other texts."""
     found: Counter[str] = Counter()
     understood = 0
     for text in texts:
@@ -115,11 +115,10 @@ _DIGITS = {
 }
 
 DIGIT_FORMATS = frozenset(itertools.chain.from_iterable(_DIGITS.values()))
-"""Formats of digits alone."""
 
 
 def digit_formats(texts: Sequence[str]) -> tuple[str, ...]:
-    """The formats of digits that most of some texts may have."""
+    """Returns the formats of digits that most of some texts may have."""
     lengths = Counter(len(text) for text in texts if text.isdecimal())
     if not lengths:
         return ()

@@ -1,4 +1,4 @@
-"""Which columns hold times, and in which unit or format."""
+"""Columns that hold times, and their units and formats."""
 
 import re
 from dataclasses import dataclass, replace
@@ -21,13 +21,10 @@ from ctr.pipelines.inference.names import (
 from ctr.pipelines.inference.time_shapes import DIGIT_FORMATS, digit_formats, time_formats
 from ctr.pipelines.rows.convert import SERIAL_OF_1970, is_text, parse_times
 
+# Values are taken for times between 1990 and 2100 only.
 FIRST_DAY, LAST_DAY = "1990-01-01", "2099-12-31"
 FIRST_US, LAST_US = 631_152_000_000_000, 4_102_444_800_000_000
-"""1990 and 2100: values are taken for times in between only."""
-
-BAD_SHARE = 0.005
-"""At most this share of the rows may have no readable time without a question: they become rejects."""
-
+BAD_SHARE = 0.005  # at most this share of the rows may become rejects for their time without a question
 _UNITS: tuple[tuple[TimeUnit, float], ...] = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
 _SERIAL_DAYS = 7305
 _LOOKED, _FEW = 500, 40
@@ -43,44 +40,32 @@ _STRANGE = 0.05
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column that can be read as a time, in most rows.
-
-    Attributes:
-        facts: of the column.
-        time: how a mapping reads it.
-        us: [N] int64 microseconds since 1970; 0 where ``bad``.
-        bad: [N] bool, the rows without a readable time.
-        rank: how much its name, and that it only grows, speak for the time of the row.
-        other: another format that reads as many of its values; empty where there is none.
-        is_open: whether nothing speaks for one of the two.
-    """
+    """A column that can be read as a time in most of N rows."""
 
     facts: ColumnFacts
     time: Time
-    us: np.ndarray
-    bad: np.ndarray
-    rank: float
-    other: str = ""
-    is_open: bool = False
+    us: np.ndarray  # [N] int64 microseconds since 1970; 0 where ``bad``
+    bad: np.ndarray  # [N] bool, the rows without a readable time
+    rank: float  # how much its name, and that it only grows, speak for the time of the row
+    other: str = ""  # another format that reads as many of its values
+    is_open: bool = False  # nothing speaks for one of the two formats
 
     @property
     def form(self) -> str:
-        """Its unit or format."""
         return self.time.form
 
     @property
     def doubt(self) -> str:
-        """The other format that reads its values too, in words; empty where there is none."""
+        """The other format that reads its values too, in words."""
         return f", though {self.other} reads it too" if self.other else ""
 
     @property
     def bad_share(self) -> float:
-        """The share of the rows without a readable time."""
         return float(self.bad.mean())
 
     @property
     def rejects(self) -> str:
-        """How many rows have no readable time, and the first; empty where all have one."""
+        """Tells how many rows have no readable time, and the first; empty where all have one."""
         if not self.bad.any():
             return ""
         share = f"{int(self.bad.sum()):,} of {len(self.bad):,} rows have no readable time ({percent(self.bad_share)})"
@@ -88,16 +73,16 @@ class TimeColumn:
 
 
 def show_value(facts: ColumnFacts, rows: np.ndarray) -> str:
-    """The value of the first of some rows, [N] bool, and which row of the file that is where it is known."""
+    """Formats the value of the first of some rows, [N] bool, and its number where that is known."""
     code = int(facts.codes[np.argmax(rows)])
     return facts.placed("no value" if code < 0 else repr(" ".join(facts.texts[code].split())[:60]), rows)
 
 
 def name_rank(facts: ColumnFacts) -> int:
-    """How much a name speaks for the time of a row.
+    """Rates how much a name speaks for the time of a row.
 
-    3 for one that says so, 1 or 2 for one that may be it, 0 for others, -1 for the time of another event such as the
-    outcome, -2 for one of a thing, such as a birthday.
+    3 says so, 1 or 2 may be it, 0 is another, -1 the time of another event such as the outcome, -2 that of a thing,
+    such as a birthday.
     """
     if facts.plain_name in TIME_NAMES:
         return 3
@@ -113,7 +98,7 @@ def _other_rank(words: set[str]) -> int:
 
 
 def promised_rank(facts: ColumnFacts) -> int:
-    """The rank of a name that promises a time; 0 for another name, such as that of a duration or a part of a date."""
+    """Rates a name that promises a time; 0 for others, such as that of a duration or a part of a date."""
     rank, words = name_rank(facts), facts.words
     weak = set(words) & {"date", "dt", "epoch", "utc", "when"} or words[-1:] == ("at",)
     if facts.is_list or pa.types.is_boolean(facts.array.type) or (rank == 1 and not weak):
@@ -122,12 +107,10 @@ def promised_rank(facts: ColumnFacts) -> int:
 
 
 def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeColumn | None:
-    """The column as a time in the way that reads most of its rows; None for a column of something else.
+    """Reads a column as a time in the way that fits most of its rows; None for a column of something else.
 
-    Args:
-        facts: of the column.
-        head_rows: so many rows of the sample stand together at its beginning.
-        named: it was said to be the time: any unit that gives a time of our days will do.
+    The first ``head_rows`` stand together in the file. A column ``named`` by the user may have any unit that gives a
+    time of our days.
     """
     rank = name_rank(facts)
     found = []
@@ -163,7 +146,7 @@ def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
 
 
 def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
-    """The column read in a given way; if most times are not of our days, all of them count.
+    """Reads a column in a given way; if most times are not of our days, all of them count.
 
     Raises:
         InputError: a column of a type that this way does not read.
@@ -175,7 +158,7 @@ def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
 
 
 def is_other_time(facts: ColumnFacts) -> bool:
-    """Whether a column that is not the time of the row holds times, or what is named or written like one."""
+    """Tells whether a column that is not the time of the row holds times, or is named or written like one."""
     found = find_time(facts, 0)
     if found is None and facts.distinct >= _DATES:
         found = find_time(facts, 0, named=True)
@@ -194,7 +177,7 @@ def is_other_time(facts: ColumnFacts) -> bool:
 
 
 def with_range(found: TimeColumn) -> Time:
-    """How a mapping reads a column so that what was not taken for a time is rejected, such as 0 for none."""
+    """Adds the range to a time by which a mapping rejects what was not taken for one, such as 0 for none."""
     us, bad = parse_times(found.facts.array, found.time)
     early, late = bool((us[found.bad & ~bad] < FIRST_US).any()), bool((us[found.bad & ~bad] >= LAST_US).any())
     days = {"first": FIRST_DAY if early else None, "last": LAST_DAY if late else None}
