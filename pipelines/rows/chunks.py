@@ -1,4 +1,4 @@
-"""A chunk of a source file: raw columns with their row numbers, and the rows that were rejected already."""
+"""Chunks of source files: raw columns with their row numbers, and the rows that were rejected already."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,19 +11,14 @@ from ctr.pipelines.rows.rejects import Reject
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of one source file.
+    """Consecutive rows of one source file."""
 
-    Attributes:
-        file: number of the source file.
-        table: the raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``.
-        rows: [N] int64, the 1-based line or record number of each.
-        rejects: rows of this chunk that could not be read at all.
-    """
-
-    file: int
-    table: pa.Table
-    rows: np.ndarray
-    rejects: list[Reject]
+    file: int  # its number
+    table: (
+        pa.Table
+    )  # the raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``
+    rows: np.ndarray  # [N] int64, the 1-based line or record number of each
+    rejects: list[Reject]  # rows of this chunk that could not be read at all
 
     @property
     def count(self) -> int:
@@ -32,7 +27,7 @@ class Chunk:
 
 
 def with_constants(chunk: Chunk, values: Mapping[str, str | None]) -> Chunk:
-    """The chunk with columns that have one value in all rows, by their names; None: it is missing."""
+    """Appends columns that have one value in all rows; None: it is missing."""
     table = chunk.table
     for name, value in values.items():
         rows = len(chunk.rows)

@@ -1,4 +1,4 @@
-"""Reads csv and tsv files in chunks; every column as bytes; rejects lines with malformed quotes or fields.
+"""Reads csv and tsv files in chunks, every column as bytes; rejects lines with malformed quotes or fields.
 
 A header that comes again, as where files with one were put together by ``cat``, is rejected too, and counts for itself.
 """
@@ -32,7 +32,7 @@ _LOOKED = 100
 
 
 def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
-    """The names of a file's columns, from its header or the mapping.
+    """Returns the names of a file's columns, from its header or the mapping.
 
     Where the lines below the header all have one field more, which is empty, or one less than a header that ends with a
     delimiter, the names are as many as the fields. Where they begin with the number of the row, without a name for it,
@@ -71,7 +71,7 @@ def _split_names(path: Path, line: str, form: DelimitedInput) -> tuple[str, ...]
 
 
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
-    """The fields of the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
+    """Splits the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []
@@ -87,7 +87,7 @@ def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[lis
 
 
 def fitted_names(names: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The names of a header, as many as the lines below it have fields (see ``delimited_columns``)."""
+    """Makes the names of a header as many as the lines below it have fields (see ``delimited_columns``)."""
     rows = [row for row in rows if list(row) != list(names)]
     fields, lines = Counter(map(len, rows)).most_common(1)[0] if rows else (len(names), 0)
     if lines >= 0.9 * len(rows):
@@ -181,14 +181,7 @@ def read_delimited(
 
 
 class _Header:
-    """The header of a file, which may come again in it.
-
-    Args:
-        file: the number of the file.
-        names: those of all its columns.
-        wanted: the columns that are read.
-        delimiter: the character between fields.
-    """
+    """Header of a file, which may come again in it."""
 
     def __init__(self, file: int, names: Sequence[str], wanted: Sequence[str], delimiter: str) -> None:
         self._file, self._delimiter = file, delimiter
@@ -199,11 +192,9 @@ class _Header:
         self._wanted = list(wanted) if is_certain else []
 
     def repeats(self, line: str) -> bool:
-        """Returns whether a line with another number of fields has the same names."""
         return [name for name in line.strip().replace('"', "").split(self._delimiter) if name] == self._names
 
     def reject(self, row: int) -> Reject:
-        """Makes the reject of a line that repeats the header."""
         return make_reject(
             self._file, row, "line", REPEATED_HEADER, self._line, "the header as the first line only"
         )
@@ -228,7 +219,7 @@ class _Header:
 
 @contextmanager
 def _quiet_about_text() -> Iterator[None]:
-    """Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes."""
+    # Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes.
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

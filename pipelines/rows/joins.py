@@ -1,4 +1,4 @@
-"""Side tables: loaded whole, looked up by key for every row."""
+"""Side tables, loaded whole and looked up by key for every row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from ctr.io.errors import InputError
 
 @dataclass(frozen=True)
 class SideTable:
-    """A side table: distinct keys [K] as text (as categories spell it), and K rows under their prefixed names."""
+    """Side table: distinct keys [K] as text (as categories spell it), and K rows under their prefixed names."""
 
     key: str
     keys: pa.Array
     columns: pa.Table
 
     def attach(self, table: pa.Table) -> pa.Table:
-        """A left join: appends the side columns of each row's key; null where the key is not there."""
+        """Appends the side columns of each row's key, a left join; null where the key is not there."""
         places = pc.index_in(_key_texts(table.column(self.key)), self.keys)
         for name in self.columns.column_names:
             table = table.append_column(name, self.columns.column(name).take(places))
@@ -34,7 +34,7 @@ def _key_texts(column: pa.ChunkedArray) -> pa.Array:
 
 
 def find_side_file(join: Join, folder: Path) -> Path:
-    """The file of a join for the input files of ``folder``. Raises InputError for none or several."""
+    """Finds the file of a join for the input files of ``folder``; InputError for none or several."""
     found = sorted(path for path in folder.glob(join.file) if path.is_file())
     if len(found) != 1:
         several = f"matches {', '.join(path.name for path in found)}" if found else "no such file"
@@ -43,11 +43,7 @@ def find_side_file(join: Join, folder: Path) -> Path:
 
 
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
-    """Checks the keys of a side table that was read from ``path``.
-
-    Args:
-        table: its key column ``join.key`` and the columns to be joined, all UTF-8.
-        rows: the row numbers, for messages.
+    """Makes a side table of columns that were read from ``path``, all UTF-8; ``rows`` are their numbers, for messages.
 
     Raises:
         InputError: a missing or repeated key.

@@ -1,8 +1,7 @@
 """Reads files of one JSON object a line, in blocks.
 
-A block goes through Arrow's parser when its result is certain to be what reading it line by line gives;
-otherwise it is read line by line, and malformed lines are rejected. So the rows do not depend on where
-blocks are cut.
+A block goes through Arrow's parser when its result is certain to be what reading it line by line gives; otherwise it is
+read line by line, and malformed lines are rejected. So the rows do not depend on where blocks are cut.
 """
 
 import json
@@ -29,15 +28,11 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class JsonlReader:
-    """Reads the wanted columns of JSON lines.
+    """Reader of the wanted columns of JSON lines; a key that an object lacks is null.
 
-    Args:
-        wanted: the columns; a key that an object lacks is null.
-        numbers: the columns only read as numbers, where 5 and 5.0 mean the same.
-        lists: the columns that may hold lists, with the separator of those that are text instead; None where there is
-            not one alone.
-        all_needed: whether some line of a file must have each wanted column,
-        optional: but for these.
+    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same. Those of ``lists`` may hold
+    lists, and have the separator of those that are text instead; None where there is not one alone. With ``all_needed``
+    some line of a file must have each wanted column but the ``optional`` ones.
     """
 
     def __init__(
@@ -76,11 +71,7 @@ class JsonlReader:
             )
 
     def read_block(self, file: int, block: bytes, line: int) -> tuple[Chunk, list[str], int]:
-        """Reads whole lines, of which the first one has the number ``line`` in file number ``file``.
-
-        Returns:
-            The rows, the keys that the lines have, and how many lines they are.
-        """
+        """Reads whole lines, the first with the number ``line``: rows, keys of the lines, and number of lines."""
         texts = block.split(b"\n")
         if not texts[-1]:
             texts.pop()

@@ -1,7 +1,7 @@
 """Reads the MIND news data set: impression lines exploded into candidates, with the columns of the news.
 
-``behaviors.tsv`` has a line for each impression: its id, user, time, the news read before, and the
-candidates with their clicks (``N123-1 N45-0``). ``news.tsv`` beside it has a line for each article.
+``behaviors.tsv`` has a line for each impression: its id, user, time, the news read before, and the candidates with
+their clicks (``N123-1 N45-0``). ``news.tsv`` beside it has a line for each article.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,11 +43,11 @@ _NEWS_TEXTS = ("category", "subcategory", "title", "abstract")
 _NEWS_LISTS = ("title_entities", "entities")
 _HISTORY_TEXTS = {"history_categories": "category", "history_subcategories": "subcategory"}
 
+# The raw columns that a mapping with ``type: mind`` may use.
 MIND_COLUMNS = (
     *("impression_id", "user_id", "time", "history", "history_length", *_HISTORY_TEXTS),
     *("news_id", "clicked", "example_id", *_NEWS_TEXTS, *_NEWS_LISTS),
 )
-"""The raw columns that a mapping with ``type: mind`` may use."""
 
 # A line explodes into some 40 candidates, each with the whole history.
 _BLOCK_SHARE = 16
@@ -55,18 +55,14 @@ _BLOCK_SHARE = 16
 
 @dataclass(frozen=True)
 class News:
-    """What is known of the articles: distinct ids [K] and K rows of text and entity lists."""
+    """Articles: distinct ids [K] and K rows of text and entity lists."""
 
     ids: pa.Array
     columns: pa.Table
 
     @classmethod
     def load(cls, folder: Path) -> "News":
-        """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder.
-
-        Raises:
-            InputError: missing, malformed, or an id twice.
-        """
+        """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder; InputError where it is missing or malformed."""
         paths = [
             path for name in ("news.tsv", "news.tsv.gz", "news.tsv.zst") if (path := folder / name).is_file()
         ]

@@ -14,13 +14,13 @@ _BATCH_ROWS = 65_536
 
 
 def parquet_columns(path: Path) -> tuple[str, ...]:
-    """The names of a file's columns. Raises InputError when the file is damaged."""
+    """Reads the names of a file's columns; InputError when it is damaged."""
     with faults_named(path):
         return tuple(pq.read_schema(path).names)
 
 
 def row_group_sizes(path: Path) -> list[int]:
-    """The rows of each row group of a file. Raises InputError when the file is damaged."""
+    """Counts the rows of each row group of a file; InputError when it is damaged."""
     with faults_named(path), pq.ParquetFile(path) as file:
         return [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
 
@@ -30,12 +30,7 @@ def read_parquet(
     wanted: Sequence[str],
     row_groups: tuple[int, int] | None = None,
 ) -> Iterator[Chunk]:
-    """Yields the wanted columns in their own types; rows are numbered from 1.
-
-    Args:
-        source: the file.
-        wanted: the columns.
-        row_groups: those [begin, end) that are read; None: all.
+    """Yields the wanted columns in their own types, of the ``row_groups`` [begin, end); rows are numbered from 1.
 
     Raises:
         InputError: a missing column or a damaged file.

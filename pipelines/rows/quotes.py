@@ -1,4 +1,4 @@
-"""Finds records of a csv stream whose quotes are malformed, which a parser would accept.
+"""Records of a csv stream whose quotes are malformed, which a parser would accept.
 
 A value may stand in quotes (RFC 4180): its quote is the first character of a field, its end is followed by a delimiter,
 a line end or nothing, and a quote within is doubled. A quote elsewhere in a field is a plain character. Where that
@@ -24,22 +24,16 @@ _IS_BOUNDARY, _IS_QUOTE = 1, 2
 
 @dataclass
 class StrictQuotes:
-    """A csv stream, read-only, with each malformed line replaced by an invalid one, of too many or few fields.
+    """Csv stream, read-only, with each malformed line replaced by an invalid one, of too many or few fields.
 
     So who parses it refuses that line, at its place.
-
-    Attributes:
-        stream: of bytes; ``read(n)`` returns b"" at its end.
-        delimiter: the character between fields.
-        fields: of a record.
-        limit: bytes; a quoted value is taken to be never closed where its record would be longer.
-        faults: reason and original line, by what stands for the line in the stream.
     """
 
-    stream: Any
+    stream: Any  # of bytes; ``read(n)`` returns b"" at its end
     delimiter: str
-    fields: int
-    limit: int
+    fields: int  # of a record
+    limit: int  # bytes; a quoted value is taken to be never closed where its record would be longer
+    # Reason and original line, by what stands for the line in the stream.
     faults: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     closed: bool = False
     _pending: bytes = b""
@@ -48,7 +42,7 @@ class StrictQuotes:
     _begun: bool = False
 
     def __post_init__(self) -> None:
-        """Sets down what each byte is to a quote beside it."""
+        # What each byte is to a quote beside it.
         kinds = bytearray(256)
         for byte in (ord(self.delimiter), _NEWLINE, _RETURN):
             kinds[byte] = _IS_BOUNDARY
@@ -56,11 +50,11 @@ class StrictQuotes:
         self._kinds = bytes(kinds)
 
     def close(self) -> None:
-        """The stream stays open: it is the caller's."""
+        # The stream stays open: it is the caller's.
         self.closed = True
 
     def read(self, size: int = -1) -> bytes:
-        """At most ``size`` bytes, whole records wherever they fit; b"" at the end."""
+        """Reads at most ``size`` bytes, whole records wherever they fit; b"" at the end."""
         if size < 0:
             pieces = iter(lambda: self.read(1 << 24), b"")
             return b"".join(pieces)

@@ -35,7 +35,7 @@ Columns = dict[str, pa.Array]
 
 
 class Verdict:
-    """Which rows are still good; collects a reject for each that is not, with its first fault only."""
+    """Rows that are still good; a reject for each that is not, with its first fault only."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
@@ -65,7 +65,7 @@ def _as_python(value: pa.Scalar) -> Any:
 def checked_columns(
     chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict, encoded: Collection[str] = ()
 ) -> Columns:
-    """The columns of a chunk as UTF-8, and those of the side tables; dictionaries of ``encoded`` stay dictionaries."""
+    """Makes the columns of a chunk UTF-8 and adds those of side tables; of ``encoded`` dictionaries stay such."""
     columns = {}
     for name in chunk.table.column_names:
         raw = chunk.table.column(name).combine_chunks()
@@ -81,7 +81,7 @@ def checked_columns(
 
 
 def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:
-    """[N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
+    """Reads [N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
     time = mapping.time
     if time.row_order is not None:
         times = time.row_order.start_us + (first + chunk.rows - 1) * time.row_order.step_us
@@ -92,7 +92,7 @@ def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, ver
 
 
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
+    """Reads [N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
     assert time.column is not None
     times, bad = parse_column(time.column, columns, parse_times, time)
     zones = f" (%Z: {' or '.join(ZONES)})" if "%Z" in (time.format or "") else ""
@@ -102,14 +102,14 @@ def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -
 
 
 def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] int64 ids of the column ``name``; ``key`` is what the mapping calls it."""
+    """Reads [N] int64 ids of the column ``name``; ``key`` is what the mapping calls it."""
     ids, bad = parse_column(name, columns, parse_ids)
     verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
     return ids
 
 
 def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] int8 labels."""
+    """Reads [N] int8 labels."""
     name = mapping.label.column
     labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
     verdict.refuse(bad, "label", "not a label", columns[name], allowed)
@@ -117,7 +117,7 @@ def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndar
 
 
 def read_weights(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] float32 weights; 1 where the mapping has none."""
+    """Reads [N] float32 weights; 1 where the mapping has none."""
     if mapping.weight is None:
         return np.ones(len(verdict.good), np.float32)
     weights, bad = parse_column(mapping.weight, columns, parse_weights)
@@ -128,7 +128,7 @@ def read_weights(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.nda
 def read_keys(
     mapping: Mapping, name_hash: int, columns: Columns, chunk: Chunk, times: np.ndarray, verdict: Verdict
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[N] int64 example ids and [N] int64 query ids, or groups where the mapping groups rows.
+    """Reads [N] int64 example ids and [N] int64 query ids, or groups where the mapping groups rows.
 
     ``name_hash`` is that of the file's name.
     """
@@ -198,7 +198,7 @@ def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> N
 
 
 def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:
-    """``parse`` of a column, naming the column when its type is refused."""
+    """Parses a column, and names it when its type is refused."""
     try:
         return parse(columns[name], *arguments)
     except InputError as error:

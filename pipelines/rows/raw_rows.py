@@ -50,16 +50,12 @@ from ctr.pipelines.rows.table_files import table_file_columns
 from ctr.serving.learned import TIME
 from ctr.serving.metadata import MAPPING
 
-BLOCK_BYTES = 4 << 20
-"""Bytes of an input file that are read at a time."""
+BLOCK_BYTES = 4 << 20  # of an input file that are read at a time
 
+# Of N rows the keys (``key_schema``) and the columns that the model takes; and the rows that were rejected, as
+# ``rejects.jsonl`` has them. Texts are ``large_binary`` without nulls, lists of them joined with the feature's
+# separator; numbers are float32, the time is int64.
 RawRows = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
-"""Of N rows the keys (``key_schema``) and the columns that the model takes; and the rows that were rejected, as
-``rejects.jsonl`` has them.
-
-Texts are ``large_binary`` without nulls, lists of them joined with the feature's separator; numbers are float32, the
-time is int64.
-"""
 
 _LABELED = [
     pa.field("query_id", pa.int64()),
@@ -79,7 +75,7 @@ _TABLE_INPUTS: dict[str, Any] = {
 
 
 def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
-    """The mapping of files of one type, by their names, whose columns have the names of the model's inputs.
+    """Maps files of one type, by their names, whose columns have the names of the model's inputs.
 
     The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
 
@@ -126,11 +122,7 @@ def check_labeled(mapping: Mapping) -> None:
 
 
 def find_mapping(metadata: Any, inputs: Sequence[Path]) -> Mapping | None:
-    """Returns the mapping that a model of ``ctr quickstart`` has, unless the names of the files show another type.
-
-    Args:
-        metadata: of the model.
-    """
+    """Returns the mapping that a model of ``ctr quickstart`` has, unless the names of the files show another type."""
     if MAPPING not in metadata:
         return None
     mapping = parse_model(Mapping, metadata[MAPPING], "the model's own mapping", f"{MAPPING}.")
@@ -139,7 +131,7 @@ def find_mapping(metadata: Any, inputs: Sequence[Path]) -> Mapping | None:
 
 
 def key_schema(mapping: Mapping | None, labeled: bool = False) -> pa.Schema:
-    """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one.
+    """Returns the columns that identify rows: file and row, as an ingest numbers them, and an example id if mapped.
 
     With labels also what an ingest would make of the other keys, so that the rows can be measured.
     """
@@ -281,7 +273,6 @@ def _texts(name: str, schema: Schema, columns: Columns, verdict: Verdict) -> pa.
 
 
 def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> None:
-    """Raises InputError for what an ingest would not read either."""
     types = pa.types
     if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
             or types.is_boolean(kind) or types.is_null(kind)):  # fmt: skip

@@ -1,4 +1,4 @@
-"""From input files to chunks of raw columns, with the side tables that belong to each."""
+"""Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,17 +23,11 @@ from ctr.pipelines.rows.table_files import absent_columns, read_strictly, read_t
 
 @dataclass
 class RawReader:
-    """Reads the input files of a mapping.
-
-    Attributes:
-        mapping: what to read, and how.
-        block_bytes: bytes of a file that make a chunk; at most about this much is in memory a chunk.
-        columns: which raw columns to read; None: all that the mapping needs for examples.
-    """
+    """Reader of the input files of a mapping."""
 
     mapping: Mapping
-    block_bytes: int
-    columns: tuple[str, ...] | None = None
+    block_bytes: int  # of a file that make a chunk; at most about this much is in memory a chunk
+    columns: tuple[str, ...] | None = None  # None: all raw columns that the mapping needs for examples
     _sides: dict[Path, tuple[SideTable, ...]] = field(default_factory=dict)
     _news: dict[Path, News] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Input files: finds them, orders and names them, and opens them."""
+"""Finds input files, orders and names them, and opens them."""
 
 import errno
 import re
@@ -22,7 +22,7 @@ _BLANK_BYTES = 1024
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file. ``name`` is used in rejects and in the hashes of rows, and does not depend on the machine."""
+    """Input file. ``name`` is used in rejects and in the hashes of rows, and does not depend on the machine."""
 
     number: int
     path: Path
@@ -30,15 +30,11 @@ class SourceFile:
 
 
 def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequence[str]) -> list[SourceFile]:
-    """The files of ``inputs``, in order: files as given, of a folder those that match a pattern.
+    """Finds the files of ``inputs``, in order: files as given, of a folder those that match a pattern.
 
-    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by
-    its own name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left
-    out, unless a pattern begins so.
-
-    Args:
-        patterns: globs for folders.
-        excluded: globs, seen from a file's own folder, of side tables; they are no input.
+    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its own
+    name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left out,
+    unless a pattern begins so. ``excluded`` are globs, seen from a file's folder, of side tables, which are no input.
 
     Raises:
         InputError: an input that does not exist, a folder without files, two files of one name.
@@ -80,24 +76,24 @@ HIDDEN = (".", "_")
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a name on a relative path begins as those of files do that programs keep for themselves."""
+    """Tells whether a name on a relative path begins as those of files do that programs keep for themselves."""
     return any(part.startswith(HIDDEN) for part in path.parts)
 
 
 def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
-    """The files of ``inputs`` that a mapping reads (see ``find_files``); without side tables."""
+    """Finds the files of ``inputs`` that a mapping reads (see ``find_files``), without side tables."""
     return find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Sorts names by their parts, digits as numbers."""
+    """Key that sorts names by their parts, digits as numbers."""
     parts = re.split(r"([0-9]+)", name)
     key = [(int(part) if part.isdecimal() else -1, part) for part in parts]
     return [*key, (0, name)]
 
 
 class UnreadableNowError(InputError):
-    """A file that may be read later: the machine or its permissions are at fault, not its content."""
+    """Raised for a file that may be read later: the machine or its permissions are at fault, not its content."""
 
 
 @contextmanager
@@ -118,7 +114,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """A readable Arrow stream of a text file's content, decompressed by its extension (.gz, .zst).
+    """Opens a text file's content as an Arrow stream, decompressed by its extension (.gz, .zst).
 
     Raises:
         InputError: it is compressed otherwise than its name says, or holds something else than text.
@@ -137,7 +133,7 @@ def open_bytes(path: Path) -> Any:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether a file holds nothing but white space, as a part does that nothing was written to."""
+    """Tells whether a file holds nothing but white space, as a part does that nothing was written to."""
     if path.stat().st_size > _BLANK_BYTES:
         return False
     if not_text(path) not in ("", *(f"compressed with {name}" for name in _COMPRESSIONS.values())):
@@ -148,7 +144,7 @@ def is_blank(path: Path) -> bool:
 
 
 def folder_keys(path: Path) -> dict[str, str | None]:
-    """The columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
+    """Reads the columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
 
     Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a name of its own for a missing value.
     """

@@ -1,4 +1,4 @@
-"""Files that are tables already, csv, tsv and Parquet, in chunks or whole."""
+"""Reads files that are tables already, csv, tsv and Parquet, in chunks or whole."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ from ctr.pipelines.rows.sources import SourceFile
 
 
 def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
-    """The names of a file's columns. Raises InputError for a damaged file."""
+    """Reads the names of a file's columns; InputError when it is damaged."""
     return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
 
 
 def absent_columns(
     form: DelimitedInput | ParquetInput, wanted: Sequence[str], found: Sequence[str]
 ) -> list[str]:
-    """The wanted columns that a file with the columns ``found`` lacks, and may lack."""
+    """Returns the wanted columns that a file with the columns ``found`` lacks, and may lack."""
     return [name for name in wanted if name in form.optional and name not in found]
 
 
@@ -48,11 +48,7 @@ def read_table_file(
 def read_strictly(
     path: Path, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
 ) -> tuple[pa.Table, list[int]]:
-    """The wanted columns of a whole file as UTF-8, and the row numbers.
-
-    Raises:
-        InputError: any row that cannot be read.
-    """
+    """Reads the wanted columns of a whole file as UTF-8, and the row numbers; InputError for an unreadable row."""
     source = SourceFile(0, path, path.name)
     chunks = list(read_table_file(source, form, wanted, block_bytes))
     rows = [row for chunk in chunks for row in chunk.rows.tolist()]
