@@ -19,7 +19,7 @@ _BUFFER_BYTES = 128 << 20
 
 @contextmanager
 def spill_folder(log: Path) -> Iterator[Path]:
-    """A temporary folder inside ``log``, removed at the end, whatever happens.
+    """Makes a temporary folder inside ``log``, removed at the end, whatever happens.
 
     A process that is killed leaves its folder behind, and the next one removes it. The folder of a living process is
     protected by a lock.
@@ -53,11 +53,9 @@ class ArrivalSpill:
         self._writer = pa.ipc.new_stream(self._file, schema)
 
     def append(self, table: pa.Table) -> None:
-        """Appends rows."""
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Closes the file."""
         self._writer.close()
         self._file.close()
 
@@ -70,11 +68,7 @@ class ArrivalSpill:
 
 
 def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
-    """The rows of a table by the partition that each belongs to, in their order.
-
-    Args:
-        starts: int64 [N].
-    """
+    """Splits the rows of a table by the partition, of ``starts`` int64 [N], that each belongs to, in their order."""
     if not len(starts):
         return {}
     if not (starts[1:] >= starts[:-1]).all():
@@ -88,12 +82,9 @@ def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Tabl
 
 
 class PartitionSpill:
-    """Stores rows by partition of query time, each partition in the order of arrival.
+    """Rows by partition of query time, each partition in the order of arrival.
 
-    Args:
-        folder: where the files go.
-        partition_us: the length of a partition; they begin at multiples of it.
-        buffer_bytes: rows kept in memory before they go to disk.
+    Partitions begin at multiples of their length. Up to ``buffer_bytes`` of rows are kept in memory.
     """
 
     def __init__(self, folder: Path, partition_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
@@ -105,7 +96,6 @@ class PartitionSpill:
         self._starts: set[int] = set()
 
     def append(self, table: pa.Table) -> None:
-        """Appends rows with their final query times."""
         if not table.num_rows:
             return
         times = table.column("query_time").to_numpy()
@@ -131,7 +121,7 @@ class PartitionSpill:
         return self._folder / f"{start:019d}"
 
     def partitions(self) -> list[tuple[int, int]]:
-        """The partitions (start, end) that have rows, in order of time."""
+        """Lists the partitions (start, end) that have rows, in order of time."""
         return [(start, start + self._partition_us) for start in sorted(self._starts)]
 
     def pop(self, start: int) -> pa.Table:

@@ -41,26 +41,18 @@ _WORKERS = 2
 
 @dataclass(frozen=True)
 class EventsResult:
-    """The result of a batch.
-
-    Attributes:
-        counts: of the events that were read.
-        partitions: published.
-        examples, clicks: in the log; clicks are examples with label 1.
-        counters: the sums of the partitions' counters.
-        shared_ids: of each feature with ``buckets`` the estimated share of its values that share their id.
-        warnings: what may be wrong, a line each.
-        seconds: for each stage.
-    """
+    """Result of a batch."""
 
     counts: EventCounts
     partitions: int
     examples: int
-    clicks: int
-    counters: dict[str, int]
-    shared_ids: dict[str, float]
+    clicks: int  # examples with label 1
+    counters: dict[str, int]  # the sums of the partitions' counters
+    shared_ids: dict[
+        str, float
+    ]  # of each feature with ``buckets`` the estimated share of its values that share their id
     warnings: list[str]
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # of each stage
 
 
 def ingest_events(
@@ -73,12 +65,8 @@ def ingest_events(
 ) -> EventsResult:
     """Publishes the examples that the events of ``folders`` make as the log ``log``.
 
-    Args:
-        mapping: how events become examples.
-        folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``).
-        log: the log's folder. Every partition with events is closed: it cannot be published with others later.
-        max_reject_share: the job stops when a larger share of events, in [0, 1], is rejected.
-        options: Beam's. The workers of another runner must see the same folders under the same paths.
+    Every partition with events is closed: it cannot be published with others later. The workers of another runner,
+    given by Beam's ``options``, must see the same folders under the same paths.
 
     Raises:
         InputError: no events, a damaged file, a missing column, too many rejects, a log of something else, or not a

@@ -1,4 +1,4 @@
-"""``ctr ingest events``: checks its arguments, runs a driver and describes the result."""
+"""Command ``ctr ingest events``: checks its arguments, runs a driver and describes the result."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""The four ways to run the job of ``ctr ingest events``, and the options that each of them takes."""
+"""Drivers of ``ctr ingest events``: the four ways to run the job, and the options that each of them takes."""
 
 import argparse
 import math
@@ -11,29 +11,21 @@ from ctr.io.errors import InputError
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """A batch reads everything that is there, and has no options of its own."""
+    """Settings of a batch, which reads everything that is there and has no options of its own."""
 
 
 @dataclass(frozen=True)
 class FollowSettings:
-    """How folders are followed, by a watch of this process or as the source of a stream.
+    """Settings of folders that are followed, by a watch of this process or as the source of a stream."""
 
-    Attributes:
-        poll_seconds: between two scans of the folders.
-        settle_seconds: for which a file must not have changed before it is read.
-        idle_seconds: after which a kind without a new file no longer holds the clock back, and the time of day takes
-            its place. It must be longer than the time between two files. None: each kind is waited for as long as it
-            takes.
-        drain: whether to end when there is no new file, with every partition published.
-    """
-
-    poll_seconds: float = 0.5
-    settle_seconds: float = 0.5
+    poll_seconds: float = 0.5  # between two scans of the folders
+    settle_seconds: float = 0.5  # for which a file must not have changed before it is read
+    # After which a kind without a new file no longer holds the clock back, and the time of day takes its place. It must
+    # be longer than the time between two files. None: each kind is waited for as long as it takes.
     idle_seconds: float | None = None
-    drain: bool = False
+    drain: bool = False  # whether to end when there is no new file, with every partition published
 
     def __post_init__(self) -> None:
-        """Raises InputError for a negative, infinite or undefined number of seconds."""
         for name in ("poll_seconds", "settle_seconds", "idle_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -42,17 +34,13 @@ class FollowSettings:
 
 @dataclass(frozen=True)
 class KafkaSettings:
-    """How topics are read.
+    """Settings of topics that are read."""
 
-    Attributes:
-        servers: HOST:PORT, several with commas between.
-        consumer: settings of Kafka's consumer, each written KEY=VALUE.
-        expansion_service: HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar.
-    """
-
-    servers: str
-    consumer: Sequence[str] = ()
-    expansion_service: str = ""
+    servers: str  # HOST:PORT, several with commas between
+    consumer: Sequence[str] = ()  # settings of Kafka's consumer, each written KEY=VALUE
+    expansion_service: str = (
+        ""  # HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar
+    )
 
 
 Settings = BatchSettings | FollowSettings | KafkaSettings
@@ -60,21 +48,15 @@ Settings = BatchSettings | FollowSettings | KafkaSettings
 
 @dataclass(frozen=True)
 class Driver:
-    """One way to run the job.
-
-    Attributes:
-        name: of the driver.
-        chosen_by: the flags of the command line that together choose it.
-        reads: its source, in messages.
-        settings: the class of its options.
-        options: the flags that it takes, and the field of ``settings`` that each of them sets.
-    """
+    """Way to run the job."""
 
     name: Literal["batch", "watch", "stream", "kafka"]
-    chosen_by: frozenset[str]
-    reads: str
+    chosen_by: frozenset[str]  # the flags of the command line that together choose it
+    reads: str  # its source, in messages
     settings: type[Settings]
-    options: Mapping[str, str]
+    options: Mapping[
+        str, str
+    ]  # the flags that it takes, and the field of ``settings`` that each of them sets
 
 
 _FOLLOWED = {"--drain": "drain", "--poll": "poll_seconds", "--idle-timeout": "idle_seconds"}
@@ -114,7 +96,6 @@ def _name(flag: str) -> str:
 
 
 def _is_given(value: object) -> bool:
-    """Whether the user gave an argument; numbers have no default."""
     return isinstance(value, float) or bool(value)
 
 

@@ -1,7 +1,7 @@
 """Folders that are being filled with events: which files are new, and which of them are complete.
 
 What was read before is kept by the two drivers, each in its own way: ``FilesRead`` knows every file, ``ReadSoFar`` only
-the last one, because it is part of a runner's checkpoint. Both return the files that are left to read.
+the last one, because it is part of a runner's checkpoint.
 """
 
 import time
@@ -19,18 +19,14 @@ from ctr.pipelines.rows.sources import natural_order
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file to read, and its version when it was found."""
+    """File to read, and its version when it was found."""
 
     unit: Unit
     version: Version
 
 
 class FilesRead:
-    """Every file that was read, with its version; reports those that have changed since.
-
-    Args:
-        report_change: called once for each changed file.
-    """
+    """Files that were read, with their versions; reports once each file that has changed since."""
 
     def __init__(self, report_change: Callable[[Unit], None]) -> None:
         self._report_change = report_change
@@ -38,11 +34,10 @@ class FilesRead:
         self._changed: set[tuple[Kind, str]] = set()
 
     def add(self, kind: Kind, name: str, version: Version) -> None:
-        """Remembers a file."""
         self._read[kind, name] = version
 
     def unread(self, units: Sequence[Unit]) -> list[Unit]:
-        """The units of which nothing was read."""
+        """Returns the units of which nothing was read."""
         return [unit for unit in units if not self._is_read(unit)]
 
     def _is_read(self, unit: Unit) -> bool:
@@ -57,28 +52,17 @@ class FilesRead:
 
 @dataclass(frozen=True)
 class ReadSoFar:
-    """What has been read of a kind whose new files always sort after the older ones.
+    """Files read of a kind whose new files always sort after the older ones."""
 
-    Attributes:
-        last: the name of the last file; empty before the first.
-        files: how many there were up to that name when it was read.
-        arrival: the latest arrival, in microseconds; 0 before the first.
-        written: when the last file was written, before the first when the job began; seconds since 1970.
-        over: whether this part of the work is done.
-    """
-
-    last: str = ""
-    files: int = 0
-    arrival: int = 0
+    last: str = ""  # the name of the last file; empty before the first
+    files: int = 0  # how many there were up to that name when it was read
+    arrival: int = 0  # the latest, in microseconds; 0 before the first
+    # When the last file was written, before the first when the job began; seconds since 1970.
     written: float = 0.0
-    over: bool = False
+    over: bool = False  # this part of the work is done
 
     def unread(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """The units after the last one that was read.
-
-        Raises:
-            InputError: a file was added whose name stands before one that was read.
-        """
+        """Returns the units after the last one read; InputError where a file was added before that."""
         place = natural_order(self.last)
         before = sum(1 for unit in units if self.last and natural_order(unit.name) <= place)
         if before > self.files:
@@ -90,13 +74,10 @@ class ReadSoFar:
 
 
 class EventFolders:
-    """Scans folders for files of events that are new and complete.
+    """Scan of folders for files of events that are new and complete.
 
-    Args:
-        mapping: how events are read.
-        folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``). The files of a kind count as
-            arriving in the order of their names, and must not change once they are there under their name.
-        settings: when a file is complete: always, if the folders are drained.
+    The files of a kind count as arriving in the order of their names, and must not change once they are there under
+    their name. If the folders are drained, all files are complete.
     """
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
@@ -104,15 +85,13 @@ class EventFolders:
         self._waiting: dict[Kind, dict[str, tuple[Version, float]]] = {}
 
     def scan(self) -> list[Unit]:
-        """All files, in the order in which they count as arriving."""
+        """Finds all files, in the order in which they count as arriving."""
         return find_events(self._mapping, self._folders)
 
     def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[NewFile], bool]:
-        """The files to read now, and whether files that are still being written hold back others of the kind.
+        """Chooses the files to read now of all unread ones of a kind, in order.
 
-        Args:
-            kind: of the files.
-            unread: all files of the kind that are left to read, in order.
+        Also returns whether files that are still being written hold back others of the kind.
         """
         versions = [(unit, _version(unit.path)) for unit in unread]
         found = [NewFile(unit, version) for unit, version in versions if version is not None]

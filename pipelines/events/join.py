@@ -1,4 +1,4 @@
-"""The join of one closed partition: impressions and clicks in, labeled examples and side tables out. Pure.
+"""Join of one closed partition: impressions and clicks in, labeled examples and side tables out. Pure.
 
 The result does not depend on the order of the input, how it is cut into chunks, or repeated deliveries. Every event is
 counted once, and the counts are checked to add up before anything is returned.
@@ -27,7 +27,7 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 @dataclass(frozen=True)
 class Sampling:
-    """How examples are sampled: the rule, and which ids of a feature, of a log's schema, mean low visibility."""
+    """Rule by which examples are sampled, and which ids of a feature, of a log's schema, mean low visibility."""
 
     rule: SamplingConfig
     low_visibility: tuple[Schema, str, np.ndarray] | None = None
@@ -35,22 +35,19 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Joined:
-    """The examples and the other events of a partition.
+    """Examples and the other events of a partition."""
 
-    Attributes:
-        examples: rows of a shard, in the order of a log, and the raw values that are kept of them.
-        unmatched: clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted.
-        conflicting: impressions with the id of another one, in the columns of the input without raw values, sorted.
-        counters: ``impressions``, which is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this
-            home, which is the sum of ``CLICK_COUNTERS``.
-        teacher_logit: float32, of the examples in their order; None where no teacher scored them.
-    """
-
-    examples: pa.Table
-    unmatched: pa.Table
-    conflicting: pa.Table
+    examples: pa.Table  # rows of a shard, in the order of a log, and the raw values that are kept of them
+    unmatched: pa.Table  # clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted
+    conflicting: (
+        pa.Table
+    )  # impressions with the id of another one, in the input's columns without raw values, sorted
+    # ``impressions`` is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this home is the sum of
+    # ``CLICK_COUNTERS``.
     counters: dict[str, int]
-    teacher_logit: np.ndarray | None = None
+    teacher_logit: np.ndarray | None = (
+        None  # float32, of the examples in their order; None where no teacher scored them
+    )
 
     @property
     def is_empty(self) -> bool:
@@ -69,16 +66,12 @@ def join_partition(
     """Joins the events of the partition that begins at ``start`` (microseconds of query time).
 
     A click counts for the impression of its id if it happened at most ``rules.window`` after it was shown and at most
-    ``rules.skew`` before. Of impressions with one
-    id the earliest stays. One that differs from it in its arrival alone is a duplicate; any other one conflicts.
-    A second click on one impression at another time matches as the first one does; at the same time it is a duplicate.
+    ``rules.skew`` before. Of impressions with one id the earliest stays. One that differs from it in its arrival alone
+    is a duplicate; any other one conflicts. A second click on one impression at another time matches as the first one
+    does; at the same time it is a duplicate.
 
-    Args:
-        schema: the features.
-        impressions: those of this partition, ``ctr.pipelines.events.tables.impression_schema``.
-        earlier: ``example_id, query_time, timestamp`` of impressions before the partition; those before
-            ``known_from`` are ignored.
-        clicks: whatever ``rules.route_clicks`` gives the partition, ``CLICK_SCHEMA``.
+    ``impressions`` are those of this partition (``impression_schema``), ``earlier`` those before it
+    (``EARLIER_SCHEMA``; before ``known_from`` they are ignored), ``clicks`` what ``route_clicks`` gives the partition.
     """
     impressions, clicks, earlier = (table.combine_chunks() for table in (impressions, clicks, earlier))
     recent = pc.greater_equal(earlier.column("query_time"), known_from(rules, start))
@@ -192,10 +185,7 @@ def _among(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
 
 
 def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
-    """Of each row its id, and all else as a tuple that can be ordered: query time first, arrival last.
-
-    The label is not there yet.
-    """
+    """Of each row its id, and all else but the label as a tuple that can be ordered: query time first, arrival last."""
     table = without_values(table)
     names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
     columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]

@@ -41,12 +41,7 @@ def kafka_options(given: Sequence[str]) -> dict[str, str]:
 
 
 class EventsInKafka(beam.PTransform[Any, Any]):
-    """The records of a mapping's two topics as ``RawEvents``.
-
-    Args:
-        mapping: with topics.
-        settings: the servers, the consumer and the expansion service.
-        since_us: records with an earlier timestamp are not read; 0: all are.
+    """Records of a mapping's two topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
 
     Raises:
         InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
@@ -108,7 +103,7 @@ def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
 
 @beam.typehints.with_output_types(RawEvents)
 class _Gather(beam.DoFn):
-    """Gathers the records of a Kafka partition to chunks: those of a bundle, or as many bytes as are read at a time."""
+    # The records of a Kafka partition as chunks: those of a bundle, or as many bytes as are read at a time.
 
     def __init__(self, mapping: EventMapping, kind: Kind) -> None:
         self._mapping, self._kind = mapping, kind

@@ -45,11 +45,7 @@ UNMATCHED, CONFLICTING, LATE_EVENTS = "unmatched", "conflicting", "late"
 
 
 def begin_log(log: Path, mapping: EventMapping) -> None:
-    """Makes a folder the log of a mapping, or checks that it is.
-
-    Raises:
-        InputError: the folder holds something else, or a log of another mapping.
-    """
+    """Makes a folder the log of a mapping; InputError where it holds something else, or a log of another mapping."""
     schema = mapping.feature_schema
     check_log(log, schema)
     if not (log / MAPPING_FILE).exists() and list_partitions(log):
@@ -62,15 +58,14 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
 
 
 def last_published(log: Path) -> int:
-    """The start of the last published partition, -1 where there is none."""
+    """Returns the start of the last published partition, -1 where there is none."""
     return max((start for start, _ in list_partitions(log)), default=-1)
 
 
 def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[Manifest]:
     """Publishes staged partitions in order of time, so that no reader ever sees one before an earlier one.
 
-    Args:
-        staged: the start of each partition and its manifest as JSON; without content, there is nothing to publish.
+    ``staged`` has the start of each partition and its manifest as JSON, empty where there is nothing to publish.
     """
     for start, content in sorted(staged):
         if content:
@@ -80,7 +75,7 @@ def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[M
 
 
 def make_sampling(mapping: EventMapping) -> Sampling | None:
-    """The sampling of a mapping. Raises InputError for an unknown feature or value."""
+    """Makes the sampling of a mapping. Raises InputError for an unknown feature or value."""
     if mapping.sampling is None:
         return None
     rule = mapping.sampling.rule
@@ -115,7 +110,6 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
 
 
 def _check_unpublished(log: Path, manifest: Manifest) -> None:
-    """Refuses to change the files beside a published partition."""
     path = manifest_path(log, manifest)
     if path.exists() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(

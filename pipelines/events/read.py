@@ -14,37 +14,24 @@ from ctr.pipelines.rows.parquet import read_parquet, row_group_sizes
 from ctr.pipelines.rows.sources import SourceFile, natural_order
 from ctr.pipelines.rows.table_files import absent_columns, read_table_file, table_file_columns
 
-BLOCK_BYTES = 16 << 20
-"""Bytes of a file that are read, parsed and transformed at a time."""
+BLOCK_BYTES = 16 << 20  # of a file that are read, parsed and transformed at a time
 
 _UNIT_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The work of one worker at a time: a file of events, or some row groups of one.
-
-    Attributes:
-        kind: of its events.
-        name: of the file, which does not depend on the machine.
-        path: of the file.
-        row_groups: those [begin, end) of the unit; None: the whole file.
-    """
+    """Work of one worker at a time: a file of events, or some row groups of one."""
 
     kind: Kind
-    name: str
+    name: str  # of the file, which does not depend on the machine
     path: Path
-    row_groups: tuple[int, int] | None = None
+    row_groups: tuple[int, int] | None = None  # [begin, end); None: the whole file
 
 
 @dataclass(frozen=True)
 class Version:
-    """Distinguishes the content of a file from an earlier or later one.
-
-    Attributes:
-        size: in bytes.
-        modified_ns: in nanoseconds since 1970.
-    """
+    """Size and time that distinguish the content of a file from an earlier or later one."""
 
     size: int = 0
     modified_ns: int = 0
@@ -57,7 +44,7 @@ class Version:
 
 
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
-    """The files of events in some folders, in the order in which they count as arriving.
+    """Finds the files of events in some folders, in the order in which they count as arriving.
 
     Searches ``impressions/`` and ``clicks/`` for files of the mapping's formats, or for the mapping's patterns. Skips
     files that are being written: their names begin with a dot or end in ``.tmp``.
@@ -95,11 +82,7 @@ def _matches(folder: Path, patterns: Sequence[str]) -> set[Path]:
 
 
 def split_units(units: Sequence[Unit]) -> list[Unit]:
-    """Splits Parquet files into units of about a million rows; other files stay whole.
-
-    Raises:
-        InputError: a damaged file.
-    """
+    """Splits Parquet files into units of about a million rows; other files stay whole. InputError for a damaged one."""
     parts: list[Unit] = []
     for unit in units:
         if unit.path.suffix != ".parquet":
@@ -116,11 +99,7 @@ def split_units(units: Sequence[Unit]) -> list[Unit]:
 
 
 def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[Chunk]:
-    """Yields the raw columns of a unit's events.
-
-    Raises:
-        InputError: a damaged file, or one that lacks a column.
-    """
+    """Yields the raw columns of a unit's events; InputError for a damaged file, or one that lacks a column."""
     source = SourceFile(0, unit.path, unit.name)
     form = source_of(mapping, unit.kind).input
     wanted = wanted_columns(mapping, unit.kind)
@@ -138,7 +117,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
-    """A reader of events that are JSON objects; a key that an object lacks is null."""
+    """Makes the reader of events that are JSON objects; a key that an object lacks is null."""
     source = source_of(mapping, kind)
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
     texts = {source.impression_id}

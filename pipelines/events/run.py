@@ -41,7 +41,7 @@ _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 
 
 def beam_options(given: str, workers: int) -> PipelineOptions:
-    """Beam's options; without a runner among them, that of this process with so many workers.
+    """Reads Beam's options; without a runner among them, that of this process with so many workers.
 
     Raises:
         InputError: an option that Beam does not read.
@@ -67,11 +67,7 @@ def input_errors_of_workers() -> Iterator[None]:
 
 
 def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> None:
-    """Builds a pipeline and waits until it is done.
-
-    Raises:
-        InputError: of a worker, or of options that fit no runner.
-    """
+    """Builds a pipeline and waits until it is done; InputError of a worker, or of options that fit no runner."""
     pipeline = make_pipeline(options)
     build(pipeline)
     with input_errors_of_workers():
@@ -79,7 +75,7 @@ def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> No
 
 
 def is_local(options: PipelineOptions) -> bool:
-    """Whether the runner works inside this process."""
+    """Tells whether the runner works inside this process."""
     return str(options.view_as(StandardOptions).runner).rpartition(".")[2] == "FnApiRunner"
 
 
@@ -94,9 +90,8 @@ def spool_units(
 ) -> None:
     """Reads units and stores their events in the spool by partition, with a report of each unit.
 
-    Args:
-        clock_us: arrivals before it count as this one (``ctr.pipelines.events.tables.prepare``).
-        keep_going: whether a unit that cannot be read is recorded as damaged instead of ending the job.
+    Arrivals before ``clock_us`` count as this one. With ``keep_going`` a unit that cannot be read is recorded as
+    damaged instead of ending the job.
     """
 
     def build(pipeline: Any) -> object:
@@ -122,8 +117,7 @@ def stage_spooled(
 ) -> None:
     """Joins, scores, samples and writes partitions whose events are in the spool, but publishes none of them.
 
-    Args:
-        count_ids: whether to estimate how many values share an id (``ctr.pipelines.events.spool.read_shared_ids``).
+    With ``count_ids``, also estimates how many values share an id (``read_shared_ids``).
     """
 
     def build(pipeline: Any) -> object:
@@ -144,7 +138,7 @@ def stage_spooled(
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """The mapping with the version of the teacher's model: the one that the log was started with, else the newest.
+    """Pins the version of the teacher's model: the one that the log was started with, else the newest.
 
     Raises:
         InputError: no model, or one with other features.

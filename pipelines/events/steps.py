@@ -1,4 +1,4 @@
-"""The steps of the job as Beam transforms, which the drivers combine.
+"""Beam transforms of the job, which the drivers combine.
 
 Elements are whole tables: rows one by one would cost fifty times as much.
 """
@@ -44,7 +44,7 @@ from ctr.pipelines.rows.sources import UnreadableNowError, faults_named
 
 @dataclass(frozen=True)
 class JoinedPartition:
-    """A partition's start and its joined events."""
+    """Start of a partition and its joined events."""
 
     start: int
     joined: Joined
@@ -52,16 +52,13 @@ class JoinedPartition:
 
 @dataclass(frozen=True)
 class Piece:
-    """A chunk of a unit, or, where there is no chunk, the end of the unit.
-
-    The end has the version of the file before it was read, and why it could not be read to its end.
-    """
+    """Chunk of a unit; one without content is its end, with the version of the file before it was read."""
 
     unit: Unit
     number: int
     content: Any
     version: Version = field(default_factory=Version)
-    damaged: str = ""
+    damaged: str = ""  # why the unit could not be read to its end
 
 
 class _TablesCoder(Coder):
@@ -86,11 +83,7 @@ for _kind in (Piece, JoinedPartition):
 
 @beam.typehints.with_output_types(Piece)
 class ReadEvents(beam.DoFn):
-    """Units to pieces of raw columns; after the last one a piece without content.
-
-    Args:
-        keep_going: whether a unit that cannot be read ends there instead of ending the job.
-    """
+    """Reads units to pieces of raw columns; with ``keep_going`` a unit that cannot be read ends there, not the job."""
 
     def __init__(self, mapping: EventMapping, keep_going: bool, block_bytes: int = BLOCK_BYTES) -> None:
         self._mapping, self._keep_going, self._block_bytes = mapping, keep_going, block_bytes
@@ -114,7 +107,7 @@ class ReadEvents(beam.DoFn):
 
 
 def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
-    """Parses events and transforms features: ``ctr.pipelines.events.tables.prepare`` on a piece."""
+    """Parses the events of a piece and transforms their features (``prepare``)."""
     if piece.content is None:
         return piece
     assert isinstance(piece.content, Chunk)
@@ -123,7 +116,7 @@ def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
 
 
 class SpoolEvents(beam.DoFn):
-    """Prepared pieces to segments of the spool; at the end of each unit its report.
+    """Stores prepared pieces as segments of the spool; at the end of each unit its report.
 
     The pieces of a unit come in order and in one bundle, since they are made of one element.
     """
@@ -204,8 +197,6 @@ def _with_logit(result: PredictionResult) -> JoinedPartition:
 
 @beam.typehints.with_output_types(JoinedPartition)
 class _Sample(beam.DoFn):
-    """Samples the examples of a partition."""
-
     def __init__(self, mapping: EventMapping) -> None:
         self._mapping = mapping
         self._sampling: Sampling | None = None
@@ -234,11 +225,7 @@ class SamplePartitions(beam.PTransform[Any, Any]):
 
 
 def stage_sampled(element: JoinedPartition, mapping: EventMapping, log: Path) -> tuple[int, bytes]:
-    """Writes everything of a partition but its manifest.
-
-    Returns:
-        The start, and the manifest as JSON, empty without events.
-    """
+    """Writes everything of a partition but its manifest; returns its start and that as JSON, empty without events."""
     if element.joined.is_empty:
         return element.start, b""
     manifest = stage_joined(log, mapping, element.start, element.joined)
@@ -246,7 +233,7 @@ def stage_sampled(element: JoinedPartition, mapping: EventMapping, log: Path) ->
 
 
 class CombineIds(beam.CombineFn):
-    """The ids of the examples of joined partitions, combined to ``Collisions``."""
+    """Combines the ids of the examples of joined partitions to ``Collisions``."""
 
     def __init__(self, mapping: EventMapping) -> None:
         super().__init__()

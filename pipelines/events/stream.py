@@ -1,4 +1,4 @@
-"""The job as a Beam streaming pipeline, for runners such as Flink and Dataflow.
+"""Beam streaming pipeline of the job, for runners such as Flink and Dataflow.
 
 A partition is a window of Beam's event time, which here is the time of arrival. The events of a partition get the last
 moment before it closes as their timestamp, so that its window ends when it closes, and fires once, when the watermark
@@ -54,8 +54,8 @@ from ctr.pipelines.spill import split_by_partition
 _EARLIER = "earlier"
 _MILLISECOND = 1000
 
+# How long after a partition closes its late events are still recorded; the runner drops later ones.
 LATE_FOR = Duration(seconds=7 * 24 * 3600)
-"""How long after a partition closes its late events are still recorded; the runner drops later ones."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RawEvents:
 
 
 def first_needed(mapping: EventMapping, log: Path) -> int:
-    """The arrival, in microseconds, from which on a source must be read again for the open partitions."""
+    """Returns the arrival, in microseconds, from which on open partitions need the source to be read again."""
     rules, last = partition_rules(mapping), last_published(log)
     if last < 0 or mapping.future is None:
         return 0
@@ -76,7 +76,7 @@ def first_needed(mapping: EventMapping, log: Path) -> int:
 
 
 def check_rules(mapping: EventMapping) -> PartitionRules:
-    """The durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
+    """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
     rules = partition_rules(mapping)
     for name in ("length", "window", "late_window", "delay", "skew", "show"):
         if getattr(rules, name) % _MILLISECOND:
@@ -87,12 +87,10 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
 
 
 class PublishStream(beam.PTransform[Any, Any]):
-    """``RawEvents`` with their arrival as Beam's timestamp, to published partitions.
+    """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
-    Args:
-        mapping: with the pinned teacher.
-        log: the log's folder, which was begun; all workers must see it under this path.
-        max_reject_share: of the latest events of a worker; more of them end the job.
+    The mapping has its teacher pinned; all workers see the log, which was begun, under its path; the share of rejects
+    is that of the latest events of a worker.
     """
 
     def __init__(self, mapping: EventMapping, log: Path, max_reject_share: float) -> None:
@@ -139,7 +137,7 @@ def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> I
 
 @beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
 class _Route(beam.DoFn):
-    """Parses events, transforms features, and sends each partition the events that it needs, as an Arrow stream."""
+    # Parses events, transforms features, and sends each partition the events that it needs, as an Arrow stream.
 
     def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
         self._mapping, self._log, self._last = mapping, log, last
@@ -160,7 +158,7 @@ class _Route(beam.DoFn):
             yield from self._earlier(routed)
 
     def _earlier(self, routed: dict[int, pa.Table]) -> Iterator[Any]:
-        """Ids and times for the later partitions whose clicks may be those of these impressions."""
+        # Ids and times for the later partitions whose clicks may be those of these impressions.
         for table in routed.values():
             known = table.select(EARLIER_SCHEMA.names)
             times = known.column("query_time").to_numpy()
@@ -201,7 +199,7 @@ def _from_bytes(content: bytes) -> pa.Table:
 
 @beam.typehints.with_output_types(JoinedPartition)
 class _Join(beam.DoFn):
-    """Joins a partition when its window fires; events that come after that are too late, and are written apart."""
+    # Joins a partition when its window fires; events that come after that are too late, and are written apart.
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
@@ -248,13 +246,8 @@ def stream_events(
 ) -> None:
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
-    Args:
-        mapping: how events become examples.
-        log: the log's folder; all workers must see it under this path.
-        source: makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned.
-        options: Beam's, with a runner (``ctr.pipelines.events.stream_job.streaming_options``).
-        max_reject_share: of the latest events of each worker; more of them end the job.
-        stop: called ten times a second; a signal cancels the job.
+    ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
+    log under its path; a signal of ``stop``, called ten times a second, cancels the job.
 
     Raises:
         InputError: a runner that cannot do it, another mapping's log, or too many rejects.

@@ -37,7 +37,7 @@ _FILES_A_BUNDLE = 16
 
 
 class FilesTracker(RestrictionTracker):
-    """Claims files one after the other; the rest can be deferred, never divided."""
+    """Tracker that claims files one after the other; the rest can be deferred, never divided."""
 
     def __init__(self, restriction: ReadSoFar) -> None:
         self._restriction = restriction
@@ -70,8 +70,6 @@ class FilesTracker(RestrictionTracker):
 
 
 class _Files(RestrictionProvider):
-    """All files of a kind, also future ones."""
-
     def initial_restriction(self, element: Kind) -> ReadSoFar:
         return ReadSoFar(written=time.time())
 
@@ -91,7 +89,7 @@ _ESTIMATOR = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_
 
 @beam.typehints.with_output_types(RawEvents)
 class FollowFiles(beam.DoFn):
-    """The files of a kind as ``RawEvents``, some at a time; then it defers the rest."""
+    """Files of a kind as ``RawEvents``, some at a time; then it defers the rest."""
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
         self._mapping, self._settings = mapping, settings
@@ -155,13 +153,10 @@ def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
 
 
 class EventsInFolders(beam.PTransform[Any, Any]):
-    """The events of some folders as ``RawEvents``, file by file in the order of their names.
+    """Events of some folders as ``RawEvents``, file by file in the order of their names.
 
-    Args:
-        mapping: how they are read.
-        folders: which all workers see under these paths.
-        settings: how they are followed. Drained folders end with the watermark at the end of time. A kind is idle by
-            itself, from when its last file was written.
+    All workers see the folders under their paths. Drained folders end with the watermark at the end of time. A kind is
+    idle by itself, from when its last file was written.
     """
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:

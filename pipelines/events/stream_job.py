@@ -1,4 +1,4 @@
-"""A streaming job from its submission to its end: required options, signals and errors."""
+"""Streaming job from its submission to its end: required options, signals and errors."""
 
 # mypy: allow-untyped-calls
 
@@ -38,7 +38,7 @@ _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 
 def streaming_options(given: str, drain: bool) -> PipelineOptions:
-    """Beam's options, and for Flink those that a job of this kind needs where they are not given.
+    """Reads Beam's options, and adds for Flink those that a job of this kind needs where they are not given.
 
     Raises:
         InputError: an option that Beam does not read.
@@ -58,7 +58,7 @@ def streaming_options(given: str, drain: bool) -> PipelineOptions:
 
 
 def runner_name(options: PipelineOptions) -> str:
-    """The name of the runner's class."""
+    """Returns the name of the runner's class."""
     return str(options.view_as(StandardOptions).runner).rpartition(".")[2]
 
 
@@ -115,7 +115,7 @@ def _run(pipeline: Any, stop: Stop) -> None:
 
 @contextlib.contextmanager
 def _runner_errors() -> Iterator[None]:
-    """Turns the errors of a runner that cannot be reached, or cannot run the job, into one line."""
+    # A runner that cannot be reached, or cannot run the job, gives an error of one line.
     try:
         yield
     except (grpc.RpcError, grpc.FutureTimeoutError) as error:
@@ -130,10 +130,7 @@ def _runner_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silent_workers() -> Iterator[None]:
-    """Hides what workers inside this process print, in each try and each thread again.
-
-    The error that the job ends with has it all.
-    """
+    """Hides what workers inside this process print, in each try and thread again: the error of the job has it all."""
     # Also after the block: threads of a worker that has lost its runner end some time later.
     threading.excepthook = lambda failure: None
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):

@@ -1,4 +1,4 @@
-"""From raw events to tables: parses keys, transforms features to ids, and rejects bad events one by one.
+"""Tables of raw events: parses keys, transforms features to ids, and rejects bad events one by one.
 
 An impression is a row of a shard (``ctr.data.shards.shard_schema``) without its label yet, followed by the raw values
 that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click is ``impression_id, time,
@@ -46,13 +46,7 @@ EARLIER_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A chunk of events, parsed.
-
-    Attributes:
-        kind: of the events.
-        table: the good ones.
-        rejects: the bad ones.
-    """
+    """Chunk of events, parsed: the good ones and the rejects."""
 
     kind: Kind
     table: pa.Table
@@ -71,7 +65,7 @@ class Prepared:
 
 
 def impression_schema(mapping: EventMapping) -> pa.Schema:
-    """The columns of an impression."""
+    """Returns the columns of an impression."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.kept_values).items()
     kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
@@ -81,13 +75,9 @@ def impression_schema(mapping: EventMapping) -> pa.Schema:
 def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0) -> Prepared:
     """Parses a chunk of raw events and transforms the features of impressions.
 
-    Args:
-        kind: what its rows are.
-        chunk: the raw columns.
-        now_us: the present; an event cannot have arrived later than ``mapping.future`` after it.
-        clock_us: an earlier arrival counts as this one. Without arrivals, an event's own time is used.
-
-    A column whose type cannot be read rejects each row.
+    At ``now_us`` an event cannot have arrived later than ``mapping.future`` after it. An arrival earlier than
+    ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose type cannot be read
+    rejects each row.
     """
     try:
         return _prepare(mapping, kind, chunk, now_us, clock_us)
@@ -133,7 +123,7 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
-    """The first and the last arrival of the raw events with valid times, see ``prepare``; None without any."""
+    """Returns the first and the last arrival of the raw events with valid times, see ``prepare``; None without any."""
     source = source_of(mapping, kind)
     names = dict.fromkeys(time.column or "" for time in source.times.values())
     slim = replace(chunk, table=chunk.table.select(list(names)), rejects=[])
@@ -147,7 +137,7 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tu
 
 
 def source_of(mapping: EventMapping, kind: Kind) -> EventSource:
-    """How events of a kind are read."""
+    """Returns how events of a kind are read."""
     return mapping.impressions if kind == "impressions" else mapping.clicks
 
 
@@ -213,10 +203,7 @@ def _pack_hashed(
 
 
 def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
-    """The column with null for each list that lacks an item or has a value that is no id.
-
-    A column of nulls gets the type of ``field``.
-    """
+    """Makes null each list that lacks an item or has a value that is no id; a column of nulls gets its type."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), field.type)
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
@@ -290,16 +277,16 @@ def _refuse_future(
 
 
 def empty(kind: Kind, mapping: EventMapping) -> pa.Table:
-    """A table without events."""
+    """Makes a table without events."""
     return (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA).empty_table()
 
 
 def concat_events(kind: Kind, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
-    """Events of one kind as one table; raw values are null where the job kept none when it read them."""
+    """Concatenates events of one kind; raw values are null where the job kept none when it read them."""
     first = empty(kind, mapping)
     return pa.concat_tables([first, *tables], promote_options="default").select(first.column_names)
 
 
 def wanted_columns(mapping: EventMapping, kind: Kind) -> Sequence[str]:
-    """The raw columns that events of a kind must have, each once."""
+    """Returns the raw columns that events of a kind must have, each once."""
     return mapping.raw_columns if kind == "impressions" else tuple(dict.fromkeys(mapping.clicks.key_columns))
