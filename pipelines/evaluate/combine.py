@@ -1,4 +1,4 @@
-"""The metrics' states as Beam combiners: their input may be cut and merged anywhere between two queries."""
+"""Beam combiners of the metrics' states: their input may be cut and merged anywhere between two queries."""
 
 import io
 from collections.abc import Iterable
@@ -16,12 +16,7 @@ State = ProgressiveMetrics | PredictionDifference
 
 
 class JoinedDifference(PredictionDifference):
-    """PD over joined predictions, and how many had nothing to be joined with.
-
-    Attributes:
-        only_a: int64 [], examples that only the first set has.
-        only_b: int64 [], examples that only the second set has.
-    """
+    """PD over joined predictions, and how many examples only the first or only the second set has (int64 [])."""
 
     LAYOUT: ClassVar = {
         **PredictionDifference.LAYOUT,
@@ -40,30 +35,26 @@ class JoinedDifference(PredictionDifference):
 
 
 class StateCoder(beam.coders.Coder):
-    """A state as a compressed ``.npz``: its 7 MB are mostly zeros, and travel between workers."""
+    """State as a compressed ``.npz``: its 7 MB are mostly zeros, and travel between workers."""
 
     def __init__(self, kind: type[Any]) -> None:
-        """For states of this class."""
         self._kind = kind
 
     def encode(self, value: State) -> bytes:
-        """The state's arrays."""
         file = io.BytesIO()
         np.savez_compressed(file, **value.to_arrays())  # type: ignore[arg-type]
         return file.getvalue()
 
     def decode(self, encoded: bytes) -> Any:
-        """The state that was encoded, bit for bit."""
         with np.load(io.BytesIO(encoded), allow_pickle=False) as arrays:
             return self._kind.from_arrays(dict(arrays))
 
     def is_deterministic(self) -> bool:
-        """Not promised: the archive may carry times."""
         return False
 
 
 class ProgressiveMetricsFn(beam.CombineFn):
-    """Batches of whole queries (`ROW` [N]) -> their `ProgressiveMetrics`.
+    """Combines batches of whole queries (`ROW` [N]) to their `ProgressiveMetrics`.
 
     A query must not be spread over two batches; batches may come in any order, and merge in any.
     """
@@ -89,7 +80,7 @@ class ProgressiveMetricsFn(beam.CombineFn):
 
 
 class PredictionDifferenceFn(beam.CombineFn):
-    """Joined predictions of two sets -> their `JoinedDifference`."""
+    """Combines joined predictions of two sets to their `JoinedDifference`."""
 
     def create_accumulator(self) -> JoinedDifference:
         return JoinedDifference()

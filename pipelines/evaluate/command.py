@@ -1,4 +1,4 @@
-"""``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
+"""Command ``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
 
 import shlex
 from collections.abc import Sequence
@@ -24,18 +24,9 @@ from ctr.pipelines.processes import quiet_beam, safe_workers
 def run_evaluate(
     predictions: Sequence[Path], against: Sequence[Path] | None = None, beam_options: str = ""
 ) -> dict[str, Any]:
-    """Measure predictions, or compare them with others; Beam's own notices are hidden.
+    """Measure predictions as `evaluate`, or compare those ``against`` with them as `evaluate_difference`.
 
-    Args:
-        predictions: Parquet files, folders of them, or run directories; in a comparison the baseline.
-        against: the same, of the set to compare with the baseline.
-        beam_options: as on a shell's command line, ``--runner=... --temp_location=...``.
-
-    Returns:
-        What `evaluate` returns; with `against`, what `evaluate_difference` does, `against` being its b.
-
-    Raises:
-        InputError: as these raise.
+    Beam's own notices are hidden; its options are written as on a shell's command line.
     """
     try:
         options = shlex.split(beam_options)

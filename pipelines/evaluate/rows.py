@@ -23,6 +23,7 @@ from ctr.io.paths import check_local
 from ctr.pipelines.rows.sources import faults_named, require_columns
 from ctr.serving.learned import LEARNED
 
+# A prediction; rows without labels have label False and weight 0.
 ROW = np.dtype(
     [
         ("example_id", np.int64),
@@ -32,14 +33,11 @@ ROW = np.dtype(
         ("label", np.bool_),
     ]
 )
-"""A prediction; rows without labels have label False and weight 0."""
 
-BATCH_ROWS = 1 << 20
-"""Rows of a file in memory at a time."""
+BATCH_ROWS = 1 << 20  # rows of a file in memory at a time
 
 Rows = npt.NDArray[np.void]
-Piece = tuple[str, Rows]
-"""The name of the file, and rows of it."""
+Piece = tuple[str, Rows]  # the name of the file, and rows of it
 
 _KEYS = ("example_id", "query_id", "logit")
 _LABELS = ("label", "metric_weight")
@@ -47,32 +45,19 @@ _LABELS = ("label", "metric_weight")
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a file of predictions.
-
-    Attributes:
-        path: the file.
-        number: of the row group, from 0.
-        first_row: number of its first row in the file, from 1.
-        rows: how many it has.
-        labeled: whether the file has labels and metric weights.
-        marked: whether the file has a column `LEARNED`.
-        new: whether only the rows are taken that the model has not learned from.
-    """
+    """Row group of a file of predictions."""
 
     path: str
-    number: int
-    first_row: int
+    number: int  # from 0
+    first_row: int  # number of its first row in the file, from 1
     rows: int
-    labeled: bool
-    marked: bool = False
-    new: bool = False
+    labeled: bool  # whether the file has labels and metric weights
+    marked: bool = False  # whether the file has a column `LEARNED`
+    new: bool = False  # whether only the rows are taken that the model has not learned from
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
-    """The row groups of all files, from their footers.
-
-    Args:
-        inputs: Parquet files; folders of them; run directories.
+    """Find the row groups of Parquet files, folders of them and run directories, from the files' footers.
 
     Raises:
         InputError: nothing there, a file given twice, damaged, without a column or with one of another type.
@@ -117,10 +102,7 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
 
 
 def check_columns(where: str, schema: pa.Schema) -> bool:
-    """Check the columns of predictions.
-
-    Returns:
-        Whether there are labels and metric weights; `ctr score` writes files without for rows without labels.
+    """Check the columns of predictions; return whether there are labels and metric weights (`ctr score`: maybe not).
 
     Raises:
         InputError: a column is missing or of a wrong type; it names `where`.
@@ -192,13 +174,11 @@ def _is_new(learned: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
-    """Counts the rows that the model has learned from, as `ctr score` has marked them.
+    """Count the rows that the model has learned from, as `ctr score` has marked them.
 
-    Returns:
-        ``learned_rows``, ``new_rows`` and ``untold_rows``: those that it has learned from, those that are later, and
-        those of which that is not known. ``held_out``: true where all are later, null where no row is known to be
-        learned from but some are untold. None where no row group is marked, such as progressive predictions, which
-        were made before the model learned from the row.
+    ``new_rows`` are later, of ``untold_rows`` that is not known. ``held_out``: true where all are later, null where no
+    row is known to be learned from but some are untold. None where no row group is marked, such as progressive
+    predictions, which were made before the model learned from the row.
 
     Raises:
         InputError: a file is damaged.
@@ -218,16 +198,11 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
 
 
 def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1) -> Rows:
-    """Rows of a table whose columns `check_columns` passed, as `ROW` [N].
-
-    Args:
-        where: names the table in an error.
-        labeled: whether labels and weights are to be taken.
-        first_row: number of the table's first row.
+    """Rows of a table whose columns `check_columns` passed, as `ROW` [N]; labels and weights only if `labeled`.
 
     Raises:
         InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not
-            finite; it names `where` and the row.
+            finite; it names `where` and the row, of which the first is `first_row`.
     """
     rows = np.zeros(table.num_rows, ROW)
 
@@ -255,8 +230,7 @@ def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1)
 def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
     """Part rows by a hash of their query: every row of a query comes under the same of `keys` keys.
 
-    Yields:
-        Key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
+    Yields key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
     """
     # Not the upper bits: by these, queries fall into the buckets of the intervals.
     key = splitmix64(rows["query_id"].astype(np.uint64)) % np.uint64(keys)
@@ -269,11 +243,7 @@ def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
 
 
 def gather(pieces: Iterable[Piece]) -> Rows:
-    """All rows of the pieces of a key, in any order.
-
-    Raises:
-        InputError: an example_id repeats; it names the files.
-    """
+    """Concatenate the pieces of a key, in any order; InputError, which names the files, where an example_id repeats."""
     held = list(pieces)
     rows = np.concatenate([np.empty(0, ROW), *(part for _, part in held)])
     ids = np.sort(rows["example_id"])

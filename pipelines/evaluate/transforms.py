@@ -1,11 +1,11 @@
-"""Beam transforms: tables of predictions to their metrics, and to those of two sets.
+"""Beam transforms from tables of predictions to their metrics, and to those of two sets.
 
-Rows are parted by a hash of their query; grouped by that hash, whole queries meet, whatever files and row
-groups they stood in; a key's rows are one batch of the metrics' states, which merge. Elements are NumPy arrays
-of many rows, never single rows.
+Rows are parted by a hash of their query; grouped by that hash, whole queries meet, whatever files and row groups they
+stood in; a key's rows are one batch of the metrics' states, which merge. Elements are NumPy arrays of many rows, never
+single rows.
 
-A fault is carried through the pipeline as data and raised at its end: a runner would retry what raises, and
-wrap the one line that says what is wrong.
+A fault is carried through the pipeline as data and raised at its end: a runner would retry what raises, and wrap the
+one line that says what is wrong.
 """
 
 # Beam types its classes, few of its functions.
@@ -33,29 +33,25 @@ from ctr.pipelines.evaluate.rows import (
     split_by_query,
 )
 
-TABLE_KEYS = 256
-"""Keys for tables whose number of rows is not known in advance."""
+TABLE_KEYS = 256  # for tables whose number of rows is not known in advance
+FAULT = "fault"  # the key of `metric_states` for the message of an error, empty without one
 
-FAULT = "fault"
-"""The key of `metric_states` for the message of an error; the message is empty without one."""
-
+# The states of two sets; of one, only the first.
 KINDS: dict[str, type[Any]] = {
     "a": ProgressiveMetrics,
     "b": ProgressiveMetrics,
     "difference": JoinedDifference,
 }
-"""The states of two sets; of one, only the first."""
 
-Reader = Callable[[Any], Iterable[Piece]]
-"""Gives the checked rows of an element."""
+Reader = Callable[[Any], Iterable[Piece]]  # gives the checked rows of an element
 
 
 class SummarizePredictions(beam.PTransform[Any, Any]):
-    """Tables of predictions -> one dict, `ProgressiveMetrics.summary` of all their rows.
+    """Summarizes tables of predictions in one dict, `ProgressiveMetrics.summary` of all their rows.
 
     The tables (`pa.Table`, N rows each, in any order, a query's rows in any of them; what
     `beam.io.ReadFromParquetBatched` gives) have the columns example_id, query_id (int64), logit, metric_weight
-    and label. Bounded and in the global window.
+    and label. Bounded and in the global window. Each of the keys is to fit into a worker's memory.
 
         summary = pipeline | beam.io.ReadFromParquetBatched(pattern) | SummarizePredictions()
 
@@ -64,18 +60,16 @@ class SummarizePredictions(beam.PTransform[Any, Any]):
     """
 
     def __init__(self, keys: int = TABLE_KEYS) -> None:
-        """Group queries by `keys` keys, of which each is to fit into a worker's memory."""
         super().__init__()
         self._keys = keys
 
     def expand(self, tables: Any) -> Any:
-        """The summary of `tables`."""
         found = metric_states({"a": tables}, _labeled_table, self._keys)
         return found | beam.Map(lambda states: raised(states)["a"].summary())
 
 
 class ComparePredictions(beam.PTransform[Any, Any]):
-    """Two sets of tables of predictions -> one dict, as `evaluate_difference` returns it.
+    """Compares two sets of tables of predictions in one dict, as `evaluate_difference` returns it.
 
         compared = {"a": tables_a, "b": tables_b} | ComparePredictions()
 
@@ -84,18 +78,16 @@ class ComparePredictions(beam.PTransform[Any, Any]):
     """
 
     def __init__(self, keys: int = TABLE_KEYS) -> None:
-        """Group queries by `keys` keys, of which each is to fit into a worker's memory."""
         super().__init__()
         self._keys = keys
 
     def expand(self, tables: Mapping[str, Any]) -> Any:
-        """The comparison of the sets ``a`` and ``b``."""
         found = metric_states({side: tables[side] for side in ("a", "b")}, _table, self._keys)
         return found | beam.Map(lambda states: difference_of(raised(states)))
 
 
 def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
-    """What `ctr.pipelines.evaluate.run.evaluate_difference` returns, from the states of `KINDS`."""
+    """Make what `evaluate_difference` returns of the states of `KINDS`."""
     a, b, joined = states["a"], states["b"], states["difference"]
     estimate = joined.estimate()
     same = not joined.only_a and not joined.only_b and same_examples(a, b)
@@ -143,7 +135,7 @@ def _table(table: pa.Table) -> Iterator[Piece]:
 
 
 class _Split(beam.DoFn):
-    """Elements that `read` understands -> (key, (side, piece)); of the keys, those of this pass."""
+    # Elements that `read` understands -> (key, (side, piece)); of the keys, those of this pass.
 
     def __init__(self, side: str, read: Reader, keys: int, number: int, passes: int) -> None:
         self._side, self._read, self._keys = side, read, keys
@@ -160,7 +152,7 @@ class _Split(beam.DoFn):
 
 
 class _Gather(beam.DoFn):
-    """(key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows."""
+    # (key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows.
 
     def __init__(self, sides: Sequence[str]) -> None:
         self._sides = tuple(sides)
@@ -181,17 +173,10 @@ class _Gather(beam.DoFn):
 
 
 def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int = 0, passes: int = 1) -> Any:
-    """The states of one set of predictions, or of two with their difference.
+    """Collect the states by name (`KINDS`), and `FAULT`, of one set of predictions, or of two with their difference.
 
-    Args:
-        sides: collections of elements that `read` understands, under ``a``, or under ``a`` and ``b``.
-        read: gives an element's rows, or raises InputError.
-        keys: by how many keys queries are grouped.
-        number: of the pass, from 0: only keys that leave this remainder are taken.
-        passes: the divisor.
-
-    Returns:
-        A collection of one dict: the states by name (`KINDS`), and `FAULT`.
+    `sides` are collections of elements that `read` understands, under ``a``, or under ``a`` and ``b``. Only keys that
+    leave the remainder `number`, divided by `passes`, are taken.
     """
     split = {
         side: elements
@@ -227,7 +212,7 @@ def _first_fault(faults: Iterable[str]) -> str:
 
 
 def raised(states: dict[str, Any]) -> dict[str, Any]:
-    """`states`; raises the fault among them as an InputError."""
+    """Raise the fault among `states` as an InputError, or return them."""
     if states[FAULT]:
         raise InputError(states[FAULT])
     return states

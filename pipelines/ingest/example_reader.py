@@ -36,20 +36,14 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 @dataclass
 class TimesFound:
-    """The range of the rows' times, in microseconds, and how many are unlikely.
-
-    Attributes:
-        early, now: times.
-        first, last: of all rows; None before the first row.
-        before, after: rows before ``early``, and from ``now`` on.
-    """
+    """Range of the rows' times, in microseconds, and how many are unlikely."""
 
     early: int
     now: int
-    first: int | None = None
+    first: int | None = None  # None before the first row
     last: int | None = None
-    before: int = 0
-    after: int = 0
+    before: int = 0  # rows before ``early``
+    after: int = 0  # rows from ``now`` on
 
     def add(self, times: np.ndarray) -> None:
         """Adds the times of rows, [N] int64."""
@@ -61,7 +55,6 @@ class TimesFound:
             self.after += int(np.count_nonzero(times >= self.now)) if high >= self.now else 0
 
     def warnings(self, rows: int) -> Iterator[str]:
-        """Warns of unlikely times among those of so many rows."""
         for count, what, extreme, time_us in (
             (self.before, "before the year 1990", "earliest", self.first),
             (self.after, "in the future", "latest", self.last),
@@ -74,20 +67,10 @@ class TimesFound:
 
 
 class ExampleReader:
-    """Iterates over the examples of input files, in order.
+    """Iterator over the examples of input files, in order; adds rejects, times and hashes of rows to what it is given.
 
-    Args:
-        mapping: how the files become examples.
-        sources: the files.
-        first_lines: for each file the number of lines before it (``row_order`` counts them); None: those of the files
-            of ``sources`` before it, from ``line`` on.
-        line: see ``first_lines``.
-        rejects: to which bad rows are added.
-        times: to which the times of rows are added.
-        repeats: to which the hashes of rows are added; None: rows are not hashed.
-        progress: called with the number of rows read since its last call.
-        block_bytes: how much of a file is handled at a time.
-        seconds: how long each stage was busy.
+    ``row_order`` counts the lines before each file: ``first_lines``, or else those of the files of ``sources`` before
+    it, from ``line`` on. ``progress`` is called with the number of rows read since its last call.
 
     Attributes:
         rows: rows of the input so far.

@@ -1,4 +1,4 @@
-"""From a chunk of raw rows to examples: parses keys, rejects bad rows one by one, transforms features."""
+"""Makes examples of a chunk of raw rows: parses keys, rejects bad rows one by one, transforms features."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ from ctr.pipelines.rows.raw_columns import (
 from ctr.pipelines.rows.rejects import Reject
 from ctr.pipelines.rows.sources import SourceFile
 
+# Columns beside those of a shard, with the source of each example; no feature can have such a name.
 FILE_COLUMN, ROW_COLUMN = "@file", "@row"
-"""Columns beside those of a shard, with the source of each example; no feature can have such a name."""
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """The columns of a shard, the raw values that are kept, and the numbers of the file (int32) and the row (int64).
+    """Returns the columns of a shard, the kept raw values, and the numbers of file (int32) and row (int64).
 
     Values are null in rows that were held back by an ingest which kept none.
     """
@@ -46,7 +46,7 @@ def spill_schema(mapping: Mapping) -> pa.Schema:
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows that were held back under the columns of the present mapping, which may keep other values."""
+    """Gives rows that were held back the columns of the present mapping, which may keep other values."""
     columns = [
         table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in schema
@@ -56,7 +56,7 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of a chunk, as a table under ``spill_schema``, and the rejected rows.
+    """Examples of a chunk, as a table under ``spill_schema``, and the rejected rows.
 
     In a log that groups rows, ``query_id`` is still the group and ``query_time`` the row's own time.
     """
@@ -67,12 +67,7 @@ class Examples:
 
 
 class ExampleMaker:
-    """Makes examples of chunks; immutable, so that threads may share it.
-
-    Args:
-        mapping: the mapping of the log.
-        sources: the input files, by their numbers.
-    """
+    """Maker of the examples of chunks; immutable, so that threads may share it."""
 
     def __init__(self, mapping: Mapping, sources: Sequence[SourceFile]) -> None:
         self._mapping = mapping
@@ -83,12 +78,7 @@ class ExampleMaker:
         self._name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
 
     def make(self, chunk: Chunk, sides: Iterable[SideTable], first: int) -> Examples:
-        """Makes the examples of a chunk.
-
-        Args:
-            chunk: the raw rows.
-            sides: the side tables to attach.
-            first: lines of the files before this chunk's.
+        """Makes the examples of a chunk before which its files have ``first`` lines.
 
         Raises:
             InputError: a column of a type that its use cannot read.

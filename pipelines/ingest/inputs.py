@@ -1,4 +1,4 @@
-"""The files given to an ingest, compared with what the log remembers: which are new, known or changed."""
+"""Files given to an ingest, compared with what the log remembers: which are new, known or changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,28 +10,20 @@ from ctr.pipelines.rows.sources import SourceFile
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an ingest reads.
+    """Files that an ingest reads."""
 
-    Attributes:
-        sources: the files to read, numbered from 0.
-        again: whether all given files are in the log. They are read to verify that the log has their rows; beside new
-            files, known ones are left out.
-        known: the names of the given files that are in the log.
-        changed: the names of files to read that were added before with other content.
-        continues: whether the lines of new files count from the end of those before.
-        first_line: the lines before the first file.
-        first_lines: for each file that is read again the lines before it; None: those of the files before it count.
-        held: the rows that were held back and are merged with those of the files; None: none are.
-    """
-
-    sources: list[SourceFile]
+    sources: list[SourceFile]  # numbered from 0
+    # Whether all given files are in the log. They are read to verify that the log has their rows; beside new files,
+    # known ones are left out.
     again: bool
-    known: list[str]
-    changed: list[str]
-    continues: bool
-    first_line: int
-    first_lines: list[int] | None
-    held: HeldRows | None
+    known: list[str]  # the names of the given files that are in the log
+    changed: list[str]  # the names of files to read that were added before with other content
+    continues: bool  # whether the lines of new files count from the end of those before
+    first_line: int  # the lines before the first file
+    first_lines: (
+        list[int] | None
+    )  # before each file that is read again; None: those of the files before it count
+    held: HeldRows | None  # the rows that were held back and are merged with those of the files
 
     @property
     def held_files(self) -> dict[int, str]:
@@ -46,13 +38,7 @@ class Inputs:
 
 
 def compare_inputs(given: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
-    """Finds out which of the given files are to be read.
-
-    Args:
-        given: the files.
-        state: what the log remembers.
-        append: whether more files will come.
-    """
+    """Finds out which of the given files are to be read; ``append``: more files will come."""
     known = {source.number: file for source in given if (file := _known(state, source)) is not None}
     again = bool(known) and len(known) == len(given)
     new = [source for source in given if source.number not in known]

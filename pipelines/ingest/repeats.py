@@ -1,4 +1,4 @@
-"""Finds rows that were read before: blocks of rows whose content was in another file, or earlier in the same one.
+"""Rows that were read before: blocks of rows whose content was in another file, or earlier in the same one.
 
 The end of a block depends on the hash of its last row, not on a number of rows: a copy is found wherever it begins, in
 a file of any name, compression or format. Hashes are those of the examples, without values made from the file's name.
@@ -35,7 +35,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
-    """[N] uint64: a hash of the content of each row of a table under ``ctr.pipelines.ingest.examples.spill_schema``.
+    """Hashes the content of each row of a table under ``spill_schema``: [N] uint64.
 
     Only times and ids that are in the file itself are included.
     """
@@ -71,11 +71,7 @@ def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
 
 
 class Repeats:
-    """Finds repeated blocks among the hashes of all rows, in the order of the files.
-
-    Args:
-        seen: hashes of blocks, each with the number of the file that had it.
-        first: the number of the first file to come.
+    """Repeated blocks among the hashes of all rows, in the order of the files.
 
     Attributes:
         new: hashes of blocks that were never seen before, each with its file's number.
@@ -122,12 +118,7 @@ class Repeats:
             self.repeated[number, before] += len(hashes)
 
     def warnings(self, names: Sequence[str], rows: int) -> Iterator[str]:
-        """Warns of many repeated rows.
-
-        Args:
-            names: of all files, by their numbers.
-            rows: of the files that were added.
-        """
+        """Warns of many repeated rows; ``names`` are of all files, by their numbers, ``rows`` of those added."""
         repeated = sum(self.repeated.values())
         if repeated > _WARNED_SHARE * rows:
             pairs = [

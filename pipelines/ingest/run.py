@@ -75,11 +75,8 @@ from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 from ctr.pipelines.spill import PartitionSpill, spill_folder
 
-BLOCK_BYTES = 16 << 20
-"""Bytes of an input file that are read, checked and transformed at a time."""
-
-EARLY_US = 631_152_000_000_000
-"""1990-01-01: an earlier time is more often a wrong unit of time than a log."""
+BLOCK_BYTES = 16 << 20  # of an input file that are read, checked and transformed at a time
+EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wrong unit of time than a log
 
 _STAGES = ("read", "transform", "spill", "sort", "publish")
 
@@ -98,18 +95,12 @@ def ingest(
 ) -> IngestResult:
     """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
-    Args:
-        mapping: how the files become examples.
-        inputs: files and folders, in the order in which their rows count as arriving. None, and not ``append``:
-            what is held back is published.
-        out: the log's folder.
-        append: more files will come: the rows of partitions that may still get some are held back.
-        allowed_lateness_us: a partition may get rows until one comes that is later than its end by this much (and by
-            the gap of sessions), in microseconds.
-        max_reject_share: the job stops when a larger share of rows, in [0, 1], is rejected.
-        progress: called with the number of rows read since its last call.
-        block_bytes: how much of a file is handled at a time; it changes nothing in the log.
-        now_us: query times from here on are warned of, in microseconds; None: the time of the machine's clock.
+    Rows of the inputs count as arriving in their order; without any, and without ``append``, what is held back is
+    published. With ``append`` more files will come: the rows of partitions that may still get some are held back, until
+    one comes that is later than the end of the partition by the allowed lateness (and the gap of sessions).
+
+    Query times from ``now_us`` on are warned of; None: the time of the machine's clock. ``progress`` is called with the
+    number of rows read since its last call; ``block_bytes`` change nothing in the log.
 
     Raises:
         InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of another
@@ -131,7 +122,7 @@ def ingest(
 
 
 def _rejects_path(out: Path, inputs: Inputs) -> Path:
-    """Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay."""
+    # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
     # Where no file is new, what is rejected is among the rows that were held back.
     alone = inputs.held is not None and (not inputs.sources or inputs.again)
     names = [source.name for source in inputs.sources]
@@ -140,8 +131,6 @@ def _rejects_path(out: Path, inputs: Inputs) -> Path:
 
 
 class _Ingest:
-    """One ingest, from the files that it is given to its result."""
-
     def __init__(
         self,
         mapping: Mapping,
@@ -173,7 +162,7 @@ class _Ingest:
         self._known_rows = self._rows = 0
 
     def _refuse_changed_files(self) -> None:
-        """Under ``row_order`` a file that changed would be added after itself, with other times."""
+        # Under ``row_order`` a file that changed would be added after itself, with other times.
         inputs = self._inputs
         if self._mapping.time.row_order is not None and inputs.continues and inputs.changed:
             raise InputError(
@@ -194,7 +183,6 @@ class _Ingest:
         return shards[-1].last_query_time if shards else None
 
     def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
-        """Reads, sorts and publishes."""
         mapping, inputs = self._mapping, self._inputs
         if not inputs.again:
             self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
@@ -254,7 +242,6 @@ class _Ingest:
             yield table.set_column(place, table.schema.field(place), column)
 
     def _require_examples(self) -> None:
-        """Raises InputError when no row of the input is left."""
         if len(self._rejects.rejects) != self._rows:
             return
         sources = self._inputs.sources
@@ -418,7 +405,7 @@ class _Ingest:
             self._rejects.write(self._rejects_path)
 
     def result(self) -> IngestResult:
-        """What was done; raises RuntimeError when rows were lost on the way."""
+        """Counts what was done; raises RuntimeError when rows were lost on the way."""
         manifests, rejected = self._manifests, len(self._rejects.rejects)
         examples = sum(manifest.rows for manifest in manifests)
         held_before = 0 if self._inputs.held is None else self._inputs.held.rows
@@ -457,7 +444,6 @@ class _Ingest:
         )
 
     def _content_warnings(self) -> Iterator[str]:
-        """Warns of rows that were seen before, of values that share ids, and of times that are unlikely."""
         if self._repeats is not None:
             names = [file.name for file in self._state.inputs[: self._inputs_before]]
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)

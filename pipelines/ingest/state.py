@@ -1,4 +1,4 @@
-"""The state of ingests inside a log's folder: the files that are in the log, and the rows that are held back.
+"""State of ingests inside a log's folder: the files that are in the log, and the rows that are held back.
 
 ::
 
@@ -34,91 +34,57 @@ _BLOCKS = np.dtype([("hash", "<u8"), ("input", "<i4")])
 
 
 class InputFile(StrictModel):
-    """A file whose rows are in the log.
-
-    Attributes:
-        name, bytes, sha256: identify it.
-        rows: how many it had, rejected ones included.
-        first_line, lines: the number of lines of the files before it, and its own; ``row_order`` makes times of them.
-    """
+    """File whose rows are in the log."""
 
     name: str
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    rows: int = Field(ge=0)
-    first_line: int = Field(ge=0)
+    rows: int = Field(ge=0)  # rejected ones included
+    first_line: int = Field(ge=0)  # lines of the files before it; ``row_order`` makes times of them
     lines: int = Field(ge=0)
 
 
 class HeldRows(StrictModel):
-    """Rows of partitions that are not closed.
-
-    Attributes:
-        file: where they are.
-        rows: how many.
-        inputs: the names of the files that they come from, by the numbers in the column of files.
-        last_time: the latest time of any row so far (not of a query), in microseconds.
-        partitions: the starts of their partitions.
-    """
+    """Rows of partitions that are not closed."""
 
     file: str = Field(pattern=r"^held-[0-9a-f]+\.arrow$")
     rows: int = Field(ge=1)
-    inputs: dict[str, str]
-    last_time: int
-    partitions: tuple[int, ...]
+    inputs: dict[str, str]  # the names of their files, by the numbers in the column of files
+    last_time: int  # the latest of any row so far (not of a query), in microseconds
+    partitions: tuple[int, ...]  # the starts
 
 
 class IngestState(StrictModel):
-    """The content of ``state.json``.
-
-    Attributes:
-        inputs: the files that are in the log, in the order in which they came.
-        held: rows that are held back.
-        published: the SHA-256 of each manifest that was published, by its name.
-        publishing: manifests that have to be published before anything else.
-        blocks: files with hashes of blocks of rows.
-        rules: how the mapping makes labels, weights, queries and partitions (``rules_of``); empty before the first.
-        label: the column of the label, or the rule on it, as the last mapping has it (``label_text``).
-    """
+    """Content of ``state.json``."""
 
     format: int = Field(default=1, ge=1, le=1)
-    inputs: tuple[InputFile, ...] = ()
+    inputs: tuple[InputFile, ...] = ()  # in the order in which they came
     held: HeldRows | None = None
-    published: dict[str, str] = {}
-    publishing: tuple[Manifest, ...] = ()
-    blocks: tuple[str, ...] = ()
-    rules: dict[str, str] = {}
-    label: str = ""
+    published: dict[str, str] = {}  # the SHA-256 of each manifest that was published, by its name
+    publishing: tuple[Manifest, ...] = ()  # have to be published before anything else
+    blocks: tuple[str, ...] = ()  # files with hashes of blocks of rows
+    rules: dict[str, str] = {}  # see ``rules_of``; empty before the first ingest
+    label: str = ""  # the column of the label, or the rule on it, as the last mapping has it (``label_text``)
 
     @property
     def lines(self) -> int:
-        """Lines of all files together."""
         return max((file.first_line + file.lines for file in self.inputs), default=0)
 
 
 @dataclass(frozen=True)
 class Commit:
-    """The additions of an ingest.
-
-    Attributes:
-        inputs: the files that it has read.
-        manifests: what it publishes, the shards being there.
-        held: what is held back from now on; None: nothing.
-        blocks: the name of a file with hashes of blocks, if any.
-        rules: those of the mapping.
-        label: that of the mapping, as text.
-    """
+    """Additions of an ingest."""
 
     inputs: Sequence[InputFile]
-    manifests: Sequence[Manifest]
-    held: HeldRows | None
-    blocks: str | None
+    manifests: Sequence[Manifest]  # what it publishes, the shards being there
+    held: HeldRows | None  # what is held back from now on
+    blocks: str | None  # the name of a file with hashes of blocks
     rules: dict[str, str]
     label: str
 
 
 def label_text(mapping: Mapping) -> str:
-    """The column of a mapping's label, or the rule on it."""
+    """Formats the column of a mapping's label, or the rule on it."""
     label = mapping.label
     if label.op is None:
         return label.column
@@ -128,7 +94,7 @@ def label_text(mapping: Mapping) -> str:
 
 
 def rules_of(mapping: Mapping) -> dict[str, str]:
-    """What the files of a log have to share beside the features; the names of columns may differ between them."""
+    """Describes what the files of a log share beside features; the names of columns may differ between them."""
     label, query = mapping.label, mapping.query
     session = None if query is None else query.session
     # Durations in seconds: 1d and 24h are the same.
@@ -224,7 +190,7 @@ def _write_state(log: Path, state: IngestState) -> None:
 
 
 def manifest_sha256(manifest: Manifest) -> str:
-    """The hash of a manifest's content."""
+    """Hashes a manifest's content."""
     return hashlib.sha256(manifest_bytes(manifest)).hexdigest()
 
 
@@ -249,11 +215,7 @@ def write_held(log: Path, file: str, schema: pa.Schema, tables: Iterator[pa.Tabl
 
 
 def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
-    """The rows that are held back, in the order in which they came.
-
-    Raises:
-        InputError: they are gone or damaged.
-    """
+    """Yields the rows that are held back, in the order in which they came; InputError where gone or damaged."""
     if held is None:
         return
     path = log / FOLDER / held.file
@@ -277,7 +239,7 @@ def write_blocks(log: Path, file: str, hashes: Sequence[tuple[int, int]]) -> Non
 
 
 def read_blocks(log: Path, state: IngestState) -> dict[int, int]:
-    """The file, among ``IngestState.inputs``, in which each block of rows was first seen, by the block's hash."""
+    """Reads in which file, among ``IngestState.inputs``, each block of rows was first seen, by the block's hash."""
     seen: dict[int, int] = {}
     for file in state.blocks:
         path = log / FOLDER / file
