@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs: ``--help`` loads no TensorFlow."""
+"""Commands of the command line. Each imports what it needs when it runs: ``--help`` loads no TensorFlow."""
 
 import argparse
 import dataclasses
@@ -293,7 +293,6 @@ def _search(arguments: argparse.Namespace) -> None:
 
 
 def _raise_failures(failures: Mapping[str, str]) -> None:
-    """Raises InputError with what failed, by name, if anything did."""
     if failures:
         causes = joined([f"{name}: {error}" for name, error in failures.items()])
         raise InputError(f"{len(failures)} failed: {causes}", "rerun the same command to try again")
@@ -419,12 +418,7 @@ def _quickstart(arguments: argparse.Namespace) -> None:
 
 
 def _ask(doubt: Any, refused: str = "") -> str:
-    """Asks a person on the terminal for one of the choices of ``ctr.pipelines.inference.roles.Doubt``.
-
-    Args:
-        doubt: what is asked.
-        refused: why the answer before cannot be; empty for the first.
-    """
+    """Asks a person on the terminal for a choice; ``refused`` says why the answer before cannot be."""
     if refused:
         print(printable(f"\n{refused}"), file=sys.stderr)
     print(printable(f"\nIt is not certain {doubt.question}."), file=sys.stderr)
@@ -473,9 +467,8 @@ _RESUMED = ("demo", "quickstart", "replay", "search", "train")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Returns:
-        0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or, where it was
-        interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
+    Returns 0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or, where it was
+    interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] in ([], ["help"]):

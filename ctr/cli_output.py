@@ -1,4 +1,4 @@
-"""What the command line prints: results, messages and progress; and loading TensorFlow without its notices.
+"""Output of the command line: results, messages and progress; and loading TensorFlow without its notices.
 
 A worker that another process started reports to that process instead, which prints for all of them.
 """
@@ -111,19 +111,19 @@ class _Messages(logging.Handler):
 
 
 def set_verbosity(verbosity: int) -> None:
-    """What is logged is printed: errors (-1), warnings too (0), or also what is read, written and compiled (1)."""
+    """Prints what is logged: errors (-1), warnings too (0), or also what is read, written and compiled (1)."""
     log.setLevel({-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}[verbosity])
     if not any(isinstance(handler, _Messages) for handler in log.handlers):
         log.addHandler(_Messages())
 
 
 def is_quiet() -> bool:
-    """Whether nothing but results and errors is to be printed."""
+    """Tells whether nothing but results and errors is to be printed."""
     return not log.isEnabledFor(logging.WARNING)
 
 
 def note(text: str) -> None:
-    """Prints what is no result: to standard error, unless it is to be quiet."""
+    """Prints to standard error what is no result, unless it is to be quiet."""
     if not is_quiet():
         report("note", text=text)
         print(text, file=sys.stderr, flush=True)
@@ -154,7 +154,7 @@ _LEAST_BAR = 10
 
 
 class Bar:
-    """A progress bar on a terminal, a line a minute on another standard error."""
+    """Progress bar on a terminal, a line a minute on another standard error; begins at 0 (see ``Pace``)."""
 
     def __init__(
         self,
@@ -163,7 +163,6 @@ class Bar:
         batches: BatchSizes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins at 0; for the arguments see ``Pace``, ``unit`` names what is counted."""
         from tqdm import tqdm
 
         self._total, self._unit = total, unit
@@ -181,7 +180,6 @@ class Bar:
         self._times_anew = False
 
     def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
-        """Shows a position, and the metrics of what has passed."""
         shown = {
             key: f"{name} {(metrics or {})[key]:.4f}"
             for key, name in _RUNNING_METRICS.items()
@@ -215,7 +213,6 @@ class Bar:
         return _METER.replace("{left}", "?" if left is None else self._bar.format_interval(left))
 
     def _room(self) -> int:
-        """The characters of a line that are left for metrics."""
         known = self._bar.format_dict
         if not known["ncols"]:
             return sys.maxsize
@@ -238,16 +235,14 @@ class Bar:
         self(position, metrics)
 
     def advance(self, count: int) -> None:
-        """Shows that so much more has passed."""
         self(self._pace.position + count)
 
     def close(self) -> None:
-        """Ends it."""
         self._bar.close()
 
 
 class ReportedBar:
-    """Reports the progress of a worker to the process that started it, which has the bar."""
+    """Progress of a worker, reported to the process that started it, which has the bar."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Any] | None = None
@@ -264,18 +259,17 @@ class ReportedBar:
         report("phase", word=word)
 
     def close(self) -> None:
-        """Reports the last of it."""
         if self._latest is not None:
             report("progress", **self._latest)
 
 
 def training_bar(total: int, batches: BatchSizes) -> Bar | ReportedBar:
-    """The bar of a training run, or the way to it."""
+    """Makes the bar of a training run, or the way to it."""
     return Bar(total, "examples", batches) if _launcher is None else ReportedBar()
 
 
 def run_notes() -> Callable[[str], None]:
-    """Shows how a command that trains many runs goes on: each line on a terminal, else one a minute."""
+    """Makes what shows how a command that trains many runs goes on: each line on a terminal, else one a minute."""
     return note if sys.stderr.isatty() else Lines(note)
 
 

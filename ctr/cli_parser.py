@@ -1,4 +1,4 @@
-"""The arguments of the command line. Nothing that is imported here loads TensorFlow."""
+"""Arguments of the command line. Nothing that is imported here loads TensorFlow."""
 
 import argparse
 import importlib
@@ -11,6 +11,7 @@ from ctr.io.errors import InputError
 from ctr.io.paths import local_path
 from ctr.io.words import did_you_mean
 
+# The mappings that the package ships, each with the files that it reads.
 FORMATS = {
     "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
     "criteo": "Criteo display ads: train.txt, tab-separated, without a header",
@@ -18,12 +19,10 @@ FORMATS = {
     "movielens": "MovieLens ratings with RecBole's column names: *.inter, *.item and *.user",
     "open_bandit": "Open Bandit, one campaign of one policy: its CSV file, and item_context.csv beside it",
 }
-"""The mappings that the package ships, each with the files that it reads."""
-
 TABLE, EVENTS = "table", "events"
-
 SHELLS = ("bash", "zsh", "fish")
 
+# The files that ``ctr config`` describes, with the module and the name of each one's model.
 CONFIGS = {
     "train": ("ctr.training.config", "TrainConfig"),
     "mapping": ("ctr.data.mapping", "Mapping"),
@@ -33,13 +32,12 @@ CONFIGS = {
     "experiment": ("ctr.experiments.config", "ExperimentConfig"),
     "search": ("ctr.search.config", "SearchConfig"),
 }
-"""The files that ``ctr config`` describes, with the module and the name of each one's model."""
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says which word may have been meant by one that is not known."""
+    # Says which word may have been meant by one that is not known.
 
     _given: Sequence[str] = ()
 
@@ -71,10 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _CommandParser(_Parser):
-    """The parser of a command, which takes options and words in any order.
-
-    ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind FILE --out LOG``.
-    """
+    # Takes options and words in any order: ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind FILE --out LOG``.
 
     _splits = True
 
@@ -137,10 +132,7 @@ def _add_verbosity(parser: argparse.ArgumentParser) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of ``ctr``. ``command`` of the parsed arguments names the command.
-
-    ``format`` names the format of ``ctr ingest``.
-    """
+    """Makes the parser of ``ctr``: ``command`` of the arguments names the command, ``format`` that of an ingest."""
     parser = _Parser(
         prog="ctr", description="Train click-through-rate models in a single pass over time-ordered logs."
     )
@@ -171,7 +163,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: _Commands, name: str, does: str, command: str = "") -> argparse.ArgumentParser:
-    """Adds the command that ``name`` stands for, by default one of that name, with what every command takes."""
     added = _add_parser(commands, name, does)
     added.set_defaults(command=command or name)
     added.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -581,7 +572,6 @@ def _search(commands: _Commands) -> None:
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
-    """Adds what commands take that train many runs on one log."""
     parser.add_argument("--log", type=local_path, metavar="LOG", help="directory of the log")
     parser.add_argument(
         "--out", type=local_path, required=True, metavar="DIR", help="output directory; rerun to resume"
@@ -690,7 +680,7 @@ def _completion(commands: _Commands) -> None:
 
 
 def completion_script(shell: str) -> str:
-    """What a shell has to read to complete ``ctr``: commands, flags, files, choices and the keys after ``--set``."""
+    """Makes what a shell reads to complete ``ctr``: commands, flags, files, choices and the keys after ``--set``."""
     import shtab
 
     parser = make_parser()
@@ -733,7 +723,7 @@ def _complete_arguments(parser: argparse.ArgumentParser, files: object, command:
 
 
 def config_keys(kind: str) -> list[str]:
-    """The dotted keys of a configuration that ``--set`` takes."""
+    """Lists the dotted keys of a configuration that ``--set`` takes."""
     from ctr.config.reference import describe, settable_keys
 
     module, name = CONFIGS[kind]
@@ -741,7 +731,6 @@ def config_keys(kind: str) -> list[str]:
 
 
 def _words(function: str, words: Sequence[str]) -> dict[str, Any]:
-    """Completes with one of some words; the name of a function for bash."""
     text = " ".join(words)
     bash = f"{function}() {{ compgen -W '{text}' -- \"$1\"; }}"
     return {"bash": function, "zsh": f"({text})", "fish": text, "preamble": {"bash": bash}}

@@ -1,4 +1,4 @@
-"""How fast a command goes on, how long it will take, and how that is said in a line."""
+"""Pace of a command, the time that is left, and how that is said in a line."""
 
 import datetime
 import statistics
@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-LINE_SECONDS = 60.0
-"""How long nothing is printed where there is no terminal."""
+LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
 
 _STEPS_KEPT = 15
 
 
 class BatchSizes(Protocol):
-    """The rows of batches by position; see ``ctr.data.batches.BatchSize``."""
+    """Rows of batches by position; see ``ctr.data.batches.BatchSize``."""
 
     def at(self, position: int) -> int: ...
 
@@ -22,10 +21,9 @@ class BatchSizes(Protocol):
 
 
 class Pace:
-    """The pace of a position. Batches that grow take longer, and pass more rows in a second.
+    """Pace of a position, which begins at 0. Batches that grow take longer, and pass more rows in a second.
 
-    Attributes:
-        position: the latest.
+    Without a total the end is not known; without batches all take as long for a row. The clock returns seconds.
     """
 
     def __init__(
@@ -34,13 +32,6 @@ class Pace:
         batches: BatchSizes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins at 0.
-
-        Args:
-            total: where it ends; None: not known.
-            batches: how large batches are; None: all take as long for a row.
-            clock: returns seconds.
-        """
         self._total, self._batches, self._clock = total, batches, clock
         self.begin(0)
 
@@ -51,11 +42,9 @@ class Pace:
         self._seconds: dict[int, deque[float]] = {}
 
     def is_fresh(self) -> bool:
-        """Returns whether nothing has passed yet."""
         return self.position == self._first
 
     def at(self, position: int) -> None:
-        """Notes that a position is reached."""
         now = self._clock()
         if position <= self.position:
             return
@@ -96,7 +85,7 @@ def _seconds_of(size: int, known: Mapping[int, float]) -> float:
 
 
 def progress_line(pace: Pace, total: int | None, unit: str, metrics: Sequence[str]) -> str:
-    """Says where a command stands, for a log file."""
+    """Formats where a command stands, for a log file."""
     parts = [f"{pace.position:,} {unit}"]
     if total:
         parts = [f"{pace.position:,} of {total:,} {unit} ({pace.position / total:.0%})"]
@@ -108,18 +97,12 @@ def progress_line(pace: Pace, total: int | None, unit: str, metrics: Sequence[st
 
 
 def duration_text(seconds: float) -> str:
-    """Returns ``1:02:03``, or with days before it."""
+    """Formats seconds as ``1:02:03``, or with days before it."""
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def fitting(texts: Mapping[str, str], room: int, first: Sequence[str]) -> list[str]:
-    """Chooses the texts that fit into a line, in their order.
-
-    Args:
-        texts: by name.
-        room: characters for them and two between each.
-        first: names, the most important first.
-    """
+    """Chooses the texts, by name, that fit into a line with two characters between; the most important ``first``."""
     chosen: set[str] = set()
     for name in first:
         wanted = [text for key, text in texts.items() if key in chosen or key == name]
@@ -132,15 +115,12 @@ class Lines:
     """Lets a line pass once a minute, the first one after a minute."""
 
     def __init__(self, show: Callable[[str], Any], clock: Callable[[], float] = time.monotonic) -> None:
-        """Shows lines by ``show``."""
         self._show, self._clock, self._last = show, clock, clock()
 
     def is_due(self) -> bool:
-        """Returns whether a minute has passed since the last line."""
         return self._clock() - self._last >= LINE_SECONDS
 
     def __call__(self, text: str) -> None:
-        """Shows a line if one is due."""
         if self.is_due():
             self._last = self._clock()
             self._show(text)

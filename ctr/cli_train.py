@@ -1,4 +1,4 @@
-"""``ctr train``: alone, as one worker of a cluster, or as the process that starts workers and looks after them."""
+"""Command ``ctr train``: alone, as one worker of a cluster, or as the process that starts and watches workers."""
 
 import argparse
 import dataclasses
@@ -38,12 +38,7 @@ _has_joined = False
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Runs the command.
-
-    Raises:
-        SystemExit: workers were ended by a signal.
-        WorkerLostError: workers were lost, in another process or again and again.
-    """
+    """Trains; SystemExit where workers were ended by a signal, WorkerLostError where they were lost again and again."""
     with importing():
         from ctr.config import load_model
         from ctr.training.config import TrainConfig
@@ -72,7 +67,6 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) -> int:
-    """How many workers there are to be."""
     size = 1 if place is None else place.size
     for option in ("workers", "worker_timeout", "max_restarts"):
         least = {"workers": 1, "worker_timeout": 1.0, "max_restarts": 0}[option]
@@ -143,7 +137,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
 
 
 def _is_finished(arguments: argparse.Namespace, config: Any, size: int, is_first: bool) -> bool:
-    """Whether the run has passed its log before; then prints its result. Raises InputError where it cannot go on."""
+    # Whether the run has passed its log before; then prints its result. Raises InputError where it cannot go on.
     with importing():
         from ctr.training.run.summary import summary_text, train_result
         from ctr.training.validate import validate
@@ -167,7 +161,7 @@ def _is_finished(arguments: argparse.Namespace, config: Any, size: int, is_first
 
 @contextmanager
 def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterator[None]:
-    """Of a run that learned nothing, the first worker prints the results before the command fails."""
+    # Of a run that learned nothing, the first worker prints the results before the command fails.
     from ctr.training.run.summary import LearningError, summary_text
 
     try:

@@ -15,7 +15,7 @@ _limit: Any = None
 
 
 def _reset_after_fork() -> None:
-    """The threads that held the limit and the lock do not exist in the child."""
+    # The threads that held the limit and the lock do not exist in the child.
     global _lock, _users
     _lock, _users = threading.Lock(), 0
 
@@ -30,11 +30,10 @@ def _controller() -> ThreadpoolController:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limits BLAS to one thread.
+    """Limits BLAS to one thread in the whole process: the first user sets the limit, the last one lifts it.
 
     Results have the same bits whatever else runs, since sums by BLAS depend on its number of threads, and nothing waits
-    for a thread that has no processor. The limit holds for the whole process: the first user sets it, the last one
-    lifts it.
+    for a thread that has no processor.
     """
     global _users, _limit
     with _lock:

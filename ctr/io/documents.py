@@ -30,7 +30,7 @@ _FAULTS = (
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Plain values of a JSON text.
+    """Parses a JSON text to plain values.
 
     Raises:
         ValueError: not JSON; or a key that stands twice, a number that is not finite, too deep a nesting.
@@ -47,7 +47,6 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON from its pairs, for ``json.loads``. Raises ValueError for a key that stands twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -67,7 +66,7 @@ def _finite(text: str) -> float:
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain values of a YAML text, None of an empty one; 1e-6 is a number, which PyYAML wants written 1.0e-6.
+    """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, which PyYAML wants written 1.0e-6.
 
     Raises:
         ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
@@ -92,7 +91,6 @@ def parse_yaml(text: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping. Raises ConstructorError for a key that stands twice, however it is written."""
         given = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         seen: set[Any] = set()
         for key in given:
@@ -149,17 +147,17 @@ def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> 
 
 
 def json_number(value: Any) -> float | None:
-    """A number as JSON can hold it: None for NaN and infinities."""
+    """Converts a number as JSON can hold it: None for NaN and infinities."""
     return float(value) if math.isfinite(value) else None
 
 
 def json_bytes(content: object) -> bytes:
-    """An object as indented text: the same bytes for the same content."""
+    """Formats an object as indented text: the same bytes for the same content."""
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 
 def sealed_bytes(content: Mapping[str, object]) -> bytes:
-    """The text of a manifest: an object, with a SHA-256 of the rest of it under ``manifest_sha256``."""
+    """Formats a manifest: an object, with a SHA-256 of the rest of it under ``manifest_sha256``."""
     return json_bytes({**content, _SEAL: _sha256(content)})
 
 
@@ -180,7 +178,7 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def parse_sealed(text: bytes, where: str) -> dict[str, object]:
-    """The object in ``sealed_bytes``. Raises InputError, which names ``where``, when it is not what was written."""
+    """Parses ``sealed_bytes``. Raises InputError, which names ``where``, when it is not what was written."""
     content = parse_json_object(text, where)
     recorded = content.pop(_SEAL, None)
     if recorded is None:
@@ -198,12 +196,12 @@ def read_json_object(path: Path, absent: str) -> dict[str, object]:
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
-    """The object in a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
+    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
     return parse_sealed(read_bytes(path, absent), str(path))
 
 
 def read_bytes(path: Path, absent: str) -> bytes:
-    """The content of a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
+    """Reads a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
     if not path.is_file():
         check_local(path)
         raise InputError(absent)

@@ -13,10 +13,9 @@ _FACTOR_2 = np.uint64(0x94D049BB133111EB)
 
 
 def splitmix64(values: UintArray) -> UintArray:
-    """The output function of splitmix64, uint64 [N], on a copy of ``values``.
+    """Computes the output function of splitmix64, uint64 [N]: neighboring values come out unrelated.
 
-    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. Neighboring values come out
-    unrelated.
+    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
     """
     mixed = values + _INCREMENT
     mixed ^= mixed >> np.uint64(30)
@@ -28,18 +27,11 @@ def splitmix64(values: UintArray) -> UintArray:
 
 
 def uniform_hash(ids: np.ndarray, salt: str) -> np.ndarray:
-    """A number in [0, 1) for each id.
+    """Computes a number in [0, 1) for each id: int64 [N] to float64 [N], multiples of 2^-53.
 
-    Two rounds of splitmix64's output function, before each of them 64 bits of the
-    salt's SHA-256. With one round, two salts would give the same sequence of numbers to shifted ids, and the
+    Two rounds of splitmix64's output function, before each of them 64 bits of the salt's SHA-256: numbers of different
+    salts are independent. With one round, two salts would give the same sequence of numbers to shifted ids, and the
     empty salt could agree with the query buckets of the intervals.
-
-    Args:
-        ids: int64 [N].
-        salt: numbers of different salts are independent.
-
-    Returns:
-        float64 [N], multiples of 2^-53.
     """
     digest = hashlib.sha256(salt.encode()).digest()
     first, second = np.frombuffer(digest[:16], "<u8").astype(np.uint64)

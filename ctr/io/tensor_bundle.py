@@ -67,7 +67,6 @@ def _tensor(entry: bytes, data: np.ndarray) -> np.ndarray | None:
 
 
 def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the names and messages of a sorted table."""
     if len(table) < _FOOTER or struct.unpack("<Q", table[-8:])[0] != _MAGIC:
         raise ValueError("not a sorted table")
     footer, place = table[-_FOOTER:], 0
@@ -98,7 +97,6 @@ def _block(table: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the numbers and values of a message's fields."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -119,7 +117,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """Returns a number and the place behind it."""
     value = shift = 0
     while True:
         byte = content[place]
