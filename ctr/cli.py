@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from ctr.cli_output import (
@@ -60,8 +62,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     from ctr.pipelines.ingest.run import ingest
 
-    bar = Bar(None, "rows")
-    try:
+    with closing(Bar(None, "rows")) as bar:
         result = ingest(
             mapping,
             arguments.input,
@@ -71,11 +72,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
         )
-    finally:
-        bar.close()
-    counts = dataclasses.asdict(result)
-    text = f"{arguments.out}: {result.as_text()}"
-    print_result(arguments, {**counts, "rejects_file": str(result.rejects_file or "")}, text)
+    print_result(arguments, result.as_dict(), f"{arguments.out}: {result.as_text()}")
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
@@ -99,11 +96,8 @@ def _simulate(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     from ctr.simulator.simulate import simulate
 
-    bar = Bar(config.examples, "examples")
-    try:
+    with closing(Bar(config.examples, "examples")) as bar:
         result = simulate(config, arguments.out, bar, arguments.randomized, arguments.events)
-    finally:
-        bar.close()
     print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
 
 
@@ -123,11 +117,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     from ctr.simulator.closed_loop import run_closed_loop
 
-    bar = Bar(arguments.days, "days")
-    try:
+    with closing(Bar(arguments.days, "days")) as bar:
         result = run_closed_loop(arguments.policy, arguments.log, arguments.days, arguments.out, bar)
-    finally:
-        bar.close()
     days = ["  ".join(f"{key}: {value}" for key, value in day.items()) for day in result["days"]]
     print_result(arguments, result, "\n".join(days))
 
@@ -147,14 +138,12 @@ def _sample(arguments: argparse.Namespace) -> None:
         load_tensorflow()
     # A teacher's recordings are looked through before anything is written.
     passes = 1 if config.by_teacher is None else 2
-    bar = Bar(passes * sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
-    try:
+    total = passes * sum(manifest.rows for manifest in read_manifests(arguments.log))
+    with closing(Bar(total, "examples")) as bar:
         if arguments.out is None:
             result = write_decisions(arguments.log, arguments.name, config, bar.advance)
         else:
             result = write_sampled_log(arguments.log, arguments.name, config, arguments.out, bar.advance)
-    finally:
-        bar.close()
     print_result(arguments, result.as_dict(), result.as_text())
 
 
@@ -213,8 +202,7 @@ def _score(arguments: argparse.Namespace) -> None:
 
     scorer = Scorer(arguments.model, lazy=True, on_load=load_tensorflow)
     selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
-    bar = Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")
-    try:
+    with closing(Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")) as bar:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance, times)
         else:
@@ -223,8 +211,6 @@ def _score(arguments: argparse.Namespace) -> None:
             rows = read_raw_rows(scorer.raw_schema, mapping, given, labeled=arguments.labels)
             keys = key_schema(mapping, arguments.labels)
             result = score_tables(scorer, rows, keys, arguments.out, bar.advance)
-    finally:
-        bar.close()
     counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
     print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(arguments.out, result))
 
@@ -255,10 +241,7 @@ def _replay(arguments: argparse.Namespace) -> None:
             run_notes(),
             settings=arguments.set,
         )
-    text = write_experiment(arguments.out)
-    result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
-    print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
-    _raise_failures(failures)
+    _print_runs(arguments, write_experiment(arguments.out), "result.json", failures)
 
 
 def _search(arguments: argparse.Namespace) -> None:
@@ -286,13 +269,13 @@ def _search(arguments: argparse.Namespace) -> None:
             arguments.set,
         )
         _, failures = run_search(arguments.search, arguments.log, arguments.out, options)
-    text = write_search(arguments.out)
-    result = json.loads((arguments.out / "search.json").read_bytes()) if arguments.json else {}
-    print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
-    _raise_failures(failures)
+    _print_runs(arguments, write_search(arguments.out), "search.json", failures)
 
 
-def _raise_failures(failures: Mapping[str, str]) -> None:
+def _print_runs(arguments: argparse.Namespace, text: str, file: str, failures: Mapping[str, str]) -> None:
+    out = arguments.out
+    result = json.loads((out / file).read_bytes()) if arguments.json else {}
+    print_result(arguments, result, f"{text}\n{out / 'report.html'}")
     if failures:
         causes = joined([f"{name}: {error}" for name, error in failures.items()])
         raise InputError(f"{len(failures)} failed: {causes}", "rerun the same command to try again")
@@ -328,11 +311,8 @@ def _inspect(arguments: argparse.Namespace) -> None:
     from ctr.data.inspection_text import inspection_text, log_warnings
     from ctr.data.log import read_manifests
 
-    bar = Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")
-    try:
+    with closing(Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")) as bar:
         summary = inspect_log(arguments.log, bar.advance)
-    finally:
-        bar.close()
     result = {**summary.as_dict(), "warnings": log_warnings(summary)}
     print_result(arguments, result, inspection_text(summary))
 
@@ -371,26 +351,20 @@ def _demo(arguments: argparse.Namespace) -> None:
     check_demo_folder(arguments.out)
     load_tensorflow()
 
-    def say(text: str) -> None:
-        if not is_quiet():
-            print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
-
-    report = run_demo(arguments.out, arguments.examples, say, Bar)
+    report = run_demo(arguments.out, arguments.examples, functools.partial(_say, arguments), Bar)
     print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
-def _quickstart(arguments: argparse.Namespace) -> None:
-    from ctr.quickstart import (
-        Tools,
-        check_quickstart_folder,
-        default_out,
-        infer_mapping,
-        result_text,
-        run_quickstart,
-    )
+def _say(arguments: argparse.Namespace, text: str) -> None:
+    if not is_quiet():
+        print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
-    out = arguments.out or default_out(arguments.input)
-    check_quickstart_folder(out)
+
+def _quickstart(arguments: argparse.Namespace) -> None:
+    from ctr import quickstart
+
+    out = arguments.out or quickstart.default_out(arguments.input)
+    quickstart.check_quickstart_folder(out)
     from ctr.pipelines.inference.infer import Options
 
     given = vars(arguments)
@@ -400,21 +374,17 @@ def _quickstart(arguments: argparse.Namespace) -> None:
         keep=tuple(arguments.keep),
     )
 
-    def say(text: str) -> None:
-        if not is_quiet():
-            print(printable(text), file=sys.stderr if arguments.json else sys.stdout, flush=True)
-
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
     width = shutil.get_terminal_size((200, 24)).columns
-    given_to = arguments.input, out, options, Tools(say, width, ask, Bar, load_tensorflow)
+    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, ask, Bar, load_tensorflow)
+    given_to = arguments.input, out, options, tools
     if arguments.dry_run:
-        result = infer_mapping(*given_to)
-        print_result(
-            arguments, result, "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
-        )
+        result = quickstart.infer_mapping(*given_to)
+        text = "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
+        print_result(arguments, result, text)
         return
-    result = run_quickstart(*given_to)
-    print_result(arguments, result, result_text(out, result))
+    result = quickstart.run_quickstart(*given_to)
+    print_result(arguments, result, quickstart.result_text(out, result))
 
 
 def _ask(doubt: Any, refused: str = "") -> str:

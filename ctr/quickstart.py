@@ -270,8 +270,7 @@ def _ingest(given: Path, out: Path, mapping: Mapping, record: Record, tools: Too
     finally:
         bar.close()
     tools.say(result.as_text())
-    counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
-    record = record.model_copy(update={"ingested": counts})
+    record = record.model_copy(update={"ingested": result.as_dict()})
     _write_record(out, record)
     return record
 

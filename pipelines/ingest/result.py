@@ -1,7 +1,8 @@
 """Result of an ingest, and its text for people."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ctr.data.times import format_time
 
@@ -34,6 +35,9 @@ class IngestResult:
     ]  # of features with ``buckets`` the estimated share of values that share their id
     warnings: list[str]
     seconds: dict[str, float]  # how long each stage was busy; stages overlap
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "rejects_file": str(self.rejects_file or "")}
 
     def as_text(self) -> str:
         """Describes it in a line, followed by what is kept unpublished, the reasons of rejects, and warnings."""
