@@ -26,7 +26,7 @@ _WITH_COMMA = re.compile(r"[-+]?(\d+|\d*,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.
 _DECIMAL_COMMA = re.compile(r",(\d{1,2}|\d{4,})\s*$|\.\d{3},")
 _SHOWN = 24
 
-Kind = Literal["empty", "number", "word", "list", "text", "time", "other"]
+Kind = Literal["empty", "number", "word", "list", "text", "time"]
 
 
 @dataclass(frozen=True)

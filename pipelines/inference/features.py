@@ -1,5 +1,6 @@
 """Feature that a column becomes: a category, a number in buckets, a list of categories or a text."""
 
+import itertools
 import math
 import unicodedata
 from collections.abc import Collection
@@ -49,9 +50,8 @@ def decide_feature(facts: ColumnFacts) -> Decision:
     if facts.kind == "list":
         return _list_feature(facts)
     if facts.kind == "text":
-        return Decision(
-            "text, its words", "most values are several words", {"kind": "text", "source": facts.name}
-        )
+        feature = {"kind": "text", "source": facts.name}
+        return Decision("text, its words", "most values are several words", feature)
     if facts.kind == "number":
         return _number_or_category(facts)
     if facts.kind == "time":
@@ -59,9 +59,8 @@ def decide_feature(facts: ColumnFacts) -> Decision:
     if facts.with_points is not None:
         decision = _number_or_category(facts.with_points)
         if decision.feature is not None and decision.feature["kind"] == "number":
-            return replace(
-                decision, because=f"{decision.because}; with a decimal comma", cast="decimal_comma"
-            )
+            because = f"{decision.because}; with a decimal comma"
+            return replace(decision, because=because, cast="decimal_comma")
     return _category(facts, "")
 
 
@@ -100,13 +99,12 @@ def _list_feature(facts: ColumnFacts) -> Decision:
         feature["separator"] = "\x1f" if held or not texts else "|"
         return Decision("categories, a list", "the values are lists", feature)
     feature["separator"] = form.separator
-    shown = {" ": "space-separated", ",": "comma-separated"}.get(
-        form.separator, f"separated by {form.separator!r}"
-    )
+    shown = {" ": "space-separated", ",": "comma-separated"}.get(form.separator)
+    shown = shown or f"separated by {form.separator!r}"
     if form.strip:
         feature["strip"] = form.strip
-        return Decision("categories, a list", f"lists in brackets, {shown}", feature)
-    return Decision("categories, a list", f"{shown}; the items recur", feature)
+    because = f"lists in brackets, {shown}" if form.strip else f"{shown}; the items recur"
+    return Decision("categories, a list", because, feature)
 
 
 def _number_or_category(facts: ColumnFacts) -> Decision:
@@ -125,8 +123,7 @@ def _number_or_category(facts: ColumnFacts) -> Decision:
     if whole and (words & ID_WORDS) and not words & NUMBER_WORDS:
         return _category(facts, "named like an id or a kind")
     if not whole or words & NUMBER_WORDS or facts.name.endswith(":float"):
-        why = "named like a quantity" if whole else "fractions"
-        return _number(facts, why)
+        return _number(facts, "named like a quantity" if whole else "fractions")
     if is_unique(facts) and bool((np.diff(facts.finite) > 0).all()):
         return dropped("a number of the row: it grows from row to row")
     if _counts_something(facts.finite):
@@ -170,18 +167,12 @@ def _number(facts: ColumnFacts, because: str) -> Decision:
             return Decision("number, even buckets", f"{because}; {_range(values)}", feature)
     edges = sorted({float(f"{edge:.4g}") for edge in np.quantile(values, np.linspace(0, 1, 33)[1:-1])})
     edges = [edge for edge in edges if abs(edge) < 1e30 and edge > float(values.min())]
+    if not edges and values.min() < values.max():
+        edges = [float(f"{float(values[values > values.min()].min()):.4g}")]
+    if not edges and facts.missing_share:
+        return _category(facts, because)
     if not edges:
-        edges = (
-            [float(f"{float(values[values > values.min()].min()):.4g}")]
-            if values.min() < values.max()
-            else []
-        )
-    if not edges:
-        return (
-            dropped("it is constant but for missing values")
-            if not facts.missing_share
-            else _category(facts, because)
-        )
+        return dropped("it is constant but for missing values")
     feature["boundaries"] = edges
     return Decision(f"number, {len(edges) + 1} buckets", f"{because}; as many rows in each bucket", feature)
 
@@ -217,12 +208,8 @@ def feature_name(stem: str, taken: Collection[str]) -> str:
     name = name[:90]
     if name in RESERVED_NAMES:
         name += "_value"
-    number = 2
-    found = name
-    while found in taken or found in RESERVED_NAMES:
-        found = f"{name}_{number}"
-        number += 1
-    return found
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken and name not in RESERVED_NAMES)
 
 
 def _stays(letter: str) -> bool:

@@ -74,9 +74,8 @@ def find_table(given: Path) -> TableFiles:
         found, pattern = tuple(find_files([given], (), ())), None
     files = tuple(file for file in found if not is_blank(file.path))
     if not files:
-        raise InputError(
-            f"{found[0].path}: is empty; a table with a label and at least one feature is required"
-        )
+        path = found[0].path
+        raise InputError(f"{path}: is empty; a table with a label and at least one feature is required")
     first = files[0].path
     if any(file.path.name.startswith("behaviors.tsv") for file in files):
         raise InputError(
@@ -95,9 +94,8 @@ def find_table(given: Path) -> TableFiles:
         empty = [file.name for file in found if file not in files]
         notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {_some(empty)}")
     if folders:
-        notes.append(
-            f"the folders of the files give the column{'s' * (len(folders) > 1)} {', '.join(folders)}"
-        )
+        names = f"column{'s' * (len(folders) > 1)} {', '.join(folders)}"
+        notes.append(f"the folders of the files give the {names}")
     return TableFiles(files, form, columns, _suggestion(columns, form), lacking, tuple(folders), tuple(notes))
 
 
@@ -156,10 +154,8 @@ def _type_of(path: Path) -> str:
         if file.read(4) == b"PAR1":
             return "parquet"
     if named == "parquet":
-        what = not_text(path) or "no Parquet file"
-        raise InputError(
-            f"{path}: is {what}, though its name ends in {suffixes[-1]}; allowed: a Parquet file"
-        )
+        what = f"{not_text(path) or 'no Parquet file'}, though its name ends in {suffixes[-1]}"
+        raise InputError(f"{path}: is {what}; allowed: a Parquet file")
     start = read_start(path)
     text = start.lstrip("\ufeff \t\r\n")
     is_array = text.startswith("[") if named == "jsonl" else re.match(r"\[\s*[\[{]", text) is not None
@@ -196,23 +192,18 @@ def _delimited(path: Path, kind: str) -> dict[str, Any]:
     quoting = delimiter != "\t" or _has_quoted(table, delimiter)
     rows = split_rows(table, delimiter, quoting, LINES)
     if not rows:
-        raise InputError(
-            f"{path}: its first {len(start):,} characters hold no row; allowed: a table from its beginning on"
-        )
+        looked = f"its first {len(start):,} characters hold no row"
+        raise InputError(f"{path}: {looked}; allowed: a table from its beginning on")
     if titles := title_lines(table, rows):
         skipped += titles
         rows = split_rows(_without_lines(table, titles), delimiter, quoting, LINES)
     if skipped and not is_header(rows):
         # The last comment may have the names.
         line = whole.split("\n", skipped)[skipped - 1]
-        named = split_rows(line, delimiter, quoting, 1)
-        if (
-            line.startswith("#")
-            and named
-            and len(named[0]) == len(rows[0]) > 1
-            and is_header([*named, *rows])
-        ):
-            skipped, rows = skipped - 1, [*named, *rows]
+        named = [*split_rows(line, delimiter, quoting, 1), *rows]
+        is_comment = line.startswith("#") and len(named) > len(rows)
+        if is_comment and len(named[0]) == len(rows[0]) > 1 and is_header(named):
+            skipped, rows = skipped - 1, named
     content: dict[str, Any] = {"type": "tsv" if delimiter == "\t" else "csv"}
     if delimiter not in ",\t":
         content["delimiter"] = delimiter

@@ -56,9 +56,7 @@ def title_lines(text: str, rows: Sequence[Sequence[str]]) -> int:
     """Counts lines of one field, such as the title of a report, before a table of at least three."""
     fields = Counter(map(len, rows)).most_common(1)[0][0]
     count = next((place for place, row in enumerate(rows) if len(row) > 1), 0)
-    if fields < 3 or count > 10 or '"' in "".join(text.split("\n", count)[:count]):
-        return 0
-    if not count:
+    if not count or fields < 3 or count > 10 or '"' in "".join(text.split("\n", count)[:count]):
         return 0
     # In lines, of which empty ones are no rows.
     places = [place for place, line in enumerate(text.split("\n", _MOST_SKIPPED)) if line.strip()]
@@ -103,10 +101,8 @@ def is_header(rows: Sequence[Sequence[str]]) -> bool:
 def _is_numbered(first: Sequence[str], unnamed: Sequence[int]) -> bool:
     """Whether columns are named by their numbers, as pandas names those without names; its index has no name."""
     names = [name for place, name in enumerate(first) if place or not unnamed]
-    fewest = 2 if unnamed == [0] else _NUMBERED
-    return len(names) >= fewest and any(
-        names == [str(begin + place) for place in range(len(names))] for begin in (0, 1)
-    )
+    counted = [[str(begin + place) for place in range(len(names))] for begin in (0, 1)]
+    return len(names) >= (2 if unnamed == [0] else _NUMBERED) and names in counted
 
 
 def _is_name(text: str) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import DelimitedInput, Mapping
-from ctr.data.times import duration_us, format_time
+from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError, joined
 from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
@@ -36,7 +36,6 @@ KEPT_ROWS = 1_000_000  # up to so many rows of a table the raw values behind its
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
-_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -105,23 +104,17 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
             f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read{names}; "
             "a label and at least one feature are required, in columns between commas, tabs, ; or |"
         )
-    given = {
-        "--label": options.label,
-        "--time": options.time,
-        "--query": options.query,
-        "--weight": options.weight,
-    }
     refused = [find_column(name, columns, "--drop").name for name in options.drop]
-    for option, name in given.items():
-        if name in refused:
-            raise InputError(f"{option} {name}: --drop takes the same column out; leave one of the two out")
+    for role in ("label", "time", "query", "weight"):
+        if (name := getattr(options, role)) in refused:
+            raise InputError(f"--{role} {name}: --drop takes the same column out; leave one of the two out")
     kept = [find_column(name, columns, "--keep").name for name in options.keep]
     free = {name: facts for name, facts in columns.items() if name not in refused}
     found = Inference()
     roles = _choose_roles(free, sample, options, found)
     if roles.label is None and (page := find_page(free)):
         raise InputError(f"{table.files[0].path}: {page}")
-    decisions: dict[str, Decision] = {name: dropped("--drop says so") for name in refused}
+    decisions = {name: dropped("--drop says so") for name in refused}
     decisions |= dict(_decide(free, roles, kept))
     for name in columns:
         becomes, because = roles.used.get(name) or (decisions[name].becomes, decisions[name].because)
@@ -149,7 +142,8 @@ def _choose_roles(
     else:
         roles.label = label
         share = percent(float(label.values[label.known].mean()))
-        rule = "" if label.label.op is None else f" {label.label.op} {_shown(label.label.value)}"
+        op, value = label.label.op, label.label.value
+        rule = "" if op is None else f" {op} {f'{value:g}' if isinstance(value, float) else value}"
         roles.used[label.label.column] = (f"label{rule}", f"{label.because}; {share} positive")
         found.notes += [label.warning] if label.warning else []
     time = choose_time(options.time, columns, sample.head_rows, list(roles.used))
@@ -157,8 +151,9 @@ def _choose_roles(
         _ask(time, roles, found, columns)
     elif time is not None:
         roles.time = time
-        why = ("given by --time" if options.time else "read as one") + time.doubt
-        roles.used[time.facts.name] = (f"time, {time.form}", why)
+        other = f", though {time.other} reads it too" if time.other else ""
+        why = ("given by --time" if options.time else "read as one") + other
+        roles.used[time.facts.name] = (f"time, {time.time.form}", why)
         if rejects := time.rejects:
             found.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
     positive = None if roles.label is None else roles.label.positive
@@ -250,8 +245,8 @@ def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
         return f"{AFTER_CLICK}: another outcome"
     if roles.label is None:
         return ""
-    label, judged = (roles.label.values, roles.label.known), facts.with_points or facts
-    return find_leak(judged, *label) or find_outcome(judged, *label)
+    arguments = facts.with_points or facts, roles.label.values, roles.label.known
+    return find_leak(*arguments) or find_outcome(*arguments)
 
 
 def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> str:
@@ -275,24 +270,17 @@ def _is_duplicate(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> 
     return decision.becomes == "category" and facts.distinct < 0.5 * facts.present
 
 
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _add_notes(
     found: Inference, table: TableFiles, sample: Sample, roles: _Roles, nulls: tuple[str, ...]
 ) -> None:
     found.notes.append(f"inferred from {sample.describe()}")
     form = table.form
     if isinstance(form, DelimitedInput):
-        delimiter = {"\t": "tab", " ": "space", "\x01": "\\x01"}.get(
-            form.field_delimiter, form.field_delimiter
-        )
-        header = (
-            "the first line names the columns"
-            if form.header
-            else "no header: the columns are named c1, c2, ..."
-        )
+        shown = {"\t": "tab", " ": "space", "\x01": "\\x01"}
+        delimiter = shown.get(form.field_delimiter, form.field_delimiter)
+        header = "no header: the columns are named c1, c2, ..."
+        if form.header:
+            header = "the first line names the columns"
         if form.skip_lines:
             header = f"without the first {form.skip_lines} line{'s' * (form.skip_lines > 1)}; {header}"
         found.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
@@ -305,10 +293,8 @@ def _add_notes(
         found.notes.append(
             f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows"
         )
-    if sample.lacking:
-        lacking = [
-            f"{name} ({table.lacking[name]})" if table.lacking else name for name in sample.lacking[:5]
-        ]
+    if names := sample.lacking[:5]:
+        lacking = [f"{name} ({table.lacking[name]})" if table.lacking else name for name in names]
         more = ", ..." if len(sample.lacking) > 5 else ""
         found.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
     if roles.time is None and not any(doubt.option == "--time" for doubt in found.doubts):
@@ -346,23 +332,19 @@ def _make_mapping(
     guesses = {guess.column: guess for guess in found.guesses}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()
-    stems = {
-        name: name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
-        for name, decision in decisions.items()
-        if decision.feature is not None
-    }
+    used = {name: decision for name, decision in decisions.items() if decision.feature is not None}
+    stems = {name: name.rpartition(":")[0] if ":" in name else name for name in used}
     # A column keeps its name where another one would become the same.
-    own = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
-    for name, decision in decisions.items():
-        if decision.feature is not None:
-            stem = stems[name]
-            feature = {"name": feature_name(stem, taken | (own - {stem})), **decision.feature}
-            if decision.cast is not None:
-                feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
-                content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
-            features.append(feature)
-            found.reasons[feature["name"]] = guesses[name].because
-            taken |= {feature["name"], feature["source"]}
+    kept_names = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
+    for name, decision in used.items():
+        stem = stems[name]
+        feature = {"name": feature_name(stem, taken | (kept_names - {stem})), **(decision.feature or {})}
+        if decision.cast is not None:
+            feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
+            content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
+        features.append(feature)
+        found.reasons[feature["name"]] = guesses[name].because
+        taken |= {feature["name"], feature["source"]}
     _add_derived(found, content, features, roles.time, {*sample.columns, *taken})
     if not features:
         raise InputError(
@@ -391,7 +373,7 @@ def _add_derived(
     if time is None or TIME_COLUMN in {feature["source"] for feature in features}:
         return
     first, last = int(time.us[time.us > 0].min()), int(time.us.max())
-    if last - first <= _DAY_US:
+    if last - first <= DAY_US:
         found.notes.append(
             f"{time.facts.name} spans no more than a day: no hour and weekday are derived from it"
         )

@@ -98,12 +98,9 @@ def _two_values(facts: ColumnFacts) -> tuple[Label, np.ndarray] | None:
 
 def _missing(facts: ColumnFacts) -> np.ndarray:
     """[N] bool: rows without a value, or with a number that is none."""
-    numbers = facts.numbers
-    odd = (
-        [place for place, text in enumerate(facts.texts) if text.lower() == "nan"]
-        if numbers is not None
-        else []
-    )
+    odd = []
+    if facts.numbers is not None:
+        odd = [place for place, text in enumerate(facts.texts) if text.lower() == "nan"]
     return (facts.codes < 0) | np.isin(facts.codes, odd)
 
 
@@ -124,9 +121,8 @@ def _fault(facts: ColumnFacts, label: Label, others: np.ndarray) -> str:
         of = f"{ones + int(above.sum()):,} positive rows" if above.any() else f"{len(wrong):,} rows"
         different = len(np.unique(facts.codes[counted]))
         more = f" (or one of {different - 1} other values)" if different > 1 else ""
-        return facts.placed(
-            f"{_common(facts, counted)}{more} stands in {int(counted.sum()):,} of {of}", counted
-        )
+        text = f"{_common(facts, counted)}{more} stands in {int(counted.sum()):,} of {of}"
+        return facts.placed(text, counted)
     if missing.sum() > TOLERANCE * len(missing):
         text = facts.placed(f"there is no value in {int(missing.sum()):,} of {len(missing):,} rows", missing)
         return f"{text}; {_WRITE}"
@@ -152,22 +148,19 @@ def choose_label(
     named = [name for name in plain if is_label_name(columns[name])]
     failing = [
         facts
-        for facts in columns.values()
-        if is_label_name(facts) and facts.name not in plain and facts.present
+        for name, facts in columns.items()
+        if is_label_name(facts) and name not in plain and facts.present
     ]
     if len(named) == 1 and not any(map(_is_near, failing)):
         facts = columns[named[0]]
         why = "two values, and named like a label" + _neither(facts)
         return _label_column(plain[named[0]], facts, why, columns)
     if not named:
-        counted = failing or [facts for facts in columns.values() if is_count_name(facts)]
-        for facts in counted:
+        for facts in failing or filter(is_count_name, columns.values()):
             if fault := count_fault(facts, columns):
                 raise fault
-    elif len(named) == 1:
-        failing = list(filter(_is_near, failing))
     else:
-        failing = []
+        failing = list(filter(_is_near, failing)) if len(named) == 1 else []
     return _label_doubt(columns, plain, named, failing)
 
 
@@ -263,9 +256,8 @@ def _given_label(text: str, columns: Mapping[str, ColumnFacts], weight: str | No
     if rule.op is None and (plain := plain_label(facts)) is not None:
         rule, why = plain, why + _neither(facts)
     elif rule.op is None and (choices := _rules(facts)):
-        return Doubt(
-            "--label", f"which rows of {facts.name} are positive: {_label_fault(facts)}", tuple(choices)
-        )
+        question = f"which rows of {facts.name} are positive: {_label_fault(facts)}"
+        return Doubt("--label", question, tuple(choices))
     found = _label_column(rule, facts, why, columns)
     unread = 1 - found.known.mean()
     if unread > TOLERANCE:
@@ -297,16 +289,19 @@ def _label_column(
     return LabelColumn(label, because + rejects_text(facts, bad), values, ~bad, warning)
 
 
-def _label_share(label: Label, facts: ColumnFacts) -> str:
+def _positive_share(label: Label, facts: ColumnFacts) -> str:
     found = _label_column(label, facts, "")
+    return percent(float(found.values[found.known].mean()))
+
+
+def _label_share(label: Label, facts: ColumnFacts) -> str:
     shown = " and ".join(sorted(facts.texts)) if facts.distinct == 2 else facts.describe()
-    return f"{shown}, {percent(float(found.values[found.known].mean()))} positive"
+    return f"{shown}, {_positive_share(label, facts)} positive"
 
 
 def _rating_choice(facts: ColumnFacts) -> Choice | None:
-    if not set(facts.words) & RATING_WORDS or facts.numbers is None or not 3 <= facts.distinct <= 100:
-        return None
-    return _threshold(facts)
+    is_rating = bool(set(facts.words) & RATING_WORDS) and facts.numbers is not None
+    return _threshold(facts) if is_rating and 3 <= facts.distinct <= 100 else None
 
 
 def _threshold(facts: ColumnFacts) -> Choice:
@@ -359,9 +354,7 @@ def _number_rules(facts: ColumnFacts) -> list[Choice]:
     if not rule:
         return []
     label = Label.model_validate(f"x{rule}").model_copy(update={"column": facts.name})
-    found = _label_column(label, facts, "")
-    share = percent(float(found.values[found.known].mean()))
-    return [Choice(f"{facts.stem}{rule}", f"{share} positive", facts.name)]
+    return [Choice(f"{facts.stem}{rule}", f"{_positive_share(label, facts)} positive", facts.name)]
 
 
 def _says_outcome(text: str) -> bool:

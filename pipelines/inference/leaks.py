@@ -133,9 +133,8 @@ def _never_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> 
         edge = high[1:-1] | high[2:]
         sums = np.cumsum(rows[order])[edge], np.cumsum(clicks[order])[edge]
         if (share := _never_rows(*sums, base) / len(label)) >= COVERED_RUN:
-            return (
-                f"{AFTER_CLICK}: rows with its {end} numbers are never positive, {percent(share)} of the rows"
-            )
+            rows_text = f"rows with its {end} numbers are never positive, {percent(share)} of the rows"
+            return f"{AFTER_CLICK}: {rows_text}"
     return ""
 
 

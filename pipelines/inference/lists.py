@@ -7,24 +7,7 @@ from dataclasses import dataclass
 
 LOOKED = 2000  # so many distinct values are looked at
 
-_MARKS = (
-    "|",
-    ";",
-    ",",
-    "^",
-    "#",
-    "~",
-    "\x01",
-    "\x02",
-    "\x03",
-    "\x1c",
-    "\x1d",
-    "\x1e",
-    "\x1f",
-    "\t",
-    ", ",
-    " ",
-)
+_MARKS = (*"|;,^#~\x01\x02\x03\x1c\x1d\x1e\x1f\t", ", ", " ")
 # What no text but a list has between its parts.
 _CONTROLS = "^\x01\x02\x03\x1c\x1d\x1e\x1f"
 _BRACKETS = ("[]", "()", "{}")

@@ -91,16 +91,14 @@ def _dump(value: Any, allow_unicode: bool) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _line(text: str) -> str:
-    return printable(" ".join(text.split()))
-
-
 def guess_table(guesses: Sequence[Guess], width: int) -> str:
     """Formats the guesses as a table of one line each, cut at ``width`` characters."""
+
+    def plain(text: str) -> str:
+        return printable(" ".join(text.split()))
+
     rows = [("column", "becomes", "because")]
-    rows += [
-        (_line(guess.column) or "(no name)", _line(guess.becomes), _line(guess.because)) for guess in guesses
-    ]
+    rows += [(plain(one.column) or "(no name)", plain(one.becomes), plain(one.because)) for one in guesses]
     wide = [min(32, max(len(row[place]) for row in rows)) for place in (0, 1)]
     lines = []
     for row in rows:

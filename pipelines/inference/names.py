@@ -38,6 +38,8 @@ WEIGHT_NAMES = _words(
 )
 # Of these a query may last hours.
 SESSION_WORDS = _words("session sessions sid visit visits")
+# Names of a list of all that was shown on a page.
+SHOWN_WORDS = _words("inview impressions shown displayed viewed candidates slate exposed exposures items")
 # Names of who sees the impressions.
 USER_WORDS = _words("user uid visitor member customer cookie device viewer")
 # Whole names of the time of a row, parts of names that may be it, and parts that may be it where nothing better is.

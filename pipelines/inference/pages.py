@@ -7,24 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.pipelines.inference.columns import ColumnFacts
-from ctr.pipelines.inference.names import LABEL_WORDS
+from ctr.pipelines.inference.names import LABEL_WORDS, SHOWN_WORDS
 
 _ROWS = 1000
 _SHARE = 0.95
-_SHOWN_WORDS = frozenset(
-    (
-        "inview",
-        "impressions",
-        "shown",
-        "displayed",
-        "viewed",
-        "candidates",
-        "slate",
-        "exposed",
-        "exposures",
-        "items",
-    )
-)
 _ITEM = re.compile(r"[^\s,;|\[\](){}'\"]+")
 # MIND: N55689-1 N35729-0.
 _WITH_LABELS = re.compile(r"[^\s,;|]+[-:][01]([\s,;|]+[^\s,;|]+[-:][01])+")
@@ -49,7 +35,7 @@ def find_page(columns: Mapping[str, ColumnFacts]) -> str:
         if outcome and name in lists and {item for row in rows for item in row} <= {"0", "1"}:
             return f"a row is a whole page: {name} is a list of labels, one for each item shown; {_ALLOWED}"
         for shown, others in lists.items():
-            named = outcome or bool(set(columns[shown].words) & _SHOWN_WORDS)
+            named = outcome or bool(set(columns[shown].words) & SHOWN_WORDS)
             if name != shown and named and _is_part(rows, others):
                 return (
                     f"a row is a whole page: {shown} lists what was shown, and {name} what was clicked of it; "
@@ -70,8 +56,7 @@ def _items(facts: ColumnFacts) -> list[list[str]]:
 
 
 def _mean_length(rows: list[list[str]]) -> float:
-    filled = [len(row) for row in rows if row]
-    return float(np.mean(filled)) if filled else 0.0
+    return float(np.mean([len(row) for row in rows if row] or [0]))
 
 
 def _is_part(rows: list[list[str]], others: list[list[str]]) -> bool:

@@ -82,9 +82,8 @@ def choose_query(
         why = faults[0].why
     elif named:
         why = f"every {named[0].name} occurs once"
-    user = next(
-        (facts.name for facts in free if set(facts.words) & USER_WORDS and facts.distinct > FEW_USERS), None
-    )
+    people = (facts.name for facts in free if set(facts.words) & USER_WORDS and facts.distinct > FEW_USERS)
+    user = next(people, None)
     hint = f"; sessions of a user: --query {user} --session-gap 30m" if user is not None else ""
     return None, f"each row is its own query: {why}{hint}"
 
@@ -104,9 +103,8 @@ def _given_query(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[ColumnF
 def _query_doubt(why: str, found: Sequence[ColumnFacts], head_rows: int) -> Doubt:
     choices = [Choice(f.name, f"{_rows_each(f, head_rows):.3g} rows each; {f.describe()}") for f in found]
     choices.append(Choice(NONE, "each row is its own query"))
-    return Doubt(
-        "--query", f"which column is the query, of whose rows one page was made: {why}", tuple(choices)
-    )
+    question = f"which column is the query, of whose rows one page was made: {why}"
+    return Doubt("--query", question, tuple(choices))
 
 
 def _is_query_name(facts: ColumnFacts) -> bool:
@@ -138,28 +136,23 @@ def _find_fault(facts: ColumnFacts, users: Sequence[ColumnFacts], rows: Rows) ->
         return _Fault(facts, f"{facts.name} is always {facts.value_at(~missing)}", certain=True)
     if many := too_many(missing, rows.positive):
         why = facts.placed(f"{facts.name} has no value in {many}", missing)
-        hint = (
-            "" if facts.missing_share <= MAX_REJECT_SHARE else "; leave these rows out of the table to use it"
-        )
-        return _Fault(facts, why + hint)
+        if facts.missing_share > MAX_REJECT_SHARE:
+            why += "; leave these rows out of the table to use it"
+        return _Fault(facts, why)
     few = facts.distinct < _RUNS
     each = _rows_each(facts, rows.head)
     apart = _far_apart(facts, users, rows)
+    most = codes == int(facts.counts.argmax())
     if each > LONGEST_PAGE or (few and not _is_contiguous(codes[: rows.head])):
         why = f"{facts.name} has {facts.distinct:,} values, {each:.3g} rows each"
         why += ", more than a page holds" if each > LONGEST_PAGE else ", which come back all over the table"
-        most = codes == int(facts.counts.argmax())
         why = f"{why} ({facts.placed(facts.value_at(most), most)})"
         return _Fault(facts, why, certain=few or bool(apart))
-    largest = int(facts.counts.argmax())
-    count = int(facts.counts[largest])
+    count = int(facts.counts.max())
     if count > LONGEST_PAGE and count > 20 * np.median(facts.counts) and count > TOLERANCE * len(codes):
-        most = codes == largest
         share = f"{facts.name} is {facts.value_at(most)} in {count:,} of {len(codes):,} rows"
         return _Fault(facts, facts.placed(share, most))
-    if apart:
-        return _Fault(facts, apart)
-    return None
+    return _Fault(facts, apart) if apart else None
 
 
 def _is_contiguous(codes: np.ndarray) -> bool:
@@ -198,11 +191,8 @@ def _far_apart(facts: ColumnFacts, users: Sequence[ColumnFacts], rows: Rows) -> 
         words = f"after more than {LONGEST_PAGE} rows"
     if not len(far) or far.mean() <= TOLERANCE:
         return ""
-    return _again(
-        facts,
-        order[far],
-        f"values of {facts.name} come back {words}, in {percent(float(far.mean()))} of the rows",
-    )
+    text = f"values of {facts.name} come back {words}, in {percent(float(far.mean()))} of the rows"
+    return _again(facts, order[far], text)
 
 
 def _starts(codes: np.ndarray) -> np.ndarray:
@@ -221,9 +211,7 @@ def _is_run(facts: ColumnFacts, head_rows: int) -> bool:
     """Whether the values of a column, ids with many values, stand in groups of consecutive rows."""
     codes = facts.codes[:head_rows]
     codes = codes[codes >= 0]
-    if facts.missing_share > TOLERANCE or not (facts.numbers is None or facts.is_whole):
-        return False
-    if not len(codes):
+    if facts.missing_share > TOLERANCE or not (facts.numbers is None or facts.is_whole) or not len(codes):
         return False
     begins = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
     longest = int(np.diff([*begins.tolist(), len(codes)]).max())

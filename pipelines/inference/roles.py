@@ -87,7 +87,8 @@ def choose_example_id(
     """
     why_not = ""
     for facts in columns.values():
-        is_id = facts.numbers is None or (facts.is_whole and not _has_fractions(facts))
+        has_fractions = any("." in text or "e" in text.lower() for text in facts.texts[:100])
+        is_id = facts.numbers is None or (facts.is_whole and not has_fractions)
         free = facts.name not in used and facts.kind in ("word", "number")
         if not (free and is_id and facts.plain_name in EXAMPLE_NAMES and facts.rows > 1):
             continue
@@ -107,10 +108,6 @@ def choose_example_id(
                 f"have an earlier row's, or none ({shown})"
             )
     return None, why_not
-
-
-def _has_fractions(facts: ColumnFacts) -> bool:
-    return any("." in text or "e" in text.lower() for text in facts.texts[:100])
 
 
 def choose_weight(

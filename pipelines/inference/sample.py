@@ -367,13 +367,9 @@ def _parquet_reason(kind: pa.DataType) -> str:
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return "it holds lists of lists or objects" if types.is_nested(kind.value_type) else ""
-    unread = (
-        types.is_time,
-        types.is_duration,
-        types.is_interval,
-        types.is_fixed_size_binary,
-        types.is_binary_view,
-    )
-    if any(is_so(kind) for is_so in unread) or isinstance(kind, pa.BaseExtensionType):
+    unread = (types.is_time, types.is_duration, types.is_interval, types.is_fixed_size_binary)
+    if isinstance(kind, pa.BaseExtensionType) or any(
+        is_kind(kind) for is_kind in (*unread, types.is_binary_view, types.is_nested)
+    ):
         return f"it is of type {kind}"
-    return f"it is of type {kind}" if types.is_nested(kind) else ""
+    return ""

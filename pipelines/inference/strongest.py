@@ -74,10 +74,9 @@ def strongest_columns(
 
 def is_suspicious(auc: float, values: int, model_auc: float | None) -> bool:
     """Tells whether a column alone ranks rows so well that it may say what the label is."""
-    if auc >= ALONE:
-        return True
-    share = None if model_auc is None else (auc - 0.5) - OF_MODEL * (model_auc - 0.5)
-    return share is not None and share >= 0 and auc >= LOWEST and values <= FEW_VALUES
+    if auc >= ALONE or model_auc is None:
+        return auc >= ALONE
+    return auc >= LOWEST and values <= FEW_VALUES and (auc - 0.5) - OF_MODEL * (model_auc - 0.5) >= 0
 
 
 def strongest_text(found: Sequence[Mapping[str, Any]]) -> str:

@@ -87,7 +87,7 @@ def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> Tim
             raise InputError(f"--time {text}: the column {facts.name} is {error}") from None
     if found.bad_share > MAX_REJECT_SHARE:
         raise InputError(
-            f"--time {text}: {found.rejects}; allowed: a time (read as {found.form}) in at least "
+            f"--time {text}: {found.rejects}; allowed: a time (read as {found.time.form}) in at least "
             f"{percent(1 - MAX_REJECT_SHARE)} of the rows, or another form: {FORMS}"
         )
     return found
@@ -105,9 +105,8 @@ def _parted(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[str, str | N
 def _open_order(found: TimeColumn) -> Doubt:
     name, forms = found.facts.name, (found.time.format or "", found.other)
     choices = [Choice(f"{name}={form}", "reads all values", name) for form in forms]
-    question = (
-        f"which form the dates of {name} have: {' and '.join(forms)} both read {found.facts.texts[0]!r}"
-    )
+    both = f"{' and '.join(forms)} both read {found.facts.texts[0]!r}"
+    question = f"which form the dates of {name} have: {both}"
     return Doubt("--time", question, (*choices, Choice(NONE, "the order of the file is the time")))
 
 
@@ -123,12 +122,14 @@ def _doubt(
     choices, hint = [], ""
     for facts, found in failed:
         if found is not None and found.bad_share <= MAX_REJECT_SHARE:
-            choices.append(Choice(facts.name, f"{found.form}; the {int(found.bad.sum()):,} become rejects"))
+            choices.append(
+                Choice(facts.name, f"{found.time.form}; the {int(found.bad.sum()):,} become rejects")
+            )
         elif found is None and facts.numbers is not None and facts.finite.min() >= 0:
             choices.append(Choice(f"{facts.name}=s", "seconds as they are, whenever they begin", facts.name))
-    choices += [Choice(one.facts.name, f"{one.form}; {one.facts.describe()}") for one in own]
+    choices += [Choice(one.facts.name, f"{one.time.form}; {one.facts.describe()}") for one in own]
     if not own:
-        choices += [Choice(one.facts.name, f"{one.form}, named like another event's") for one in others]
+        choices += [Choice(one.facts.name, f"{one.time.form}, named like another event's") for one in others]
     choices.append(Choice(NONE, "the order of the file is the time"))
     why = ""
     if failed:

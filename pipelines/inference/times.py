@@ -51,15 +51,6 @@ class TimeColumn:
     is_open: bool = False  # nothing speaks for one of the two formats
 
     @property
-    def form(self) -> str:
-        return self.time.form
-
-    @property
-    def doubt(self) -> str:
-        """The other format that reads its values too, in words."""
-        return f", though {self.other} reads it too" if self.other else ""
-
-    @property
     def bad_share(self) -> float:
         return float(self.bad.mean())
 
@@ -113,7 +104,7 @@ def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
     time of our days.
     """
     rank = name_rank(facts)
-    found = []
+    readings = []
     for time in _ways(facts, named or rank > 0):
         us, bad = _read(facts.array, time)
         is_number = time.unit is not None or time.format in DIGIT_FORMATS
@@ -125,24 +116,26 @@ def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
             continue
         # A date needs no word for time in its name.
         speaks = rank or (0 if is_number else _other_rank(set(facts.words)))
-        one = TimeColumn(facts, time, us, bad, speaks + (0.5 if grows else 0.0))
-        found.append(one)
-        if one.bad_share <= BAD_SHARE and (time.unit is not None or time.format == "iso8601"):
+        reading = TimeColumn(facts, time, us, bad, speaks + (0.5 if grows else 0.0))
+        readings.append(reading)
+        if reading.bad_share <= BAD_SHARE and (time.unit is not None or time.format == "iso8601"):
             break
     # Digits are a date sooner than a number; units do not overlap.
-    formats = [one for one in found if one.time.unit is None and one.bad_share <= BAD_SHARE]
-    found = formats or found
-    if not found:
+    formats = [
+        reading for reading in readings if reading.time.unit is None and reading.bad_share <= BAD_SHARE
+    ]
+    readings = formats or readings
+    if not readings:
         return None
     # 3/4/2019 is read either way: that which keeps the rows in order, then that which keeps them together.
-    least = min(one.bad_share for one in found)
-    best, *others = sorted((one for one in found if one.bad_share == least), key=_oddity)
-    others = [one for one in others if not np.array_equal(one.us, best.us)]
+    least = min(reading.bad_share for reading in readings)
+    best, *others = sorted((reading for reading in readings if reading.bad_share == least), key=_oddity)
+    others = [other for other in others if not np.array_equal(other.us, best.us)]
     if not others:
         return best
     (falls, span), (_, other_span) = _oddity(best), _oddity(others[0])
     is_open = falls > 0 and other_span < _WIDER * span
-    return replace(best, other=others[0].form.removeprefix("format "), is_open=is_open)
+    return replace(best, other=others[0].time.form.removeprefix("format "), is_open=is_open)
 
 
 def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
@@ -162,10 +155,8 @@ def is_other_time(facts: ColumnFacts) -> bool:
     found = find_time(facts, 0)
     if found is None and facts.distinct >= _DATES:
         found = find_time(facts, 0, named=True)
-        digits = (
-            found is not None and found.time.format in DIGIT_FORMATS and "%Y" in (found.time.format or "")
-        )
-        found = found if digits else None
+        if found and not (found.time.format in DIGIT_FORMATS and "%Y" in (found.time.format or "")):
+            found = None
     if found is not None and int((found.bad & (facts.codes >= 0)).sum()) <= _STRANGE * facts.present:
         return True
     rank = promised_rank(facts)
