@@ -87,11 +87,8 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     shape, _, dtype = read[version](head)
     # An array of empty texts has any number of them in no bytes.
-    if (
-        dtype.hasobject
-        or not dtype.itemsize
-        or math.prod(shape) * dtype.itemsize != member.file_size - head.tell()
-    ):
+    fits = dtype.itemsize and math.prod(shape) * dtype.itemsize == member.file_size - head.tell()
+    if dtype.hasobject or not fits:
         raise ValueError(f"{member.filename[:80]!r} does not hold {shape} {dtype}")
     with archive.open(member) as stream:
         array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)

@@ -17,16 +17,7 @@ _SEAL = "manifest_sha256"
 _DEEPEST = 100
 _MOST_VALUES = 1_000_000
 # What PyYAML's constructors raise for values that they take for a date, a number or whatever a tag says.
-_FAULTS = (
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-)
+_FAULTS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -96,15 +87,11 @@ class _Loader(yaml.SafeLoader):
         for key in given:
             value = self.construct_object(key, deep=True)
             try:
-                repeated = value in seen
+                fault = f"the key {value} appears twice" if value in seen else ""
             except TypeError:
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key is a list or a mapping", key.start_mark
-                ) from None
-            if repeated:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {value} appears twice", key.start_mark
-                )
+                fault = "a key is a list or a mapping"
+            if fault:
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
             seen.add(value)
         return super().construct_mapping(node, deep)
 

@@ -225,9 +225,8 @@ def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]
         InputError: what is there, and what is allowed.
     """
     if folder.is_dir():
-        names = sorted(
-            path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path)
-        )
+        held = (path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path))
+        names = sorted(held)
         if names and not is_kind(folder):
             raise InputError(
                 f"{folder} is neither empty nor {kind} (it holds {names[0]}): use another output directory"

@@ -8,22 +8,24 @@ import numpy.typing as npt
 UintArray = npt.NDArray[np.uint64]
 
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
-_FACTOR_2 = np.uint64(0x94D049BB133111EB)
 
 
-def splitmix64(values: UintArray) -> UintArray:
-    """Computes the output function of splitmix64, uint64 [N]: neighboring values come out unrelated.
+def mix64(values: UintArray) -> UintArray:
+    """Computes the finaliser of splitmix64, uint64 [N]: neighboring values come out unrelated.
 
     Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
     """
-    mixed = values + _INCREMENT
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= _FACTOR_1
+    mixed = values ^ values >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(27)
-    mixed *= _FACTOR_2
+    mixed *= np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return mixed
+
+
+def splitmix64(values: UintArray) -> UintArray:
+    """Computes the output function of splitmix64, uint64 [N], on a copy of ``values``."""
+    return mix64(values + _INCREMENT)
 
 
 def uniform_hash(ids: np.ndarray, salt: str) -> np.ndarray:

@@ -5,6 +5,7 @@
 ``tensor_bundle.proto`` and ``table_format.txt`` of TensorFlow.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,10 +57,7 @@ def _tensor(entry: bytes, data: np.ndarray) -> np.ndarray | None:
     if kind is None:
         return None
     begin, size = fields.get(4, 0), fields.get(5, 0)
-    count = 1
-    for length in shape:
-        count *= length
-    if fields.get(3, 0) or size != count * kind.itemsize or begin + size > len(data):
+    if fields.get(3, 0) or size != math.prod(shape) * kind.itemsize or begin + size > len(data):
         raise ValueError(f"a tensor of shape {shape} does not fit its {size} bytes")
     tensor = data[begin : begin + size].view(kind).reshape(shape)
     # NumPy would copy all of it whenever some of its rows are taken.

@@ -53,50 +53,45 @@ class StateCoder(beam.coders.Coder):
         return False
 
 
-class ProgressiveMetricsFn(beam.CombineFn):
+class _StateFn(beam.CombineFn):
+    """Combiner to a state, which merges with others of its class."""
+
+    kind: ClassVar[type[Any]]
+
+    def create_accumulator(self) -> Any:
+        return self.kind()
+
+    def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
+        merged = self.kind()
+        for accumulator in accumulators:
+            merged.merge(accumulator)
+        return merged
+
+    def extract_output(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def get_accumulator_coder(self) -> StateCoder:
+        return StateCoder(self.kind)
+
+
+class ProgressiveMetricsFn(_StateFn):
     """Combines batches of whole queries (`ROW` [N]) to their `ProgressiveMetrics`.
 
     A query must not be spread over two batches; batches may come in any order, and merge in any.
     """
 
-    def create_accumulator(self) -> ProgressiveMetrics:
-        return ProgressiveMetrics()
+    kind = ProgressiveMetrics
 
     def add_input(self, accumulator: ProgressiveMetrics, rows: Rows) -> ProgressiveMetrics:
         accumulator.update(rows["label"], rows["logit"], rows["weight"], rows["query_id"])
         return accumulator
 
-    def merge_accumulators(self, accumulators: Iterable[ProgressiveMetrics]) -> ProgressiveMetrics:
-        merged = ProgressiveMetrics()
-        for accumulator in accumulators:
-            merged.merge(accumulator)
-        return merged
 
-    def extract_output(self, accumulator: ProgressiveMetrics) -> ProgressiveMetrics:
-        return accumulator
-
-    def get_accumulator_coder(self) -> StateCoder:
-        return StateCoder(ProgressiveMetrics)
-
-
-class PredictionDifferenceFn(beam.CombineFn):
+class PredictionDifferenceFn(_StateFn):
     """Combines joined predictions of two sets to their `JoinedDifference`."""
 
-    def create_accumulator(self) -> JoinedDifference:
-        return JoinedDifference()
+    kind = JoinedDifference
 
     def add_input(self, accumulator: JoinedDifference, joined: JoinedPredictions) -> JoinedDifference:
         accumulator.add(joined)
         return accumulator
-
-    def merge_accumulators(self, accumulators: Iterable[JoinedDifference]) -> JoinedDifference:
-        merged = JoinedDifference()
-        for accumulator in accumulators:
-            merged.merge(accumulator)
-        return merged
-
-    def extract_output(self, accumulator: JoinedDifference) -> JoinedDifference:
-        return accumulator
-
-    def get_accumulator_coder(self) -> StateCoder:
-        return StateCoder(JoinedDifference)

@@ -124,29 +124,17 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
     return labeled
 
 
-def _is_real(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind))
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    # Unsigned numbers above 2**63 would change their value, and with it the query they belong to.
-    return bool(pa.types.is_signed_integer(kind))
-
-
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-def _is_label(kind: pa.DataType) -> bool:
-    return _is_number(kind) or bool(pa.types.is_boolean(kind))
-
-
 _ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "example_id": (_is_id, "int64"),
-    "query_id": (_is_id, "int64"),
-    "logit": (_is_real, "float32 or float64"),
+    # Unsigned numbers above 2**63 would change their value, and with it the query they belong to.
+    "example_id": (pa.types.is_signed_integer, "int64"),
+    "query_id": (pa.types.is_signed_integer, "int64"),
+    "logit": (pa.types.is_floating, "float32 or float64"),
     "metric_weight": (_is_number, "numbers"),
-    "label": (_is_label, "0 or 1"),
+    "label": (lambda kind: _is_number(kind) or pa.types.is_boolean(kind), "0 or 1"),
 }
 
 
@@ -163,14 +151,10 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
         for batch in batches:
             rows = checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
             if group.new:
-                rows = rows[_is_new(batch.column(LEARNED))]
+                new = pc.invert(batch.column(LEARNED)).fill_null(False)
+                rows = rows[new.to_numpy(zero_copy_only=False)]
             yield path, rows
             first_row += batch.num_rows
-
-
-def _is_new(learned: pa.Array) -> npt.NDArray[np.bool_]:
-    new: npt.NDArray[np.bool_] = pc.invert(learned).fill_null(False).to_numpy(zero_copy_only=False)
-    return new
 
 
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
@@ -250,9 +234,8 @@ def gather(pieces: Iterable[Piece]) -> Rows:
     repeats = ids[1:][ids[1:] == ids[:-1]]
     if len(repeats):
         example_id = repeats[0]
-        places = [
-            source for source, part in held for _ in range(int((part["example_id"] == example_id).sum()))
-        ]
+        counts = [(source, int((part["example_id"] == example_id).sum())) for source, part in held]
+        places = [source for source, count in counts for _ in range(count)]
         raise InputError(
             f"{min(places)}: example_id {example_id} appears in the predictions {len(places)} times"
             + (f", also in {max(places)}" if max(places) != min(places) else "")

@@ -123,9 +123,8 @@ def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
 def _labeled_table(table: pa.Table) -> Iterator[Piece]:
     name = "table of predictions"
     if not check_columns(name, table.schema):
-        raise InputError(
-            f"{name}: no column label, metric_weight; the columns are {listed(table.column_names)}"
-        )
+        found = listed(table.column_names)
+        raise InputError(f"{name}: no column label, metric_weight; the columns are {found}")
     yield name, checked_rows(name, table, True)
 
 
@@ -196,15 +195,10 @@ def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int
     for name in names:
         combine = PredictionDifferenceFn() if name == "difference" else ProgressiveMetricsFn()
         states[name] = gathered[name] | f"Combine {name}" >> beam.CombineGlobally(combine)
-    return (
-        faults.pipeline
-        | "Once" >> beam.Create([None])
-        | "Join"
-        >> beam.Map(
-            lambda _, **found: found,
-            **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()},
-        )
+    join = beam.Map(
+        lambda _, **found: found, **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()}
     )
+    return faults.pipeline | "Once" >> beam.Create([None]) | "Join" >> join
 
 
 def _first_fault(faults: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -66,45 +66,32 @@ class TimesFound:
                 )
 
 
+@dataclass
 class ExampleReader:
     """Iterator over the examples of input files, in order; adds rejects, times and hashes of rows to what it is given.
 
     ``row_order`` counts the lines before each file: ``first_lines``, or else those of the files of ``sources`` before
     it, from ``line`` on. ``progress`` is called with the number of rows read since its last call.
-
-    Attributes:
-        rows: rows of the input so far.
-        rows_of: those of each file, by its number.
-        lines_of: the first line and the number of lines of each file, by its number.
     """
 
-    def __init__(
-        self,
-        mapping: Mapping,
-        sources: Sequence[SourceFile],
-        rejects: RejectLog,
-        times: TimesFound,
-        repeats: Repeats | None,
-        progress: Callable[[int], None] | None,
-        block_bytes: int,
-        seconds: dict[str, float],
-        line: int = 0,
-        first_lines: Sequence[int] | None = None,
-    ) -> None:
-        self._mapping = mapping
-        self._reader = RawReader(mapping, block_bytes)
-        self._maker = ExampleMaker(mapping, sources)
-        self._sources = sources
-        self._rejects = rejects
-        self._times = times
-        self._repeats = repeats
-        self._progress = progress
-        self._seconds = seconds
-        self._line = line
-        self._first_lines = first_lines
-        self.rows = 0
-        self.rows_of: Counter[int] = Counter()
-        self.lines_of: dict[int, tuple[int, int]] = {}
+    mapping: Mapping
+    sources: Sequence[SourceFile]
+    rejects: RejectLog
+    times: TimesFound
+    repeats: Repeats | None  # None: rows are not hashed
+    progress: Callable[[int], None] | None
+    block_bytes: int
+    seconds: dict[str, float]
+    line: int = 0
+    first_lines: Sequence[int] | None = None
+    rows: int = 0  # of the input so far
+    rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
+    # The first line and the number of lines of each file, by its number.
+    lines_of: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._reader = RawReader(self.mapping, self.block_bytes)
+        self._maker = ExampleMaker(self.mapping, self.sources)
 
     def __iter__(self) -> Iterator[pa.Table]:
         """Yields tables under ``spill_schema``; counts their rows, and adds their rejects, times and hashes."""
@@ -120,18 +107,18 @@ class ExampleReader:
             finally:
                 for future in waiting:
                     future.cancel()
-        if self._repeats is not None:
-            self._repeats.finish()
+        if self.repeats is not None:
+            self.repeats.finish()
 
     def _jobs(self) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
-        line = self._line
-        for source in self._sources:
-            if self._first_lines is not None:
-                line = self._first_lines[source.number]
+        line = self.line
+        for source in self.sources:
+            if self.first_lines is not None:
+                line = self.first_lines[source.number]
             chunks = self._reader.read(source)
             last = 0
             while True:
-                with timed(self._seconds, "read"):
+                with timed(self.seconds, "read"):
                     found = next(chunks, None)
                 if found is None:
                     break
@@ -144,20 +131,20 @@ class ExampleReader:
     def _make(
         self, chunk: Chunk, sides: tuple[SideTable, ...], line: int
     ) -> tuple[int, Examples, np.ndarray | None]:
-        with timed(self._seconds, "transform"):
+        with timed(self.seconds, "transform"):
             examples = self._maker.make(chunk, sides, line)
-            hashes = None if self._repeats is None else hash_rows(self._mapping, examples.table)
+            hashes = None if self.repeats is None else hash_rows(self.mapping, examples.table)
             return chunk.file, examples, hashes
 
     def _count(self, file: int, examples: Examples, hashes: np.ndarray | None) -> pa.Table:
         self.rows += examples.count
         self.rows_of[file] += examples.count
-        self._rejects.add(examples.rejects)
-        self._times.add(examples.table.column("query_time").to_numpy())
-        if self._repeats is not None and hashes is not None:
-            self._repeats.add(file, hashes)
+        self.rejects.add(examples.rejects)
+        self.times.add(examples.table.column("query_time").to_numpy())
+        if self.repeats is not None and hashes is not None:
+            self.repeats.add(file, hashes)
         if self.rows >= EARLY_ROWS:
-            self._rejects.check(self.rows)
-        if self._progress is not None:
-            self._progress(examples.count)
+            self.rejects.check(self.rows)
+        if self.progress is not None:
+            self.progress(examples.count)
         return examples.table

@@ -245,27 +245,26 @@ class ClosedRows:
                 "ingest these files and those before them into a new output directory, in one command or in order of "
                 "time with --append (and --allowed-lateness DURATION for rows that come late)",
             )
-        allowed = "times in partitions that are not published"
+        found = (row for table in self._tables for row in table.to_pylist())
+        reason, allowed = "already published", "times in partitions that are not published"
         rejects.add(
             make_reject(
                 row[FILE_COLUMN],
                 row[ROW_COLUMN],
                 "partition",
-                "already published",
+                reason,
                 format_time(row["query_time"]),
                 allowed,
             )
-            for table in self._tables
-            for row in table.to_pylist()
+            for row in found
         )
 
     def describe(self, rows: int) -> str:
         table = pa.concat_tables(self._tables)
         files, lines = table.column(FILE_COLUMN).to_numpy(), table.column(ROW_COLUMN).to_numpy()
         times = table.column("query_time").to_numpy()
-        counted = Counter(
-            dict(zip(*(part.tolist() for part in np.unique(files, return_counts=True)), strict=True))
-        )
+        numbers, counts = np.unique(files, return_counts=True)
+        counted = Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         named = [f"{self._names[file]} ({count})" for file, count in counted.most_common(_FILES_NAMED)]
         if len(counted) > _FILES_NAMED:
             named.append(f"{len(counted) - _FILES_NAMED} more files")

@@ -13,6 +13,7 @@ import pyarrow as pa
 from ctr.data.mapping import Mapping
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.shards import unpack_ids
+from ctr.io.hashing import mix64
 
 _SHORTEST, _LONGEST = 64, 8192
 _WARNED_SHARE = 0.01
@@ -21,17 +22,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def _odd_numbers(count: int, seed: int, kind: type) -> np.ndarray:
-    return np.random.default_rng(seed).integers(1, np.iinfo(kind).max, count, kind) | kind(1)
-
-
 _POWERS = np.array([pow(_GOLDEN, place, 1 << 64) for place in range(_LONGEST)], np.uint64)
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
@@ -46,27 +37,26 @@ def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
     state = np.zeros(table.num_rows, np.uint64)
     for name in names:
         column = table.column(name).to_numpy()
-        bits = (
-            column.view(np.uint32) if column.dtype == np.float32 else column.astype(np.int64).view(np.uint64)
-        )
-        state = _mixed(state * np.uint64(_GOLDEN) + bits)
+        is_float = column.dtype == np.float32
+        bits = column.view(np.uint32) if is_float else column.astype(np.int64).view(np.uint64)
+        state = mix64(state * np.uint64(_GOLDEN) + bits)
     schema = mapping.feature_schema
     if schema.single_valued:
-        ids = np.concatenate(
-            [unpack_ids(chunk, schema) for chunk in table.column(IDS_COLUMN).chunks] or [np.zeros((0, 1))]
-        )
+        chunks = [unpack_ids(chunk, schema) for chunk in table.column(IDS_COLUMN).chunks]
+        ids = np.concatenate(chunks or [np.zeros((0, 1))])
         # Products of 32 bits that wrap, to avoid a copy of all ids in 64 bits.
         parts = schema.id_type.itemsize // 4 * len(schema.single_valued)
-        factors = _odd_numbers(parts, 1, np.uint32)
-        state = _mixed(state * np.uint64(_GOLDEN) + ids.view(np.uint32) @ factors) if len(ids) else state
+        factors = np.random.default_rng(1).integers(1, np.iinfo(np.uint32).max, parts, np.uint32) | np.uint32(
+            1
+        )
+        state = mix64(state * np.uint64(_GOLDEN) + ids.view(np.uint32) @ factors) if len(ids) else state
     for place, name in enumerate(schema.multivalent):
         array = table.column(name).combine_chunks()
         offsets = array.offsets.to_numpy()
         values = array.values.to_numpy().astype(np.uint64)
-        sums = np.concatenate(
-            [np.zeros(1, np.uint64), np.cumsum(values * (values + np.uint64(2 * place + 1)))]
-        )
-        state = _mixed(state * np.uint64(_GOLDEN) + sums[offsets[1:]] - sums[offsets[:-1]])
+        products = np.cumsum(values * (values + np.uint64(2 * place + 1)))
+        sums = np.concatenate([np.zeros(1, np.uint64), products])
+        state = mix64(state * np.uint64(_GOLDEN) + sums[offsets[1:]] - sums[offsets[:-1]])
     return state
 
 

@@ -45,9 +45,8 @@ class IngestResult:
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
         if self.known_files:
             shown = ", ".join(self.known_files[:3]) + (", ..." if len(self.known_files) > 3 else "")
-            text += (
-                f"\n{len(self.known_files)} files are in the log already and were not added again: {shown}"
-            )
+            count = len(self.known_files)
+            text += f"\n{count} files are in the log already and were not added again: {shown}"
         if self.held_rows:
             start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
             text += (

@@ -53,8 +53,8 @@ from ctr.pipelines.ingest.partitions import (
 from ctr.pipelines.ingest.repeats import Repeats
 from ctr.pipelines.ingest.result import IngestResult
 from ctr.pipelines.ingest.state import (
-    Commit,
     HeldRows,
+    IngestState,
     InputFile,
     check_anything_to_do,
     check_rules,
@@ -201,9 +201,8 @@ class _Ingest:
         with ExitStack() as stack:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
             stack.callback(hashing.shutdown, cancel_futures=True)
-            hashes = [
-                hashing.submit(file_sha256, source.path) for source in inputs.sources if not inputs.again
-            ]
+            new = [] if inputs.again else inputs.sources
+            hashes = [hashing.submit(file_sha256, source.path) for source in new]
             held = self._held_tables()
             rows = self._collisions.watched(reading if inputs.again else chain(held, reading))
             read = spill_rows(mapping, rows, folder / "rows", self.seconds)
@@ -324,7 +323,7 @@ class _Ingest:
             with timed(self.seconds, "publish"):
                 change = self._store(merged, added, staged, held, max(latest, default=0))
         with timed(self.seconds, "publish"):
-            self._state = commit(out, self._state, change)
+            self._state = commit(out, change)
         self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
         remove_leftovers(out, self._manifests, self._rejects_path)
 
@@ -341,9 +340,8 @@ class _Ingest:
                     self._manifests.append(manifest)
         if closed.count:
             closed.reject(self._rejects, self._rows, self._out, self._inputs.changed)
-            self._warnings.append(
-                f"{closed.describe(self._rows)}; they were rejected; for more files use --append"
-            )
+            told = closed.describe(self._rows)
+            self._warnings.append(f"{told}; they were rejected; for more files use --append")
             self._rejects.check(self._rows)
             if self._inputs.sources and not self._inputs.again:
                 self._require_examples()
@@ -355,20 +353,28 @@ class _Ingest:
         staged: Sequence[Manifest],
         open_starts: Sequence[int],
         last_time: int,
-    ) -> Commit:
-        """Writes the rows to hold back and the hashes of blocks; returns the commit that makes all of it valid."""
+    ) -> IngestState:
+        """Writes the rows to hold back and the hashes of blocks; returns the state that makes all of it valid."""
         out, state = self._out, self._state
         held = state.held if self._inputs.again and self._append else None
         if open_starts:
             parts = [state.held.file if state.held else "", *(file.sha256 for file in added)]
             held = self._hold(merged, open_starts, f"held-{digest_of(*parts)}.arrow", last_time)
-        blocks = None
+        blocks = list(state.blocks)
         if self._repeats is not None and self._repeats.new:
             # Where files were added meanwhile those of this ingest have later numbers.
             later = len(state.inputs) - self._inputs_before
-            blocks = f"blocks-{digest_of(*(file.sha256 for file in added), str(len(state.inputs)))}.npy"
-            write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
-        return Commit(added, staged, held, blocks, rules_of(self._mapping), label_text(self._mapping))
+            blocks.append(f"blocks-{digest_of(*(file.sha256 for file in added), str(len(state.inputs)))}.npy")
+            write_blocks(out, blocks[-1], [(value, number + later) for value, number in self._repeats.new])
+        change = {
+            "inputs": (*state.inputs, *added),
+            "publishing": tuple(staged),
+            "held": held,
+            "blocks": tuple(blocks),
+            "rules": rules_of(self._mapping),
+            "label": label_text(self._mapping),
+        }
+        return state.model_copy(update=change)
 
     def _hold(self, merged: PartitionSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
         numbers: set[int] = set()

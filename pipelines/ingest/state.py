@@ -13,7 +13,6 @@ manifests that it names are published after it, by the next ingest if this one i
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -71,41 +70,26 @@ class IngestState(StrictModel):
         return max((file.first_line + file.lines for file in self.inputs), default=0)
 
 
-@dataclass(frozen=True)
-class Commit:
-    """Additions of an ingest."""
-
-    inputs: Sequence[InputFile]
-    manifests: Sequence[Manifest]  # what it publishes, the shards being there
-    held: HeldRows | None  # what is held back from now on
-    blocks: str | None  # the name of a file with hashes of blocks
-    rules: dict[str, str]
-    label: str
-
-
 def label_text(mapping: Mapping) -> str:
     """Formats the column of a mapping's label, or the rule on it."""
     label = mapping.label
     if label.op is None:
         return label.column
-    return (
-        f"{label.column} {label.op} {f'{label.value:g}' if isinstance(label.value, float) else label.value}"
-    )
+    value = f"{label.value:g}" if isinstance(label.value, float) else label.value
+    return f"{label.column} {label.op} {value}"
 
 
 def rules_of(mapping: Mapping) -> dict[str, str]:
     """Describes what the files of a log share beside features; the names of columns may differ between them."""
     label, query = mapping.label, mapping.query
-    session = None if query is None else query.session
+    grouped = "none" if query is None else "a column"
+    if query is not None and query.session is not None:
+        grouped = f"sessions of gap {query.session.gap_us / 1e6:.15g} s"
     # Durations in seconds: 1d and 24h are the same.
     return {
         "label": "0 or 1" if label.op is None else f"{label.op} {label.value}",
         "weight": "none" if mapping.weight is None else "a column",
-        "query": "none"
-        if query is None
-        else "a column"
-        if session is None
-        else f"sessions of gap {session.gap_us / 1e6:.15g} s",
+        "query": grouped,
         "partition": f"{mapping.partition_us / 1e6:.15g} s",
     }
 
@@ -164,18 +148,8 @@ def finish_publishing(log: Path, state: IngestState) -> IngestState:
     return state
 
 
-def commit(log: Path, state: IngestState, added: Commit) -> IngestState:
+def commit(log: Path, state: IngestState) -> IngestState:
     """Commits an ingest and publishes its partitions. The lock must be held."""
-    state = state.model_copy(
-        update={
-            "inputs": (*state.inputs, *added.inputs),
-            "publishing": tuple(added.manifests),
-            "held": added.held,
-            "blocks": (*state.blocks, *([] if added.blocks is None else [added.blocks])),
-            "rules": added.rules,
-            "label": added.label,
-        }
-    )
     _write_state(log, state)
     state = finish_publishing(log, state)
     named = {_STATE, *state.blocks, *([] if state.held is None else [state.held.file])}
@@ -244,8 +218,8 @@ def read_blocks(log: Path, state: IngestState) -> dict[int, int]:
     for file in state.blocks:
         path = log / FOLDER / file
         try:
-            found = np.load(path, allow_pickle=False)
-            pairs = zip(found["hash"].tolist(), found["input"].tolist(), strict=True)
+            blocks = np.load(path, allow_pickle=False)
+            pairs = zip(blocks["hash"].tolist(), blocks["input"].tolist(), strict=True)
         except (OSError, ValueError, IndexError, EOFError) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
         for value, number in pairs:

@@ -1,6 +1,7 @@
 """Conversions of whole columns that say of each row whether it could be converted."""
 
 from collections.abc import Callable
+from operator import eq, ge, gt, le, lt, ne
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from ctr.data.string_ids import string_ids
 from ctr.data.text_arrays import spell_array
 from ctr.data.time_formats import TimeFormat, time_format
 from ctr.io.errors import InputError
+from ctr.io.hashing import mix64
 
 # The serial number of 1970-01-01 in a spreadsheet; its day 1 is 1899-12-31, as it counts a day that 1900 had not.
 SERIAL_OF_1970 = 25_569
@@ -153,12 +155,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
         return converted, bad | bad_whole
     if pa.types.is_boolean(kind):
         return column.cast(pa.int8()).cast(target), np.zeros(len(column), bool)
-    if not (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_null(kind)
-    ):
+    if not is_text_or_number(kind):
         raise InputError(f"of type {kind}, where numbers are required")
     if pa.types.is_integer(kind) and not whole:
         return column.cast(target, safe=False), np.zeros(len(column), bool)
@@ -178,10 +175,8 @@ def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
         zone = getattr(kind, "tz", None)
         to_us = pa.timestamp("us", "UTC" if zone is not None else None)
         # Nanoseconds lose digits; what would overflow is refused.
-        truncates = getattr(kind, "unit", None) == "ns"
-        parsed, bad = convert_checked(
-            column, lambda values: values.cast(to_us, safe=not truncates).cast(pa.int64())
-        )
+        safe = getattr(kind, "unit", None) != "ns"
+        parsed, bad = convert_checked(column, lambda values: values.cast(to_us, safe=safe).cast(pa.int64()))
     elif not (is_text(kind) or pa.types.is_null(kind) or (
             pa.types.is_integer(kind) and time.format != "iso8601")):  # fmt: skip
         raise InputError(f"of type {kind}, which format {time.format} does not read")
@@ -282,14 +277,7 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
     numbers, bad = parse_numbers(column)
     values = pc.fill_null(numbers, np.nan).to_numpy()
     bad = bad | np.isnan(values)
-    compare = {
-        ">=": np.greater_equal,
-        ">": np.greater,
-        "<=": np.less_equal,
-        "<": np.less,
-        "==": np.equal,
-        "!=": np.not_equal,
-    }[label.op]
+    compare = {">=": ge, ">": gt, "<=": le, "<": lt, "==": eq, "!=": ne}[label.op]
     return np.where(bad, 0, compare(values, label.value)).astype(np.int8), bad, "a number"
 
 
@@ -345,10 +333,6 @@ def mix_ids(*parts: int | np.ndarray) -> np.ndarray:
     """Hashes tuples of int64s to [N] int64: the finaliser of splitmix64 over one part after the other."""
     state = np.zeros(1, np.uint64)
     for part in parts:
-        state = state * np.uint64(0x9E3779B97F4A7C15) ^ np.atleast_1d(np.asarray(part, np.int64)).view(
-            np.uint64
-        )
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
+        bits = np.atleast_1d(np.asarray(part, np.int64)).view(np.uint64)
+        state = mix64(state * np.uint64(0x9E3779B97F4A7C15) ^ bits)
     return state.view(np.int64)

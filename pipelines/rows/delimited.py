@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,12 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     line, rows = _read_header(path, form)
     if not line.strip():
         raise InputError(f"{path}: the first line is empty; it must hold the column names")
-    return fitted_names(_split_names(path, line, form), rows)
+    if not form.quotes:
+        return fitted_names(line.split(form.field_delimiter), rows)
+    try:
+        return fitted_names(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)), rows)
+    except csv.Error as error:
+        raise InputError(f"{path}: the first line does not hold column names: {error}") from None
 
 
 def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]]:
@@ -61,28 +66,17 @@ def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]
     return line, rows[:-1] if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED else rows
 
 
-def _split_names(path: Path, line: str, form: DelimitedInput) -> tuple[str, ...]:
-    if not form.quotes:
-        return tuple(line.split(form.field_delimiter))
-    try:
-        return tuple(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)))
-    except csv.Error as error:
-        raise InputError(f"{path}: the first line does not hold column names: {error}") from None
-
-
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
     """Splits the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []
-    try:
+    # What comes before a field that is too long is enough to go on.
+    with suppress(csv.Error):
         for row in reader:
             rows += [row] if row else []
             if len(rows) == limit:
                 break
-    except csv.Error:
-        # What came before it is enough to go on.
-        pass
     return rows
 
 
@@ -130,14 +124,17 @@ def read_delimited(
     header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
     faults: dict[str, tuple[str, bytes]] = {}
     with faults_named(source.path), _quiet_about_text(), open_bytes(source.path) as stream:
-        quotes = (
-            StrictQuotes(stream, form.field_delimiter, len(names), block_bytes, faults)
-            if form.quotes
-            else None
-        )
+        content = stream
+        if form.quotes:
+            quotes = StrictQuotes(stream, form.field_delimiter, len(names), block_bytes, faults)
+            content = pa.PythonFile(quotes, mode="r")
+        kinds = {
+            name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary()
+            for name in wanted
+        }
         try:
             reader = pa_csv.open_csv(
-                stream if quotes is None else pa.PythonFile(quotes, mode="r"),
+                content,
                 # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
                 pa_csv.ReadOptions(
                     use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1
@@ -150,10 +147,7 @@ def read_delimited(
                 ),
                 pa_csv.ConvertOptions(
                     include_columns=list(wanted),
-                    column_types={
-                        name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary()
-                        for name in wanted
-                    },
+                    column_types=kinds,
                     strings_can_be_null=True,
                     null_values=list(form.nulls),
                 ),
@@ -245,6 +239,5 @@ def _field_rejects(
     reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
     text = bad.text.replace("\n", " ")
     # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
-    return [
-        make_reject(source.number, bad.number, "line", reason, text, f"{bad.expected_columns} fields")
-    ] * lines
+    allowed = f"{bad.expected_columns} fields"
+    return [make_reject(source.number, bad.number, "line", reason, text, allowed)] * lines

@@ -51,9 +51,8 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
     keys = _key_texts(table.column(join.key))
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
-        raise InputError(
-            f"{path} row {row}: the key {join.key} is missing; every row of a side table requires one"
-        )
+        what = f"the key {join.key} is missing; every row of a side table requires one"
+        raise InputError(f"{path} row {row}: {what}")
     counts = keys.value_counts()
     repeated = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
@@ -61,6 +60,5 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
         row = rows[pc.index(keys, key).as_py()]
         raise InputError(f"{path}: the key {join.key} {key!r} appears more than once (first in row {row})")
     columns = table.drop_columns([join.key])
-    return SideTable(
-        join.key, keys, columns.rename_columns([join.prefix + name for name in columns.column_names])
-    )
+    columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
+    return SideTable(join.key, keys, columns)

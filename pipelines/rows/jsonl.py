@@ -116,9 +116,8 @@ class JsonlReader:
     def _certain(self, field: pa.Field) -> bool:
         kind = field.type
         if pa.types.is_list(kind):
-            return field.name in self._lists and (
-                pa.types.is_string(kind.value_type) or pa.types.is_int64(kind.value_type)
-            )
+            is_plain = pa.types.is_string(kind.value_type) or pa.types.is_int64(kind.value_type)
+            return field.name in self._lists and is_plain
         if pa.types.is_floating(kind):
             return field.name in self._numbers
         return not pa.types.is_nested(kind)

@@ -63,22 +63,19 @@ class News:
     @classmethod
     def load(cls, folder: Path) -> "News":
         """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder; InputError where it is missing or malformed."""
-        paths = [
-            path for name in ("news.tsv", "news.tsv.gz", "news.tsv.zst") if (path := folder / name).is_file()
-        ]
+        names = ("news.tsv", "news.tsv.gz", "news.tsv.zst")
+        paths = [path for name in names if (path := folder / name).is_file()]
         if not paths:
-            raise InputError(
-                f"{folder / 'news.tsv'}: no such file; it must be in the directory of behaviors.tsv"
-            )
+            where = f"{folder / 'news.tsv'}: no such file"
+            raise InputError(f"{where}; it must be in the directory of behaviors.tsv")
         assert _NEWS.columns is not None
         table, rows = read_strictly(paths[0], _NEWS, _NEWS.columns, 64 << 20)
         ids = table.column("id").combine_chunks()
         seen: dict[str | None, int] = {None: 0}
         for row, news in zip(rows, ids.to_pylist(), strict=True):
             if news in seen:
-                raise InputError(
-                    f"{paths[0]} row {row}: the news id {news!r} is missing or appears more than once"
-                )
+                fault = f"the news id {news!r} is missing or appears more than once"
+                raise InputError(f"{paths[0]} row {row}: {fault}")
             seen[news] = row
         title = _entities(paths[0], rows, table.column("title_entities"))
         abstract = _entities(paths[0], rows, table.column("abstract_entities"))
@@ -99,9 +96,8 @@ def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[
                 raise ValueError("a WikidataId is not text")
             "".join(entities).encode()
         except (ValueError, TypeError, KeyError):
-            raise InputError(
-                f"{path} row {row}: the entities are not a JSON list with WikidataId: {text[:80]}"
-            ) from None
+            fault = f"the entities are not a JSON list with WikidataId: {text[:80]}"
+            raise InputError(f"{path} row {row}: {fault}") from None
         lists.append(list(dict.fromkeys(entities)))
     return lists
 
@@ -116,9 +112,8 @@ def read_mind(source: SourceFile, news: News, wanted: Sequence[str], block_bytes
     """
     require_columns(source.path, wanted, MIND_COLUMNS)
     assert _BEHAVIORS.columns is not None
-    for chunk in read_delimited(
-        source, _BEHAVIORS, _BEHAVIORS.columns, max(block_bytes // _BLOCK_SHARE, 1 << 14)
-    ):
+    block = max(block_bytes // _BLOCK_SHARE, 1 << 14)
+    for chunk in read_delimited(source, _BEHAVIORS, _BEHAVIORS.columns, block):
         lines: dict[str, pa.Array] = {}
         broken = np.zeros(chunk.table.num_rows, bool)
         for name in _BEHAVIORS.columns:

@@ -40,8 +40,9 @@ def read_parquet(
     begin, end = (0, len(sizes)) if row_groups is None else row_groups
     row = 1 + sum(sizes[:begin])
     with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        groups = list(range(begin, end))
         for batch in file.iter_batches(
-            _BATCH_ROWS, row_groups=list(range(begin, end)), columns=list(wanted), use_threads=False
+            _BATCH_ROWS, row_groups=groups, columns=list(wanted), use_threads=False
         ):
             rows = np.arange(row, row + batch.num_rows)
             row += batch.num_rows

@@ -133,10 +133,8 @@ class StrictQuotes:
             if is_cut and not final and len(data) - record <= self.limit:
                 break
             crosses = not ends or places[last] >= line_end
-            pieces += [
-                data[passed:record],
-                self._replace(UNCLOSED if crosses else TEXT_AFTER, data[record:line_end]),
-            ]
+            reason = UNCLOSED if crosses else TEXT_AFTER
+            pieces += [data[passed:record], self._replace(reason, data[record:line_end])]
             passed = record = outside = line_end
             number = bisect_left(places, line_end)
         else:

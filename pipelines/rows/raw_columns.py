@@ -165,17 +165,14 @@ def _periods(rule: Derived, times: np.ndarray) -> np.ndarray:
 
 
 def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> pa.Array:
-    if pa.types.is_nested(source.type):
-        if rule.cast == "text":
-            return source
-        what = "no prefix" if rule.prefix is not None else f"no cast to {rule.cast}"
-        raise InputError(
-            f"derive.{name}: the column {rule.source} is of type {source.type}, which has {what}"
-        )
-    if not is_text_or_number(source.type):
-        raise InputError(
-            f"derive.{name}: the column {rule.source} is of type {source.type}; allowed: text, numbers and booleans"
-        )
+    is_nested = pa.types.is_nested(source.type)
+    if is_nested and rule.cast == "text":
+        return source
+    if is_nested or not is_text_or_number(source.type):
+        what = "; allowed: text, numbers and booleans"
+        if is_nested:
+            what = f", which has {'no prefix' if rule.prefix is not None else f'no cast to {rule.cast}'}"
+        raise InputError(f"derive.{name}: the column {rule.source} is of type {source.type}{what}")
     texts = text_array(source)
     if rule.prefix is not None:
         return pc.utf8_slice_codeunits(spell_array(texts), 0, rule.prefix)

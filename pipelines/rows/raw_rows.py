@@ -30,7 +30,7 @@ from ctr.data.string_ids import string_ids
 from ctr.data.text_arrays import text_array
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.convert import is_text
+from ctr.pipelines.rows.convert import is_text_or_number
 from ctr.pipelines.rows.joins import SideTable
 from ctr.pipelines.rows.raw_columns import (
     Columns,
@@ -57,14 +57,14 @@ BLOCK_BYTES = 4 << 20  # of an input file that are read at a time
 # separator; numbers are float32, the time is int64.
 RawRows = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
 
-_LABELED = [
-    pa.field("query_id", pa.int64()),
-    pa.field("example_id", pa.int64()),
-    pa.field("label", pa.int8()),
-    pa.field("train_weight", pa.float32()),
-    pa.field("metric_weight", pa.float32()),
-    pa.field(TIME, pa.int64()),
-]
+_LABELED = {
+    "query_id": pa.int64(),
+    "example_id": pa.int64(),
+    "label": pa.int8(),
+    "train_weight": pa.float32(),
+    "metric_weight": pa.float32(),
+    TIME: pa.int64(),
+}
 
 _TABLE_INPUTS: dict[str, Any] = {
     "csv": DelimitedInput(type="csv"),
@@ -135,11 +135,12 @@ def key_schema(mapping: Mapping | None, labeled: bool = False) -> pa.Schema:
 
     With labels also what an ingest would make of the other keys, so that the rows can be measured.
     """
-    fields = [pa.field("file", pa.string()), pa.field("row", pa.int64())]
+    columns = {"file": pa.string(), "row": pa.int64()}
     if labeled:
-        return pa.schema([*fields, *_LABELED])
-    has_id = mapping is not None and mapping.example_id is not None
-    return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if has_id else [])])
+        columns |= _LABELED
+    elif mapping is not None and mapping.example_id is not None:
+        columns["example_id"] = pa.int64()
+    return pa.schema(columns)
 
 
 def read_raw_rows(
@@ -162,8 +163,7 @@ def read_raw_rows(
     mapping = mapping or plain_mapping(schema, inputs)
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
     wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
-    timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
-    timed |= labeled
+    timed = labeled or len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
     needed = [rule.source for rule in wanted.values() if not rule.of_time]
     needed += [name for name in given if name not in wanted]
     needed += [mapping.example_id] if mapping.example_id else []
@@ -264,18 +264,15 @@ def _labeled_keys(
 
 def _texts(name: str, schema: Schema, columns: Columns, verdict: Verdict) -> pa.Array:
     column = columns[name]
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         column = _joined(name, schema, column, verdict)
-        kind = column.type
-    _require_texts(name, kind)
+    _require_texts(name, column.type)
     return pc.fill_null(text_array(column), "").cast(pa.large_binary())
 
 
 def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> None:
-    types = pa.types
-    if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-            or types.is_boolean(kind) or types.is_null(kind)):  # fmt: skip
+    """Raises InputError for what an ingest would not read either."""
+    if not is_text_or_number(kind):
         raise InputError(
             f"the column {name} {what} {kind}; categories and text features are strings, numbers and booleans"
         )

@@ -71,11 +71,9 @@ class RawReader:
             chunks = self._jsonl_reader(own, form.optional).read(source, self.block_bytes)
         else:
             names = table_file_columns(source.path, form)
-            both = [name for name in joined if name in names]
-            if both:
-                raise InputError(
-                    f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
-                )
+            if both := [name for name in joined if name in names]:
+                fault = f"the column {both[0]} is there and in a side table too"
+                raise InputError(f"{source.path}: {fault}: give the join a prefix")
             absent: dict[str, str | None] = dict.fromkeys(absent_columns(form, wanted, names))
             keys = absent | {name: value for name, value in keys.items() if name not in names}
             own = [name for name in wanted if name not in keys]
@@ -94,9 +92,8 @@ class RawReader:
         texts |= {derived.source for derived in mapping.derive.values()}
         if mapping.query is not None:
             texts.add(mapping.query.group_column)
-        numbers = [
-            name for name in (*mapping.number_sources, *keys) if name is not None and name not in texts
-        ]
+        given = (*mapping.number_sources, *keys)
+        numbers = [name for name in given if name is not None and name not in texts]
         return JsonlReader(wanted, numbers, mapping.list_sources, optional=optional)
 
     def _side_tables(self, folder: Path) -> tuple[SideTable, ...]:
@@ -105,9 +102,8 @@ class RawReader:
             names = [name for side in loaded for name in side.columns.column_names]
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
-                raise InputError(
-                    f"{folder}: two side tables give the column {repeated}: give the joins prefixes"
-                )
+                fault = f"two side tables give the column {repeated}"
+                raise InputError(f"{folder}: {fault}: give the joins prefixes")
             self._sides[folder] = tuple(side for side in loaded if side.columns.num_columns)
         return self._sides[folder]
 

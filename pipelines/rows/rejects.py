@@ -83,9 +83,8 @@ class RejectLog:
         if count > self.max_share * rows:
             counted = Counter((r.key, r.reason) for r in self.rejects if r.reason != REPEATED_HEADER)
             (key, reason), most = counted.most_common(1)[0]
-            first = min(
-                (r for r in self.rejects if (r.key, r.reason) == (key, reason)), key=lambda r: (r.file, r.row)
-            )
+            alike = (r for r in self.rejects if (r.key, r.reason) == (key, reason))
+            first = min(alike, key=lambda r: (r.file, r.row))
             raise InputError(
                 f"{count} of {rows} rows rejected, more than the allowed share of {self.max_share:g}; most often "
                 f"{key}: {reason} ({most} rows, first {self.names[first.file]} row {first.row}, "

@@ -52,11 +52,10 @@ def read_strictly(
     source = SourceFile(0, path, path.name)
     chunks = list(read_table_file(source, form, wanted, block_bytes))
     rows = [row for chunk in chunks for row in chunk.rows.tolist()]
-    for chunk in chunks:
-        for reject in chunk.rejects:
-            raise InputError(
-                f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})"
-            )
+    for reject in (reject for chunk in chunks for reject in chunk.rejects):
+        raise InputError(
+            f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})"
+        )
     columns = []
     for name in wanted:
         pieces = [chunk.table.column(name).combine_chunks() for chunk in chunks]
