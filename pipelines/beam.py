@@ -37,11 +37,8 @@ def split_beam_options(given: str) -> list[str]:
 
 def in_this_process(threads: int) -> list[str]:
     """Returns the options of the runner inside this process with so many threads."""
-    return [
-        "--runner=FnApiRunner",
-        "--direct_running_mode=multi_threading",
-        f"--direct_num_workers={threads}",
-    ]
+    mode = "--direct_running_mode=multi_threading"
+    return ["--runner=FnApiRunner", mode, f"--direct_num_workers={threads}"]
 
 
 def make_pipeline(options: PipelineOptions, given: str = "--beam-options") -> beam.Pipeline:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,14 +46,6 @@ class EventCounts:
         return replace(counts, clicks=self.clicks.plus(report))
 
 
-def count_reports(reports: Sequence[UnitReport]) -> EventCounts:
-    """Adds up the counts of some units."""
-    counts = EventCounts()
-    for report in reports:
-        counts = counts.plus(report)
-    return counts
-
-
 def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:
     """Raises InputError when more than the allowed share of the events, if ``at_least`` so many, was rejected."""
     events = sum(report.events for report in reports)
@@ -61,12 +53,8 @@ def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: i
     if events < at_least or rejected <= max_share * events:
         return
     reason, most = next(iter(reject_reasons(r for report in reports for r in report.rejects).items()))
-    place, first = next(
-        (report.name, reject)
-        for report in reports
-        for reject in report.rejects
-        if f"{reject.key}: {reject.reason}" == reason
-    )
+    rejects = ((report.name, reject) for report in reports for reject in report.rejects)
+    place, first = next(one for one in rejects if f"{one[1].key}: {one[1].reason}" == reason)
     raise InputError(
         f"{rejected} of {events} events rejected, more than the allowed share of {max_share:g}; most often {reason} "
         f"({most} described, first {place} row {first.row}, value {first.value!r}; allowed: {first.allowed})"
@@ -77,16 +65,14 @@ class RecentReports:
     """Latest units of a job that does not end, with 100,000 events and at most ``max_units``; it is judged by them."""
 
     def __init__(self, max_reject_share: float, max_units: int | None = None) -> None:
-        self._max_reject_share, self._max_units = max_reject_share, max_units
+        self._max_reject_share, self._max_units = max_reject_share, max_units or math.inf
         self._reports: deque[UnitReport] = deque()
         self._events = 0
 
     def add(self, report: UnitReport) -> None:
         self._reports.append(report)
         self._events += report.events
-        while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > (
-            self._max_units or math.inf
-        ):
+        while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > self._max_units:
             self._events -= self._reports.popleft().events
 
     def check_rejects(self, at_least: int = ENOUGH_EVENTS) -> None:
@@ -130,11 +116,10 @@ def describe_rejects(report: UnitReport) -> bytes:
 
 def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
     """Adds up the counters of partitions."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for manifest in manifests:
-        for name, count in manifest.counters.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(manifest.counters)
+    return dict(total)
 
 
 def check_conservation(counts: EventCounts, counters: dict[str, int], pending: int) -> None:

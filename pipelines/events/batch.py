@@ -4,6 +4,7 @@ Memory holds the partition that each worker joins and the chunk that it reads; t
 inside the log until they are published. A job that was killed can be run again: it publishes the same bytes.
 """
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from ctr.pipelines.events.accounts import (
     EventCounts,
     check_conservation,
     check_rejects,
-    count_reports,
     sum_counters,
     write_rejects,
 )
@@ -88,7 +88,7 @@ def ingest_events(
         reports = [report for unit in units if (report := read_report(spool, unit)) is not None]
         if len(reports) != len(units):
             raise InputError("--beam-options: workers must see the log's folder under the same path")
-        counts = count_reports(reports)
+        counts = functools.reduce(EventCounts.plus, reports, EventCounts())
         write_rejects(log, reports)
         check_rejects(reports, max_reject_share)
         seconds["spool"] = time.perf_counter() - begun
@@ -116,7 +116,6 @@ def ingest_events(
 
 def _why_empty(log: Path, counts: EventCounts) -> str:
     shown = counts.impressions
-    return (
-        f"none of {shown.read} impressions became an example: {shown.rejected} were rejected and {shown.late} came too "
-        f"late; see {log / 'rejects'} and {log / LATE_EVENTS}"
-    )
+    fate = f"{shown.rejected} were rejected and {shown.late} came too late"
+    see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
+    return f"none of {shown.read} impressions became an example: {fate}; {see}"

@@ -80,9 +80,8 @@ def _run_watch(
         progress = watch_events(
             mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
         )
-    return dataclasses.asdict(
-        progress
-    ), f"{arguments.out}: {_progress_text(progress)}{_live_note(arguments, mapping)}"
+    text = f"{arguments.out}: {_progress_text(progress)}{_live_note(arguments, mapping)}"
+    return dataclasses.asdict(progress), text
 
 
 def _run_stream(
@@ -115,12 +114,11 @@ def _run_stream(
 
 
 def _live_note(arguments: argparse.Namespace, mapping: EventMapping) -> str:
-    """Where ids are shared, a line that names what estimates how many; a job knows what it met since it began alone."""
     from ctr.pipelines.collisions import hashed_buckets
 
-    if not hashed_buckets(mapping.feature_schema):
-        return ""
-    return f"\nctr inspect {arguments.out} estimates how many values share an id"
+    # A job knows what it met since it began alone.
+    shares = bool(hashed_buckets(mapping.feature_schema))
+    return f"\nctr inspect {arguments.out} estimates how many values share an id" if shares else ""
 
 
 def _report_progress(progress: "Progress", published: list[Manifest]) -> None:
@@ -136,10 +134,8 @@ def _progress_text(progress: "Progress") -> str:
 
 
 def _result_text(result: "EventsResult") -> str:
-    counters = result.counters
-    counted = ", ".join(
-        f"{counters[name]} {name.replace('_', ' ')}" for name in sorted(counters) if counters[name]
-    )
+    counters = sorted(result.counters.items())
+    counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counters if count)
     warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
     return (
         f"{result.examples} examples, {result.clicks} clicks, {result.partitions} partitions, "

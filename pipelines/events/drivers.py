@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ctr.io.errors import InputError
 
@@ -77,7 +77,11 @@ def choose_driver(arguments: argparse.Namespace) -> tuple[Driver, Settings]:
         InputError: flags that choose no driver, or an option of another driver.
     """
     flags = sorted({flag for driver in DRIVERS for flag in (*driver.chosen_by, *driver.options)})
-    given = {flag: value for flag in flags if _is_given(value := vars(arguments)[_name(flag)])}
+    values = {flag: vars(arguments)[flag.removeprefix("--").replace("-", "_")] for flag in flags}
+    # Numbers have no default: 0 was given, too.
+    given: dict[str, Any] = {
+        flag: value for flag, value in values.items() if value or isinstance(value, float)
+    }
     chosen = {flag for driver in DRIVERS for flag in driver.chosen_by} & set(given)
     driver = next((driver for driver in DRIVERS if driver.chosen_by == chosen), None)
     if driver is None:
@@ -91,28 +95,17 @@ def choose_driver(arguments: argparse.Namespace) -> tuple[Driver, Settings]:
     return driver, driver.settings(**settings)
 
 
-def _name(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
-
-
-def _is_given(value: object) -> bool:
-    return isinstance(value, float) or bool(value)
-
-
 def _no_driver(chosen: set[str]) -> str:
+    given = " and ".join(sorted(chosen))
     for driver in DRIVERS:
         if chosen < driver.chosen_by:
-            return (
-                f"{' and '.join(sorted(chosen))} requires {' and '.join(sorted(driver.chosen_by - chosen))}"
-            )
-    return f"{' and '.join(sorted(chosen))} cannot be combined"
+            return f"{given} requires {' and '.join(sorted(driver.chosen_by - chosen))}"
+    return f"{given} cannot be combined"
 
 
 def _other_driver(flag: str, chosen: Driver) -> str:
     takers = [driver for driver in DRIVERS if flag in driver.options]
-    missing = [
-        driver.chosen_by - chosen.chosen_by for driver in takers if driver.chosen_by > chosen.chosen_by
-    ]
+    missing = [taker.chosen_by - chosen.chosen_by for taker in takers if taker.chosen_by > chosen.chosen_by]
     if missing:
         return f"{flag} requires {' or '.join(' and '.join(sorted(flags)) for flags in missing)}"
     *others, last = takers[0].options

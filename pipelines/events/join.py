@@ -76,7 +76,8 @@ def join_partition(
     impressions, clicks, earlier = (table.combine_chunks() for table in (impressions, clicks, earlier))
     recent = pc.greater_equal(earlier.column("query_time"), known_from(rules, start))
     earlier = earlier.filter(recent)
-    counters = {"impressions": impressions.num_rows, "clicks": _home_clicks(rules, start, clicks)}
+    at_home = rules.home_of(clicks.column("time").to_numpy()) == start
+    counters = {"impressions": impressions.num_rows, "clicks": int(np.count_nonzero(at_home))}
     rows, duplicates, conflicting = _first_of_each(impressions, earlier)
     counters["duplicate_impressions"] = duplicates
     counters["conflicting_impressions"] = conflicting.num_rows
@@ -189,9 +190,8 @@ def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
     table = without_values(table)
     names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
     columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
-    return list(
-        zip(table.column("example_id").to_pylist(), map(tuple, zip(*columns, strict=True)), strict=True)
-    )
+    ids = table.column("example_id").to_pylist()
+    return list(zip(ids, map(tuple, zip(*columns, strict=True)), strict=True))
 
 
 def _kept_values(table: pa.Table) -> list[str]:
@@ -201,10 +201,6 @@ def _kept_values(table: pa.Table) -> list[str]:
 
 
 # ---------------------------------------------------------------- clicks
-
-
-def _home_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> int:
-    return int(np.count_nonzero(rules.home_of(clicks.column("time").to_numpy()) == start))
 
 
 def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:

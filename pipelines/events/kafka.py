@@ -52,9 +52,8 @@ class EventsInKafka(beam.PTransform[Any, Any]):
         if mapping.impressions.topic is None:
             raise InputError("mapping: impressions.topic and clicks.topic are required to read from Kafka")
         if mapping.impressions.hashed:
-            raise InputError(
-                "mapping: impressions.hashed: records are JSON objects, hashed impressions are Parquet"
-            )
+            fault = "records are JSON objects, hashed impressions are Parquet"
+            raise InputError(f"mapping: impressions.hashed: {fault}")
         self._mapping, self._since_us = mapping, since_us
         self._expansion_service = settings.expansion_service
         self._consumer = {

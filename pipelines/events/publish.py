@@ -78,13 +78,11 @@ def make_sampling(mapping: EventMapping) -> Sampling | None:
     """Makes the sampling of a mapping. Raises InputError for an unknown feature or value."""
     if mapping.sampling is None:
         return None
-    rule = mapping.sampling.rule
-    uninformative = rule.uninformative
-    if uninformative is None or uninformative.low_visibility is None:
+    rule, schema = mapping.sampling.rule, mapping.feature_schema
+    seldom_seen = None if rule.uninformative is None else rule.uninformative.low_visibility
+    if seldom_seen is None:
         return Sampling(rule)
-    schema, seldom_seen = mapping.feature_schema, uninformative.low_visibility
-    ids = low_visibility_ids(schema, seldom_seen)
-    return Sampling(rule, (schema, seldom_seen.feature, ids))
+    return Sampling(rule, (schema, seldom_seen.feature, low_visibility_ids(schema, seldom_seen)))
 
 
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
@@ -102,7 +100,7 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
         if table.num_rows:
             write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
     if mapping.teacher is not None and joined.teacher_logit is not None:
-        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
+        columns = {"example_id": examples.column("example_id"), "logit": joined.teacher_logit}
         write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
     if kept and examples.num_rows:
         write_values(log, manifest, partition_values(schema, kept, joined.examples))

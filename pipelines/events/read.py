@@ -66,9 +66,8 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
                 if path.name.startswith(".") or path.name.endswith(".tmp") or not path.is_file():
                     continue
                 if name in found:
-                    raise InputError(
-                        f"events {path} and {found[name].path} are both named {name}: give the folder above them"
-                    )
+                    places = f"{path} and {found[name].path}"
+                    raise InputError(f"events {places} are both named {name}: give the folder above them")
                 found[name] = Unit(kind, name, path)
     return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 
@@ -123,10 +122,7 @@ def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
     texts = {source.impression_id}
     lists: dict[str, str | None] = {}
     if kind == "impressions":
-        numbers |= {
-            *mapping.number_sources,
-            *([mapping.impressions.weight] if mapping.impressions.weight else []),
-        }
+        numbers |= {*mapping.number_sources, *filter(None, [mapping.impressions.weight])}
         texts |= {mapping.impressions.query_id, *mapping.feature_schema.sources} - set(mapping.number_sources)
         texts |= {derived.source for derived in mapping.impressions.derive.values()}
         lists = mapping.list_sources

@@ -149,19 +149,15 @@ def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
 
     model, record = mapping.teacher.model.resolve(), log / MAPPING_FILE
     before = load_model(EventMapping, record, "record of events") if record.exists() else None
+    recorded = None if before is None or before.teacher is None else before.teacher.model
     pinned = find_model(model)
-    if (
-        before is not None
-        and before.teacher is not None
-        and model in (before.teacher.model, *before.teacher.model.parents)
-    ):
-        pinned = before.teacher.model
+    if recorded is not None and model in (recorded, *recorded.parents):
+        pinned = recorded
     version = model_schema(read_metadata(pinned), pinned).version
     if version != mapping.feature_schema.version:
         raise InputError(
             f"teacher {pinned}: the model has the features of schema {version}, the mapping those of "
             f"{mapping.feature_schema.version}: both must have the same"
         )
-    return mapping.model_copy(
-        update={"teacher": EventTeacher(name=mapping.teacher.name, model=pinned.resolve())}
-    )
+    teacher = EventTeacher(name=mapping.teacher.name, model=pinned.resolve())
+    return mapping.model_copy(update={"teacher": teacher})

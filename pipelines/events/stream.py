@@ -79,10 +79,8 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
     """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
     rules = partition_rules(mapping)
     for name in ("length", "window", "late_window", "delay", "skew", "show"):
-        if getattr(rules, name) % _MILLISECOND:
-            raise InputError(
-                f"mapping: a stream requires whole milliseconds; {name} is {getattr(rules, name)} us"
-            )
+        if (value := getattr(rules, name)) % _MILLISECOND:
+            raise InputError(f"mapping: a stream requires whole milliseconds; {name} is {value} us")
     return rules
 
 
@@ -100,15 +98,13 @@ class PublishStream(beam.PTransform[Any, Any]):
     def expand(self, events: Any) -> Any:
         mapping, log, rules = self._mapping, self._log, check_rules(self._mapping)
         last = last_published(log)
-        windows = FixedWindows(
-            Duration(micros=rules.length), Timestamp(micros=rules.closes_at(0) % rules.length)
-        )
+        length, offset = Duration(micros=rules.length), Timestamp(micros=rules.closes_at(0) % rules.length)
         return (
             events
             | "Prepare and route" >> beam.ParDo(_Route(mapping, log, last, self._max_reject_share))
             | "Until closed"
             >> beam.WindowInto(
-                windows,
+                FixedWindows(length, offset),
                 trigger=AfterWatermark(late=AfterCount(1)),
                 accumulation_mode=AccumulationMode.DISCARDING,
                 allowed_lateness=LATE_FOR,
@@ -261,8 +257,5 @@ def stream_events(
     mapping = with_pinned_teacher(mapping, log)
     events = source(mapping)
     begin_log(log, mapping)
-    run_until_stopped(
-        options,
-        lambda pipeline: pipeline | "Events" >> events | PublishStream(mapping, log, max_reject_share),
-        stop,
-    )
+    publish = PublishStream(mapping, log, max_reject_share)
+    run_until_stopped(options, lambda pipeline: pipeline | "Events" >> events | publish, stop)

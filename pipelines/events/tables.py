@@ -22,7 +22,7 @@ from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, parse_weights
+from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, is_text, parse_weights
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
@@ -83,9 +83,8 @@ def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_
         return _prepare(mapping, kind, chunk, now_us, clock_us)
     except (InputError, pa.ArrowException) as error:
         why = " ".join(str(error).split())
-        refused = [
-            make_reject(chunk.file, row, "events", "unreadable", None, why) for row in chunk.rows.tolist()
-        ]
+        rows = chunk.rows.tolist()
+        refused = [make_reject(chunk.file, row, "events", "unreadable", None, why) for row in rows]
         return Prepared(kind, empty(kind, mapping), [*chunk.rejects, *refused])
 
 
@@ -117,9 +116,8 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
     }
     pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
     table, kept = pack(mapping, keys, columns, verdict)
-    return Prepared(
-        kind, table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]]), verdict.rejects
-    )
+    table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]])
+    return Prepared(kind, table, verdict.rejects)
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
@@ -181,16 +179,15 @@ def _pack_hashed(
     target = shard_schema(schema)
     arrays = []
     for field in target:
-        column = columns[field.name] if field.name not in keys else pa.array(keys[field.name])
-        if field.name not in keys:
-            column = _whole_lists(field, column, verdict)
-        if field.name not in keys and column.null_count:
+        is_key = field.name in keys
+        column = pa.array(keys[field.name]) if is_key else _whole_lists(field, columns[field.name], verdict)
+        if not is_key and column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
             verdict.refuse(missing, field.name, "missing", column, "ids")
             column = pc.fill_null(column, _nothing(field.type))
         try:
             # Values beyond the type are refused by now; what stands under a refused row is of no account.
-            arrays.append(column.cast(field.type, safe=field.name in keys))
+            arrays.append(column.cast(field.type, safe=is_key))
         except pa.ArrowException as error:
             raise InputError(
                 f"the column {field.name} is of type {column.type}; hashed impressions have {field.type}: {error}"
@@ -229,10 +226,9 @@ def _nothing(kind: pa.DataType) -> pa.Scalar:
 
 def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
     for name, column in columns.items():
-        kind = column.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text(column.type):
             lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
-        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             lengths = _list_sizes(column)
         else:
             continue
@@ -244,8 +240,7 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
 def _list_sizes(column: pa.Array) -> np.ndarray:
     """The number of items of each list or, if that is more, the bytes of its texts; int64."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    kind = column.type.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not is_text(column.type.value_type):
         return counts
     lengths = pc.fill_null(pc.binary_length(column.flatten()), 0).to_numpy()
     parents = column.value_parent_indices().to_numpy()
@@ -262,14 +257,13 @@ def _refuse_future(
     now_us: int,
 ) -> None:
     """Rejects events of the future: one wrong clock must not close partitions before their events are there."""
-    latest = {"arrival": now_us} if "arrival" in times else {"time": now_us}
     if mapping.future is None:
         return
     future = duration_us(mapping.future)
     allowed = f"at most {mapping.future} ahead"
-    for key, limit in latest.items():
-        column = columns[source.times[key].column or ""]
-        verdict.refuse(times[key] > limit + future, key, "in the future", column, allowed)
+    key = "arrival" if "arrival" in times else "time"
+    column = columns[source.times[key].column or ""]
+    verdict.refuse(times[key] > now_us + future, key, "in the future", column, allowed)
     if "arrival" in times:
         column = columns[source.time.column or ""]
         ahead = times["time"] > times["arrival"] + future

@@ -13,8 +13,7 @@ manifest is.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -101,7 +100,8 @@ def watch_events(
     mapping = with_pinned_teacher(mapping, log)
     options = beam_options(settings.beam_options, settings.workers)
     begin_log(log, mapping)
-    with _only_process(log / SPOOL):
+    make_folder(log / SPOOL)
+    with hold(log / SPOOL, f"{log}: another process publishes events there"):
         watch = _Watch(mapping, folders, log, settings)
         while not stop():
             new = watch.new_units()
@@ -123,13 +123,6 @@ def watch_events(
                 time.sleep(settings.poll_seconds)
         watch.finish()
         return watch.progress
-
-
-@contextmanager
-def _only_process(spool: Path) -> Iterator[None]:
-    make_folder(spool)
-    with hold(spool, f"{spool.parent}: another process publishes events there"):
-        yield
 
 
 class _Watch:
@@ -239,9 +232,8 @@ class _Watch:
         self.progress.published += len(published)
         self.progress.rows += sum(manifest.rows for manifest in published)
         # The next partition to be published begins after these.
-        drop_partitions(
-            self.spool, known_from(self._rules, self._published + self._rules.length) - self._rules.length
-        )
+        length = self._rules.length
+        drop_partitions(self.spool, known_from(self._rules, self._published + length) - length)
 
     def finish(self) -> None:
         """Counts what is pending, and checks that every impression that was ever read is accounted for.
@@ -250,8 +242,7 @@ class _Watch:
         """
         open_starts = [start for start in list_starts(self.spool) if start > self._published]
         self.progress.pending = count_impressions(self.spool, open_starts)
-        check_conservation(
-            self.progress.counts, sum_counters(read_manifests(self._log)), self.progress.pending
-        )
+        counters = sum_counters(read_manifests(self._log))
+        check_conservation(self.progress.counts, counters, self.progress.pending)
         if self._settings.drain:
             self._recent.check_rejects(at_least=1)
