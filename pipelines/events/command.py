@@ -91,9 +91,8 @@ def _run_stream(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from ctr.pipelines.events.kafka import EventsInKafka
     from ctr.pipelines.events.publish import last_published
-    from ctr.pipelines.events.stream import first_needed, stream_events
+    from ctr.pipelines.events.stream import first_needed, silent_workers, stream_events, streaming_options
     from ctr.pipelines.events.stream_files import EventsInFolders
-    from ctr.pipelines.events.stream_job import silent_workers, streaming_options
 
     log = arguments.out.resolve()
 

@@ -38,8 +38,7 @@ from ctr.pipelines.events.spool import (
     write_shared_ids,
 )
 from ctr.pipelines.events.tables import Prepared, prepare
-from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.sources import UnreadableNowError, faults_named
+from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 
 
 @dataclass(frozen=True)

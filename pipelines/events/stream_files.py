@@ -24,14 +24,12 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Duration, Timestamp
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
-from ctr.pipelines.events.folders import EventFolders, ReadSoFar
-from ctr.pipelines.events.read import Unit, read_unit
+from ctr.pipelines.events.read import EventFolders, ReadSoFar, Unit, read_unit
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, arrivals, wanted_columns
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.rejects import make_reject
-from ctr.pipelines.rows.sources import UnreadableNowError
+from ctr.pipelines.rows.sources import Chunk, UnreadableNowError
 
 _FILES_A_BUNDLE = 16
 

@@ -21,7 +21,6 @@ from ctr.data.shards import shard_schema
 from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, is_text, parse_weights
 from ctr.pipelines.rows.raw_columns import (
     Columns,
@@ -34,6 +33,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_time_column,
 )
 from ctr.pipelines.rows.rejects import Reject, make_reject
+from ctr.pipelines.rows.sources import Chunk
 
 Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")

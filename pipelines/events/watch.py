@@ -31,7 +31,6 @@ from ctr.pipelines.events.accounts import (
     write_rejects,
 )
 from ctr.pipelines.events.drivers import FollowSettings
-from ctr.pipelines.events.folders import EventFolders, FilesRead
 from ctr.pipelines.events.publish import (
     CONFLICTING,
     LATE_EVENTS,
@@ -40,7 +39,7 @@ from ctr.pipelines.events.publish import (
     last_published,
     publish_staged,
 )
-from ctr.pipelines.events.read import Unit, Version
+from ctr.pipelines.events.read import EventFolders, FilesRead, Unit, Version
 from ctr.pipelines.events.rules import known_from, partition_rules
 from ctr.pipelines.events.run import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.spool import (

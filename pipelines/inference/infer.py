@@ -12,23 +12,22 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import DelimitedInput, Mapping
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError, joined
+from ctr.pipelines.inference.aggregates import find_page
 from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
 from ctr.pipelines.inference.labels import LabelColumn, choose_label, is_label_name, plain_label
-from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome
-from ctr.pipelines.inference.pages import find_page
+from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome, strongest_columns
 from ctr.pipelines.inference.queries import Rows, choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
     choose_example_id,
+    choose_time,
     choose_weight,
     find_column,
     is_weight_name,
 )
 from ctr.pipelines.inference.sample import Sample
-from ctr.pipelines.inference.strongest import strongest_columns
-from ctr.pipelines.inference.time_role import choose_time
 from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
 
 PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from ctr.config import describe_validation_error
 from ctr.data.mapping import Label
 from ctr.io.errors import InputError
+from ctr.pipelines.inference.aggregates import count_fault, count_warning, is_count_name
 from ctr.pipelines.inference.columns import ColumnFacts, percent
-from ctr.pipelines.inference.counts import count_fault, count_warning, is_count_name
 from ctr.pipelines.inference.names import LABEL_HELPERS, LABEL_WORDS, RATING_WORDS
 from ctr.pipelines.inference.roles import TOLERANCE, Choice, Doubt, find_column, rejects_text
 from ctr.pipelines.rows.convert import is_text, parse_labels

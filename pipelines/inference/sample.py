@@ -18,12 +18,18 @@ import pyarrow.parquet as pq
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.forms import TableFiles
-from ctr.pipelines.rows.chunks import Chunk, with_constants
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.rejects import REPEATED_HEADER
-from ctr.pipelines.rows.sources import SourceFile, faults_named, folder_keys, open_bytes
+from ctr.pipelines.rows.sources import (
+    Chunk,
+    SourceFile,
+    faults_named,
+    folder_keys,
+    open_bytes,
+    with_constants,
+)
 
 # Of text: bytes at the beginning, bytes of a block that stands elsewhere, and how many of these there are.
 HEAD_BYTES = 4 << 20

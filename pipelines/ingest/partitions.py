@@ -18,8 +18,7 @@ from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, is_temporary
-from ctr.pipelines.ingest.example_reader import timed
-from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema
+from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema, timed
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
 from ctr.pipelines.spill import ArrivalSpill, PartitionSpill

@@ -24,22 +24,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import (
-    Manifest,
-    check_log,
-    check_no_overlap,
-    create_log,
-    list_partitions,
-    parse_manifest,
-)
+from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions, parse_manifest
 from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
 from ctr.pipelines.collisions import Collisions
-from ctr.pipelines.ingest.example_reader import ExampleReader, TimesFound, timed
-from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema, with_columns
-from ctr.pipelines.ingest.inputs import Inputs, compare_inputs
+from ctr.pipelines.ingest.examples import (
+    FILE_COLUMN,
+    ExampleReader,
+    TimesFound,
+    spill_schema,
+    timed,
+    with_columns,
+)
 from ctr.pipelines.ingest.partitions import (
     ClosedRows,
     find_published,
@@ -56,9 +54,11 @@ from ctr.pipelines.ingest.state import (
     HeldRows,
     IngestState,
     InputFile,
+    Inputs,
     check_anything_to_do,
     check_rules,
     commit,
+    compare_inputs,
     digest_of,
     finish_publishing,
     ingest_lock,

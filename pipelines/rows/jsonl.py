@@ -16,9 +16,8 @@ import pyarrow.json as pa_json
 
 from ctr.data.spelling import float_text
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.rejects import Reject, make_reject
-from ctr.pipelines.rows.sources import SourceFile, faults_named, open_bytes
+from ctr.pipelines.rows.sources import Chunk, SourceFile, faults_named, open_bytes
 
 _LONGEST_LINE = 64 << 20
 _DEEPEST = 500

@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 from ctr.data.mapping import DelimitedInput
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import read_delimited
 from ctr.pipelines.rows.rejects import Reject, make_reject
-from ctr.pipelines.rows.sources import SourceFile, require_columns
+from ctr.pipelines.rows.sources import Chunk, SourceFile, require_columns
 from ctr.pipelines.rows.table_files import read_strictly
 
 _BEHAVIORS = DelimitedInput(

@@ -14,7 +14,6 @@ from ctr.data.spelling import CAST_NAMES, CASTS
 from ctr.data.text_arrays import spell_array, text_array
 from ctr.data.time_formats import ZONES
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import (
     WEIGHT_ALLOWED,
     check_encoded,
@@ -30,6 +29,7 @@ from ctr.pipelines.rows.convert import (
 )
 from ctr.pipelines.rows.joins import SideTable
 from ctr.pipelines.rows.rejects import make_reject
+from ctr.pipelines.rows.sources import Chunk
 
 Columns = dict[str, pa.Array]
 

@@ -16,20 +16,11 @@ import pyarrow.compute as pc
 
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
-from ctr.data.mapping import (
-    DelimitedInput,
-    JsonlInput,
-    Label,
-    Mapping,
-    ParquetInput,
-    RowOrder,
-    Time,
-)
+from ctr.data.mapping import DelimitedInput, JsonlInput, Label, Mapping, ParquetInput, RowOrder, Time
 from ctr.data.schema import Schema
 from ctr.data.string_ids import string_ids
 from ctr.data.text_arrays import text_array
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import is_text_or_number
 from ctr.pipelines.rows.joins import SideTable
 from ctr.pipelines.rows.raw_columns import (
@@ -45,7 +36,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_weights,
 )
 from ctr.pipelines.rows.reader import RawReader
-from ctr.pipelines.rows.sources import SourceFile, mapped_files, require_columns
+from ctr.pipelines.rows.sources import Chunk, SourceFile, mapped_files, require_columns
 from ctr.pipelines.rows.table_files import table_file_columns
 from ctr.serving.learned import TIME
 from ctr.serving.metadata import MAPPING

@@ -4,20 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ctr.data.mapping import (
-    DelimitedInput,
-    Join,
-    JsonlInput,
-    Mapping,
-    MindInput,
-    ParquetInput,
-)
+from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, MindInput, ParquetInput
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk, with_constants
 from ctr.pipelines.rows.joins import SideTable, find_side_file, make_side_table
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.mind import News, read_mind
-from ctr.pipelines.rows.sources import SourceFile, folder_keys, is_blank, require_columns
+from ctr.pipelines.rows.sources import (
+    Chunk,
+    SourceFile,
+    folder_keys,
+    is_blank,
+    require_columns,
+    with_constants,
+)
 from ctr.pipelines.rows.table_files import absent_columns, read_strictly, read_table_file, table_file_columns
 
 

@@ -1,20 +1,22 @@
-"""Finds input files, orders and names them, and opens them."""
+"""Input files, found, ordered, named and opened, and chunks of their raw columns."""
 
 import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping, input_patterns
 from ctr.io.errors import InputError
 from ctr.io.files import not_text
 from ctr.io.paths import check_local
+from ctr.pipelines.rows.rejects import Reject
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _BLANK_BYTES = 1024
@@ -166,3 +168,29 @@ def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> 
     repeated = [name for name in wanted if found.count(name) > 1]
     if repeated:
         raise InputError(f"{path}: the column {repeated[0]} appears twice in the header")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of one source file."""
+
+    file: int  # its number
+    table: (
+        pa.Table
+    )  # the raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``
+    rows: np.ndarray  # [N] int64, the 1-based line or record number of each
+    rejects: list[Reject]  # rows of this chunk that could not be read at all
+
+    @property
+    def count(self) -> int:
+        """Rows of the input that this chunk accounts for."""
+        return self.table.num_rows + len(self.rejects)
+
+
+def with_constants(chunk: Chunk, values: dict[str, str | None]) -> Chunk:
+    """Appends columns that have one value in all rows; None: it is missing."""
+    table = chunk.table
+    for name, value in values.items():
+        rows = len(chunk.rows)
+        table = table.append_column(name, pa.nulls(rows) if value is None else pa.repeat(value, rows))
+    return replace(chunk, table=table)
