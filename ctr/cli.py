@@ -85,11 +85,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.folders import check_simulation
 
-    given = {
-        "examples": arguments.examples,
-        "days": arguments.days,
-        "events.format": arguments.events_format,
-    }
+    given = {"examples": arguments.examples, "days": arguments.days, "events.format": arguments.events_format}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
     config = load_model(SimulatorConfig, arguments.config, "config", settings)
     check_simulation([path for path in (arguments.out, arguments.randomized) if path], arguments.events)

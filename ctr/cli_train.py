@@ -118,10 +118,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
 
         given = arguments.log, config, arguments.out
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
-        with (
-            closing(training_bar(total, config.batch.sizes())) as bar,
-            _joined(arguments, place) as joined,
-        ):
+        with closing(training_bar(total, config.batch.sizes())) as bar, _joined(arguments, place) as joined:
             summary = train_run(
                 *given,
                 bar,

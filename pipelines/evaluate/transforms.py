@@ -43,11 +43,7 @@ State = ProgressiveMetrics | PredictionDifference
 class JoinedDifference(PredictionDifference):
     """PD over joined predictions, and how many examples only the first or only the second set has (int64 [])."""
 
-    LAYOUT: ClassVar = {
-        **PredictionDifference.LAYOUT,
-        "only_a": ((), np.int64),
-        "only_b": ((), np.int64),
-    }
+    LAYOUT: ClassVar = {**PredictionDifference.LAYOUT, "only_a": ((), np.int64), "only_b": ((), np.int64)}
 
     only_a: IntArray
     only_b: IntArray

@@ -72,9 +72,7 @@ def _run_watch(
     from ctr.pipelines.events.watch import WatchSettings, watch_events
 
     watched = WatchSettings(
-        **vars(settings),
-        max_reject_share=arguments.max_reject_share,
-        beam_options=arguments.beam_options,
+        **vars(settings), max_reject_share=arguments.max_reject_share, beam_options=arguments.beam_options
     )
     with stop_signals() as stop:
         progress = watch_events(

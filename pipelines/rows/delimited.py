@@ -36,7 +36,7 @@ _IS_BOUNDARY, _IS_QUOTE = 1, 2
 
 @dataclass
 class StrictQuotes:
-    """Csv stream, read-only, with each line of malformed quotes, which a parser would accept, replaced by an invalid one.
+    """Csv stream, read-only, with each line of malformed quotes, which a parser would accept, made an invalid one.
 
     So who parses it refuses that line, of too many or few fields, at its place. A value may stand in quotes (RFC 4180):
     its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote

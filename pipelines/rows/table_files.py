@@ -29,9 +29,7 @@ def row_group_sizes(path: Path) -> list[int]:
 
 
 def read_parquet(
-    source: SourceFile,
-    wanted: Sequence[str],
-    row_groups: tuple[int, int] | None = None,
+    source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in their own types, of the ``row_groups`` [begin, end); rows are numbered from 1.
 
