@@ -81,13 +81,10 @@ def check_quickstart_folder(out: Path) -> None:
 def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
     """Infers a mapping, ingests, trains and writes the report; what is there already is not done again.
 
-    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of
-    the strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two
-    steps; ``commands``: the same by hand.
-
-    Raises:
-        InputError: a table that cannot be read, a guess that is not certain without a terminal, an output directory of
-            another table, or what ``ctr ingest`` and ``ctr train`` refuse.
+    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
+    strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two steps;
+    ``commands``: the same by hand. Raises InputError: a table that cannot be read, a guess that is not certain without
+    a terminal, an output directory of another table, or what ``ctr ingest`` and ``ctr train`` refuse.
     """
     check_quickstart_folder(out)
     record = _begin(given, out, options, tools)

@@ -104,8 +104,7 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it unless they exist; each new name survives a power cut.
 
-    Raises:
-        InputError: something else has one of the names, such as a file or a link that leads nowhere.
+    Raises InputError: something else has one of the names, such as a file or a link that leads nowhere.
     """
     if folder.is_dir():
         return
@@ -157,8 +156,7 @@ def write_all(file: RawIOBase, content: bytes) -> None:
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Creates or replaces ``path``: temporary name, fsync, rename, fsync of the folder.
 
-    Raises:
-        InputError: the name is that of something else than a regular file (a link, a pipe, a device).
+    Raises InputError: the name is that of something else than a regular file (a link, a pipe, a device).
     """
     if what := irregular(path):
         raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
@@ -220,9 +218,7 @@ def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]
     """Refuses to write into a directory, or a link to one, that has anything in it unless it is one of the kind.
 
     ``kind`` is what the command makes of it, with its article; ``is_kind`` is asked about a directory with content.
-
-    Raises:
-        InputError: what is there, and what is allowed.
+    Raises InputError: what is there, and what is allowed.
     """
     if folder.is_dir():
         held = (path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path))

@@ -59,8 +59,7 @@ class RowGroup:
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
     """Find the row groups of Parquet files, folders of them and run directories, from the files' footers.
 
-    Raises:
-        InputError: nothing there, a file given twice, damaged, without a column or with one of another type.
+    Raises InputError: nothing there, a file given twice, damaged, without a column or with one of another type.
     """
     groups: list[RowGroup] = []
     seen: set[Path] = set()
@@ -104,8 +103,7 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
 def check_columns(where: str, schema: pa.Schema) -> bool:
     """Check the columns of predictions; return whether there are labels and metric weights (`ctr score`: maybe not).
 
-    Raises:
-        InputError: a column is missing or of a wrong type; it names `where`.
+    Raises InputError: a column is missing or of a wrong type; it names `where`.
     """
     if LEARNED in schema.names and not pa.types.is_boolean(schema.field(LEARNED).type):
         raise InputError(f"{where}: column {LEARNED} must be true or false, got {schema.field(LEARNED).type}")
@@ -141,8 +139,7 @@ _ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 def read_row_group(group: RowGroup) -> Iterator[Piece]:
     """Yields the rows of a row group, checked, at most `BATCH_ROWS` at a time; page checksums are verified.
 
-    Raises:
-        InputError: the file is damaged, or a value is not allowed; it names file and row.
+    Raises InputError: the file is damaged, or a value is not allowed; it names file and row.
     """
     wanted = [*_KEYS, *(_LABELS if group.labeled else ()), *([LEARNED] if group.new else [])]
     path, first_row = group.path, group.first_row
@@ -162,10 +159,7 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
 
     ``new_rows`` are later, of ``untold_rows`` that is not known. ``held_out``: true where all are later, null where no
     row is known to be learned from but some are untold. None where no row group is marked, such as progressive
-    predictions, which were made before the model learned from the row.
-
-    Raises:
-        InputError: a file is damaged.
+    predictions, which were made before the model learned from the row. Raises InputError: a file is damaged.
     """
     if not any(group.marked for group in groups):
         return None
@@ -184,9 +178,8 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
 def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1) -> Rows:
     """Rows of a table whose columns `check_columns` passed, as `ROW` [N]; labels and weights only if `labeled`.
 
-    Raises:
-        InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not
-            finite; it names `where` and the row, of which the first is `first_row`.
+    Raises InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not finite; it
+    names `where` and the row, of which the first is `first_row`.
     """
     rows = np.zeros(table.num_rows, ROW)
 

@@ -49,10 +49,8 @@ def evaluate(
     both kinds, ``new``: the summary of those that it has not learned from.
 
     Files are read once for each pass: of `ROWS_PER_PASS` by default for a runner that groups in memory, such as that
-    inside this process, all rows for any other.
-
-    Raises:
-        InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
+    inside this process, all rows for any other. Raises InputError: no predictions, a faulty file or row, a repeated
+    example_id, or unknown Beam options.
     """
     groups = find_row_groups(inputs)
     _require_labels(groups)

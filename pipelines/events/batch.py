@@ -55,11 +55,8 @@ def ingest_events(
     """Publishes the examples that the events of ``folders`` make as the log ``log``.
 
     Every partition with events is closed: it cannot be published with others later. The workers of another runner,
-    given by Beam's ``options``, must see the same folders under the same paths.
-
-    Raises:
-        InputError: no events, a damaged file, a missing column, too many rejects, a log of something else, or not a
-            single example.
+    given by Beam's ``options``, must see the same folders under the same paths. Raises InputError: no events, a damaged
+    file, a missing column, too many rejects, a log of something else, or not a single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)

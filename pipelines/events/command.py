@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 def check_events(arguments: argparse.Namespace) -> EventMapping:
     """Reads the mapping and refuses what cannot be run; loads no TensorFlow.
 
-    Raises:
-        InputError: a wrong mapping, arguments that do not go together, a missing folder, or an ``--out`` that holds
-            something else.
+    Raises InputError: a wrong mapping, arguments that do not go together, a missing folder, or an ``--out`` that holds
+    something else.
     """
     mapping = load_event_mapping(arguments.mapping)
     if arguments.keep_values is not None:

@@ -98,8 +98,7 @@ def join_partition(
 def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: Sampling | None) -> Joined:
     """Keeps the examples that the rule keeps, with their weights multiplied (FF 3.3).
 
-    Raises:
-        InputError: the rule requires a teacher's logit, and that of an example is missing or not finite.
+    Raises InputError: the rule requires a teacher's logit, and that of an example is missing or not finite.
     """
     if sampling is None:
         return joined

@@ -43,8 +43,7 @@ def kafka_options(given: Sequence[str]) -> dict[str, str]:
 class EventsInKafka(beam.PTransform[Any, Any]):
     """Records of a mapping's two topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
 
-    Raises:
-        InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
+    Raises InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
     """
 
     def __init__(self, mapping: EventMapping, settings: KafkaSettings, since_us: int = 0) -> None:

@@ -88,8 +88,7 @@ def make_sampling(mapping: EventMapping) -> Sampling | None:
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
     """Writes all of the partition that begins at ``start`` but the manifest, and returns that.
 
-    Raises:
-        InputError: something else was written for this partition before.
+    Raises InputError: something else was written for this partition before.
     """
     schema, kept = mapping.feature_schema, mapping.kept_values
     end = start + duration_us(mapping.partition)

@@ -57,10 +57,8 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """Finds the files of events in some folders, in the order in which they count as arriving.
 
     Searches ``impressions/`` and ``clicks/`` for files of the mapping's formats, or for the mapping's patterns. Skips
-    files that are being written: their names begin with a dot or end in ``.tmp``.
-
-    Raises:
-        InputError: no such folder, or two files of one name.
+    files that are being written: their names begin with a dot or end in ``.tmp``. Raises InputError: no such folder, or
+    two files of one name.
     """
     found: dict[str, Unit] = {}
     for folder in folders:

@@ -244,10 +244,8 @@ def stream_events(
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
-    log under its path; a signal of ``stop``, called ten times a second, cancels the job.
-
-    Raises:
-        InputError: a runner that cannot do it, another mapping's log, or too many rejects.
+    log under its path; a signal of ``stop``, called ten times a second, cancels the job. Raises InputError: a runner
+    that cannot do it, another mapping's log, or too many rejects.
     """
     if is_local(options):
         raise InputError(
@@ -284,8 +282,7 @@ _ALWAYS = {"--max_bundle_time_mills": "=100"}
 def streaming_options(given: str, drain: bool) -> PipelineOptions:
     """Reads Beam's options, and adds for Flink those that a job of this kind needs where they are not given.
 
-    Raises:
-        InputError: an option that Beam does not read.
+    Raises InputError: an option that Beam does not read.
     """
     options = beam_options(given, 1)
     options.view_as(StandardOptions).streaming = True
@@ -309,8 +306,7 @@ def runner_name(options: PipelineOptions) -> str:
 def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:
     """Submits a pipeline and waits until it is done, or is canceled.
 
-    Raises:
-        InputError: of a worker, of options that fit no runner, or a runner that cannot be reached (any more).
+    Raises InputError: of a worker, of options that fit no runner, or a runner that cannot be reached (any more).
     """
     _check_endpoint(options)
     pipeline = make_pipeline(options)

@@ -91,10 +91,8 @@ def watch_events(
 ) -> Progress:
     """Publishes partitions as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
 
-    ``stop`` is called between rounds, ``report`` after each round with what it published.
-
-    Raises:
-        InputError: too many rejects, another mapping or another process at work on the log, or wrong options.
+    ``stop`` is called between rounds, ``report`` after each round with what it published. Raises InputError: too many
+    rejects, another mapping or another process at work on the log, or wrong options.
     """
     mapping = with_pinned_teacher(mapping, log)
     options = beam_options(settings.beam_options, settings.workers)

@@ -87,8 +87,7 @@ class _Roles:
 def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     """Infers the mapping of a table.
 
-    Raises:
-        InputError: an option names no column, or one that cannot be what it is to be; or no feature is left.
+    Raises InputError: an option names no column, or one that cannot be what it is to be; or no feature is left.
     """
     form = table.form
     nulls = find_nulls(sample.columns) if isinstance(form, DelimitedInput) else ()

@@ -139,8 +139,7 @@ def choose_label(
 ) -> LabelColumn | Doubt:
     """Chooses the label, given by ``--label`` or certain by its name and values.
 
-    Raises:
-        InputError: --label names no column, or one that is no label; or a row counts several impressions.
+    Raises InputError: --label names no column, or one that is no label; or a row counts several impressions.
     """
     if text is not None:
         return _given_label(text, columns, weight)

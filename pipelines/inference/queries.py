@@ -46,8 +46,7 @@ def choose_query(
 ) -> tuple[ColumnFacts | None, str] | Doubt:
     """Chooses the column whose values are queries, and says why; None: each row is its own.
 
-    Raises:
-        InputError: --query names no column, or one without a value in too many rows.
+    Raises InputError: --query names no column, or one without a value in too many rows.
     """
     if text == NONE and NONE not in columns:
         return None, "each row is its own query, as --query none says"

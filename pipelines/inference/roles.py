@@ -43,8 +43,7 @@ class Doubt:
 def find_column(name: str, columns: Mapping[str, ColumnFacts], option: str) -> ColumnFacts:
     """Finds the column of a name as the user gives it: exact, without what RecBole puts behind it, or in other case.
 
-    Raises:
-        InputError: there is none, or there are several.
+    Raises InputError: there is none, or there are several.
     """
     if name in columns:
         return columns[name]
@@ -123,8 +122,7 @@ def choose_weight(
 ) -> tuple[ColumnFacts | None, str] | Doubt:
     """Chooses the column of importance weights, given by ``--weight`` or certain by its name, and says why.
 
-    Raises:
-        InputError: --weight names no column, or one with other values than numbers from 0 on.
+    Raises InputError: --weight names no column, or one with other values than numbers from 0 on.
     """
     if text == NONE and NONE not in columns:
         return None, ""
@@ -178,10 +176,8 @@ def choose_time(
 ) -> TimeColumn | Doubt | None:
     """Chooses the time of the rows, given by ``--time`` or certain; None: it is the order of the file.
 
-    A column that is named like a time and is not read as one is a question, unless another one is the time.
-
-    Raises:
-        InputError: --time names no column, or one that cannot be read as a time.
+    A column that is named like a time and is not read as one is a question, unless another one is the time. Raises
+    InputError: --time names no column, or one that cannot be read as a time.
     """
     if text == NONE and NONE not in columns:
         return None

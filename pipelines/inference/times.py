@@ -263,8 +263,7 @@ def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
 def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
     """Reads a column in a given way; if most times are not of our days, all of them count.
 
-    Raises:
-        InputError: a column of a type that this way does not read.
+    Raises InputError: a column of a type that this way does not read.
     """
     us, bad = _read(facts.array, time)
     if bad.mean() > 0.5:

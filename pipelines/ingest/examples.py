@@ -86,8 +86,7 @@ class ExampleMaker:
     def make(self, chunk: Chunk, sides: Iterable[SideTable], first: int) -> Examples:
         """Makes the examples of a chunk before which its files have ``first`` lines.
 
-        Raises:
-            InputError: a column of a type that its use cannot read.
+        Raises InputError: a column of a type that its use cannot read.
         """
         mapping, verdict = self._mapping, Verdict(chunk)
         columns = checked_columns(chunk, sides, verdict, self._encoded)

@@ -100,11 +100,9 @@ def ingest(
     one comes that is later than the end of the partition by the allowed lateness (and the gap of sessions).
 
     Query times from ``now_us`` on are warned of; None: the time of the machine's clock. ``progress`` is called with the
-    number of rows read since its last call; ``block_bytes`` change nothing in the log.
-
-    Raises:
-        InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of another
-            schema, or rows of partitions that are closed.
+    number of rows read since its last call; ``block_bytes`` change nothing in the log. Raises InputError: no input or
+    no example in it, a missing column, a damaged file, too many rejects, a log of another schema, or rows of partitions
+    that are closed.
     """
     started = time.perf_counter()
     check_reject_share(max_reject_share)

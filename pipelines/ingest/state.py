@@ -136,8 +136,7 @@ def check_anything_to_do(log: Path, has_input: bool, append: bool) -> None:
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
     """Publishes the manifests of an ingest that was killed after its commit. The lock must be held.
 
-    Raises:
-        InputError: something else was published there meanwhile.
+    Raises InputError: something else was published there meanwhile.
     """
     if not state.publishing:
         return state

@@ -135,8 +135,7 @@ def show_bytes(column: pa.Array) -> pa.Array:
 def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
     """Reads numbers or their text as float64 (int64 when ``whole``); null and empty text stay missing.
 
-    Raises:
-        InputError: a column of a type that holds no numbers.
+    Raises InputError: a column of a type that holds no numbers.
     """
     target = pa.int64() if whole else pa.float64()
     kind = column.type
@@ -165,8 +164,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
     """Reads [N] int64 microseconds since 1970, UTC; missing, unreadable and impossible times are marked (value 0).
 
-    Raises:
-        InputError: a column of a type that the mapping's unit or format cannot read.
+    Raises InputError: a column of a type that the mapping's unit or format cannot read.
     """
     kind = column.type
     if time.unit is not None:
@@ -260,8 +258,7 @@ def _times_by_format(column: pa.Array, form: TimeFormat) -> tuple[pa.Array, Bad]
 def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
     """Reads [N] int8 labels (0 where bad), the rows without a readable one, and what is allowed, for messages.
 
-    Raises:
-        InputError: a column of a type that the rule cannot compare.
+    Raises InputError: a column of a type that the rule cannot compare.
     """
     if label.op is None:
         return _plain_labels(column)
@@ -294,8 +291,7 @@ def _plain_labels(column: pa.Array) -> tuple[np.ndarray, Bad, str]:
 def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
     """Reads [N] float32 weights (0 where bad); missing and negative ones and those above ``LARGEST_WEIGHT`` are marked.
 
-    Raises:
-        InputError: a column of a type that holds no numbers.
+    Raises InputError: a column of a type that holds no numbers.
     """
     numbers, bad = parse_numbers(column)
     with np.errstate(over="ignore"):
@@ -307,8 +303,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
     """Reads [N] int64 ids (0 where missing): whole numbers and their decimal text (12.0 too), else a hash.
 
-    Raises:
-        InputError: a column of a type that holds neither whole numbers nor text.
+    Raises InputError: a column of a type that holds neither whole numbers nor text.
     """
     kind = column.type
     missing = column.is_null().to_numpy(zero_copy_only=False)

@@ -207,10 +207,8 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
 
     Where the lines below the header all have one field more, which is empty, or one less than a header that ends with a
     delimiter, the names are as many as the fields. Where they begin with the number of the row, without a name for it,
-    the name of that column is empty.
-
-    Raises:
-        InputError: an unreadable file, or one without the header that it should have.
+    the name of that column is empty. Raises InputError: an unreadable file, or one without the header that it should
+    have.
     """
     if form.columns is not None:
         return form.columns
@@ -276,10 +274,7 @@ def read_delimited(
     """Yields the wanted columns of a csv or tsv file, as binary with nulls, those of ``encoded`` as dictionaries of it.
 
     Rows are numbered as records: the header and the lines before it count, empty lines do not, and a quoted value may
-    hold line ends.
-
-    Raises:
-        InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
+    hold line ends. Raises InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
     """
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)

@@ -45,8 +45,7 @@ def find_side_file(join: Join, folder: Path) -> Path:
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
     """Makes a side table of columns that were read from ``path``, all UTF-8; ``rows`` are their numbers, for messages.
 
-    Raises:
-        InputError: a missing or repeated key.
+    Raises InputError: a missing or repeated key.
     """
     keys = _key_texts(table.column(join.key))
     if keys.null_count:

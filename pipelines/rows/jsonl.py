@@ -53,8 +53,7 @@ class JsonlReader:
     def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
         """Yields the lines of a file; rows are numbered by line, and empty lines are skipped.
 
-        Raises:
-            InputError: a damaged file, or a needed column that no line of the file has.
+        Raises InputError: a damaged file, or a needed column that no line of the file has.
         """
         seen: dict[str, None] = {}
         line = 1

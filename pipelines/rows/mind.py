@@ -104,10 +104,8 @@ def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[
 def read_mind(source: SourceFile, news: News, wanted: Sequence[str], block_bytes: int) -> Iterator[Chunk]:
     """Yields candidates: the wanted ones of ``MIND_COLUMNS``; rows are numbered by their impression's line.
 
-    A line without candidates, or that is no UTF-8, is a reject; it counts as one row.
-
-    Raises:
-        InputError: a wanted column that MIND does not have, or a damaged file.
+    A line without candidates, or that is no UTF-8, is a reject; it counts as one row. Raises InputError: a wanted
+    column that MIND does not have, or a damaged file.
     """
     require_columns(source.path, wanted, MIND_COLUMNS)
     assert _BEHAVIORS.columns is not None

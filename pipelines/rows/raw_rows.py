@@ -68,10 +68,8 @@ _TABLE_INPUTS: dict[str, Any] = {
 def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
     """Maps files of one type, by their names, whose columns have the names of the model's inputs.
 
-    The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
-
-    Raises:
-        InputError: a name that shows no type, or names that show different ones.
+    The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC. Raises
+    InputError: a name that shows no type, or names that show different ones.
     """
     types = [_table_type(path) for path in inputs]
     for path, other in zip(inputs, types, strict=True):
@@ -143,12 +141,10 @@ def read_raw_rows(
 ) -> Iterator[RawRows]:
     """Reads what a model of ``schema`` takes, as ``mapping`` finds it, in the order of the input files.
 
-    Without a mapping, columns have the names of the model's inputs (``plain_mapping``).
-    A derived column of the mapping is made where the model has no rule of its own for it. ``labeled``: the keys are
-    those of ``key_schema`` with labels; rows that an ingest would reject for them are rejected.
-
-    Raises:
-        InputError: no input, a damaged file, a missing column, or one of a type that its features cannot read.
+    Without a mapping, columns have the names of the model's inputs (``plain_mapping``). A derived column of the mapping
+    is made where the model has no rule of its own for it. ``labeled``: the keys are those of ``key_schema`` with
+    labels; rows that an ingest would reject for them are rejected. Raises InputError: no input, a damaged file, a
+    missing column, or one of a type that its features cannot read.
     """
     is_plain = mapping is None
     mapping = mapping or plain_mapping(schema, inputs)

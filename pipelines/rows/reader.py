@@ -37,8 +37,7 @@ class RawReader:
     def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
         """Yields the chunks of one file with the side tables to attach to each; none of a file that holds nothing.
 
-        Raises:
-            InputError: a damaged file, a missing column, a side table that is missing or has a key twice.
+        Raises InputError: a damaged file, a missing column, a side table that is missing or has a key twice.
         """
         form = self.mapping.input
         if is_blank(source.path):

@@ -37,9 +37,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its own
     name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left out,
     unless a pattern begins so. ``excluded`` are globs, seen from a file's folder, of side tables, which are no input.
-
-    Raises:
-        InputError: an input that does not exist, a folder without files, two files of one name.
+    Raises InputError: an input that does not exist, a folder without files, two files of one name.
     """
     files: list[SourceFile] = []
     seen: dict[str, Path] = {}
@@ -118,8 +116,7 @@ def faults_named(path: Path) -> Iterator[None]:
 def open_bytes(path: Path) -> Any:
     """Opens a text file's content as an Arrow stream, decompressed by its extension (.gz, .zst).
 
-    Raises:
-        InputError: it is compressed otherwise than its name says, or holds something else than text.
+    Raises InputError: it is compressed otherwise than its name says, or holds something else than text.
     """
     compression = _COMPRESSIONS.get(path.suffix)
     found = not_text(path)

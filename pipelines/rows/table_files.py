@@ -33,8 +33,7 @@ def read_parquet(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in their own types, of the ``row_groups`` [begin, end); rows are numbered from 1.
 
-    Raises:
-        InputError: a missing column or a damaged file.
+    Raises InputError: a missing column or a damaged file.
     """
     require_columns(source.path, wanted, parquet_columns(source.path))
     sizes = row_group_sizes(source.path)
@@ -71,10 +70,7 @@ def read_table_file(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
 
-    Of text, the columns of ``encoded`` come as dictionaries.
-
-    Raises:
-        InputError: a missing column or a damaged file.
+    Of text, the columns of ``encoded`` come as dictionaries. Raises InputError: a missing column or a damaged file.
     """
     if isinstance(form, ParquetInput):
         return read_parquet(source, wanted)
