@@ -156,7 +156,8 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
     asked = {name: value for name, value in dataclasses.asdict(options).items() if value}
     asked = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     if (out / RECORD).is_file():
-        record = _read_record(out)
+        path = out / RECORD
+        record = parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
         expected = {"input": str(given.resolve()), "files": files, "options": asked}
         for key, value in expected.items():
             if getattr(record, key) != value:
@@ -229,11 +230,6 @@ def _choices(doubt: Doubt) -> str:
     rest = len(doubt.choices) - len(shown)
     more = f", or one of {rest} others" if rest else ""
     return f"choose with {', '.join(shown) or doubt.option}{more}"
-
-
-def _read_record(out: Path) -> Record:
-    path = out / RECORD
-    return parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
 
 
 def _write_record(out: Path, record: Record) -> None:
@@ -324,23 +320,20 @@ def mapping_text(found: Inference, source: str) -> str:
     for feature in content["features"]:
         reason = found.reasons[feature["name"]]
         lines += [*_comment(reason, "  "), f"  - {_flow(feature)}"]
-    lines += _kept_values(content["keep_values"])
+    if kept := content["keep_values"]:
+        text = "The raw values behind ids are kept beside the log, so that the report shows them."
+        lines += [*_comment(text), f"keep_values: {_flow(kept)}"]
+    else:
+        lines += _comment(
+            "keep_values: all would keep the raw values behind ids beside the log, so that the report shows them. Of "
+            f"more than {KEPT_ROWS:,} rows they take space on the disk."
+        )
     unused = [guess for guess in found.guesses if guess.becomes == "not used"]
     if unused:
         lines += _comment("Not used:")
         for guess in unused:
             lines += _comment(f"- {guess.column or '(no name)'}: {guess.because}")
     return "\n".join(lines) + "\n"
-
-
-def _kept_values(kept: Any) -> list[str]:
-    if kept:
-        return [*_comment("The raw values behind ids are kept beside the log, so that the report shows them."),
-                f"keep_values: {_flow(kept)}"]  # fmt: skip
-    return _comment(
-        f"keep_values: all would keep the raw values behind ids beside the log, so that the report shows them. Of more "
-        f"than {KEPT_ROWS:,} rows they take space on the disk."
-    )
 
 
 def _explained(guess: Guess | None, line: str) -> list[str]:
@@ -355,23 +348,15 @@ def _comment(text: str, indent: str = "") -> list[str]:
 
 
 def _flow(value: Any) -> str:
-    text = _dump(value, allow_unicode=True)
-    if not text.isprintable():
+    text = ""
+    for allow_unicode in (True, False):
+        text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**9,
+                         allow_unicode=allow_unicode)  # fmt: skip
+        text = text.removesuffix("\n").removesuffix("\n...")
         # PyYAML reads some line ends that it has written as spaces.
-        text = _dump(value, allow_unicode=False)
+        if text.isprintable():
+            break
     return text
-
-
-def _dump(value: Any, allow_unicode: bool) -> str:
-    text: str = yaml.dump(
-        value,
-        Dumper=Dumper,
-        default_flow_style=True,
-        sort_keys=False,
-        width=10**9,
-        allow_unicode=allow_unicode,
-    )
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def guess_table(guesses: Sequence[Guess], width: int) -> str:

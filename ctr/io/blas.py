@@ -38,7 +38,9 @@ def one_blas_thread() -> Iterator[None]:
     global _users, _limit
     with _lock:
         # By every user, since some builds of BLAS keep one number for each thread that calls.
-        limit = _set_limit()
+        # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
+        OpenBLASController.clear_controlling_thread(force=True)
+        limit = _controller().limit(limits=1, user_api="blas")
         if not _users:
             _limit = limit
         _users += 1
@@ -51,9 +53,3 @@ def one_blas_thread() -> Iterator[None]:
                 OpenBLASController.clear_controlling_thread(force=True)
                 _limit.restore_original_limits()
                 OpenBLASController.clear_controlling_thread(force=True)
-
-
-def _set_limit() -> Any:
-    # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
-    OpenBLASController.clear_controlling_thread(force=True)
-    return _controller().limit(limits=1, user_api="blas")

@@ -131,7 +131,13 @@ KINDS: dict[str, type[Any]] = {
 Reader = Callable[[Any], Iterable[Piece]]  # gives the checked rows of an element
 
 
-class SummarizePredictions(beam.PTransform[Any, Any]):
+class _KeyedTransform(beam.PTransform[Any, Any]):
+    def __init__(self, keys: int = TABLE_KEYS) -> None:
+        super().__init__()
+        self._keys = keys
+
+
+class SummarizePredictions(_KeyedTransform):
     """Summarizes tables of predictions in one dict, `ProgressiveMetrics.summary` of all their rows.
 
     The tables (`pa.Table`, N rows each, in any order, a query's rows in any of them; what
@@ -144,16 +150,12 @@ class SummarizePredictions(beam.PTransform[Any, Any]):
     example_id.
     """
 
-    def __init__(self, keys: int = TABLE_KEYS) -> None:
-        super().__init__()
-        self._keys = keys
-
     def expand(self, tables: Any) -> Any:
         found = metric_states({"a": tables}, _labeled_table, self._keys)
         return found | beam.Map(lambda states: raised(states)["a"].summary())
 
 
-class ComparePredictions(beam.PTransform[Any, Any]):
+class ComparePredictions(_KeyedTransform):
     """Compares two sets of tables of predictions in one dict, as `evaluate_difference` returns it.
 
         compared = {"a": tables_a, "b": tables_b} | ComparePredictions()
@@ -161,10 +163,6 @@ class ComparePredictions(beam.PTransform[Any, Any]):
     The tables are those of `SummarizePredictions`; label and metric_weight may both be absent, and then no
     metric of that set is defined.
     """
-
-    def __init__(self, keys: int = TABLE_KEYS) -> None:
-        super().__init__()
-        self._keys = keys
 
     def expand(self, tables: Mapping[str, Any]) -> Any:
         found = metric_states({side: tables[side] for side in ("a", "b")}, _table, self._keys)

@@ -87,7 +87,10 @@ def ingest_events(
     counters = sum_counters(published)
     check_conservation(counts, counters, 0)
     if not any(manifest.rows for manifest in published):
-        raise InputError(f"{log}: {_why_empty(log, counts)}")
+        shown = counts.impressions
+        fate = f"{shown.rejected} were rejected and {shown.late} came too late"
+        see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
+        raise InputError(f"{log}: none of {shown.read} impressions became an example: {fate}; {see}")
     return EventsResult(
         counts,
         len(published),
@@ -98,10 +101,3 @@ def ingest_events(
         warnings,
         seconds,
     )
-
-
-def _why_empty(log: Path, counts: EventCounts) -> str:
-    shown = counts.impressions
-    fate = f"{shown.rejected} were rejected and {shown.late} came too late"
-    see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
-    return f"none of {shown.read} impressions became an example: {fate}; {see}"

@@ -94,7 +94,12 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
     end = start + duration_us(mapping.partition)
     examples = without_values(joined.examples)
     manifest = stage_partition(log, schema, start, end, examples, joined.counters, mapping.shard_rows)
-    _check_unpublished(log, manifest)
+    path = manifest_path(log, manifest)
+    if path.exists() and path.read_bytes() != manifest_bytes(manifest):
+        raise InputError(
+            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
+            "the first version is kept: publish later events to another log"
+        )
     for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
         if table.num_rows:
             write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
@@ -104,15 +109,6 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
     if kept and examples.num_rows:
         write_values(log, manifest, partition_values(schema, kept, joined.examples))
     return manifest
-
-
-def _check_unpublished(log: Path, manifest: Manifest) -> None:
-    path = manifest_path(log, manifest)
-    if path.exists() and path.read_bytes() != manifest_bytes(manifest):
-        raise InputError(
-            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
-            "the first version is kept: publish later events to another log"
-        )
 
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:

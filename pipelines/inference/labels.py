@@ -26,6 +26,8 @@ _PAIRS = (
     ("none", "click"),
 )
 _ZEROS, _ONES = {"0", "false", "0.0"}, {"1", "true", "1.0"}
+# Values that say that a row is positive, and those of events that have an outcome: click, purchase and so on.
+_YES, _OUTCOMES = {yes for _, yes in _PAIRS} | LABEL_WORDS | _ONES, LABEL_WORDS - {"y"}
 _RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*\S")
 # A column of more values has no rule for each of them.
 _FEW_VALUES = 10
@@ -121,17 +123,13 @@ def _fault(facts: ColumnFacts, label: Label, others: np.ndarray) -> str:
         of = f"{ones + int(above.sum()):,} positive rows" if above.any() else f"{len(wrong):,} rows"
         different = len(np.unique(facts.codes[counted]))
         more = f" (or one of {different - 1} other values)" if different > 1 else ""
-        text = f"{_common(facts, counted)}{more} stands in {int(counted.sum()):,} of {of}"
+        most = facts.value_at(facts.codes == int(np.bincount(facts.codes[counted]).argmax()))
+        text = f"{most}{more} stands in {int(counted.sum()):,} of {of}"
         return facts.placed(text, counted)
     if missing.sum() > TOLERANCE * len(missing):
         text = facts.placed(f"there is no value in {int(missing.sum()):,} of {len(missing):,} rows", missing)
         return f"{text}; {_WRITE}"
     return ""
-
-
-def _common(facts: ColumnFacts, rows: np.ndarray) -> str:
-    most = int(np.bincount(facts.codes[rows]).argmax())
-    return facts.value_at(facts.codes == most)
 
 
 def choose_label(
@@ -195,7 +193,9 @@ def _label_doubt(
         ratings = [_rating_choice(facts) for facts in columns.values() if facts.name not in taken]
         choices += [choice for choice in ratings if choice is not None]
         for facts in columns.values():
-            outcome = facts.distinct <= _FEW_VALUES and any(map(_says_outcome, facts.texts))
+            outcome = facts.distinct <= _FEW_VALUES and any(
+                text.strip().lower() in _OUTCOMES for text in facts.texts
+            )
             if facts.name not in taken and (facts.distinct == 2 or (outcome and facts.numbers is None)):
                 choices += _rules(facts)
     faults = "; ".join(f"{facts.name} is named like one, but {_label_fault(facts)}" for facts in failing[:3])
@@ -325,7 +325,7 @@ def _rules(facts: ColumnFacts) -> list[Choice]:
     if facts.distinct == 2:
         places = places[:1]
     else:
-        said = [place for place in places if _says_yes(facts.texts[place])]
+        said = [place for place in places if facts.texts[place].strip().lower() in _YES]
         places = (said or places)[:4]
     lower = [text.strip().lower() for text in facts.texts]
     # Of yes and Yes a rule would take but one.
@@ -354,14 +354,6 @@ def _number_rules(facts: ColumnFacts) -> list[Choice]:
         return []
     label = Label.model_validate(f"x{rule}").model_copy(update={"column": facts.name})
     return [Choice(f"{facts.stem}{rule}", f"{_positive_share(label, facts)} positive", facts.name)]
-
-
-def _says_outcome(text: str) -> bool:
-    return text.strip().lower() in LABEL_WORDS - {"y"}
-
-
-def _says_yes(text: str) -> bool:
-    return text.strip().lower() in {yes for _, yes in _PAIRS} | LABEL_WORDS | _ONES
 
 
 def _condition(facts: ColumnFacts, text: str) -> str:

@@ -132,7 +132,8 @@ class JsonlReader:
                 if not isinstance(content, dict):
                     raise ValueError("not an object")
                 if b"\\u" in text:
-                    _refuse_half_pairs(content)
+                    # An escape such as backslash-ud800, half of a pair, stands for no character.
+                    json.dumps(content, ensure_ascii=False).encode()
             except UnicodeDecodeError:
                 rejects.append(make_reject(file, row, "line", "invalid UTF-8", text, "UTF-8"))
                 continue
@@ -182,11 +183,6 @@ def _shown(value: Any) -> str:
     except RecursionError:
         # Writing goes a little deeper than reading did.
         return "a very deep one"
-
-
-def _refuse_half_pairs(content: dict[str, Any]) -> None:
-    """Raises ValueError for an escape such as backslash-ud800, half of a pair: it stands for no character."""
-    json.dumps(content, ensure_ascii=False).encode()
 
 
 def _float(value: float) -> float:

@@ -150,18 +150,14 @@ def add_derived(
     for name, rule in derive.items():
         if rule.of_time:
             assert times is not None
-            made[name] = pa.array(_periods(rule, times))
+            length, shift, count = rule.periods
+            periods = times // length + shift
+            made[name] = pa.array(periods % count if count else periods)
         elif rule.is_copy:
             made[name] = columns[rule.source]
         else:
             made[name] = _respelled(name, rule, columns[rule.source], verdict)
     columns |= made
-
-
-def _periods(rule: Derived, times: np.ndarray) -> np.ndarray:
-    length, shift, count = rule.periods
-    periods = times // length + shift
-    return periods % count if count else periods
 
 
 def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> pa.Array:

@@ -71,7 +71,13 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
     The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC. Raises
     InputError: a name that shows no type, or names that show different ones.
     """
-    types = [_table_type(path) for path in inputs]
+    types = [_shown_type(path) for path in inputs]
+    for path, shown in zip(inputs, types, strict=True):
+        if shown not in _TABLE_INPUTS:
+            raise InputError(
+                f"input {path}: its name does not show its format; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) "
+                "and .parquet, an example log, or --format or --mapping"
+            )
     for path, other in zip(inputs, types, strict=True):
         if other != types[0]:
             raise InputError(
@@ -89,16 +95,6 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
 def _shown_type(path: Path) -> str:
     suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
     return suffixes[-1] if suffixes else ""
-
-
-def _table_type(path: Path) -> str:
-    shown = _shown_type(path)
-    if shown not in _TABLE_INPUTS:
-        raise InputError(
-            f"input {path}: its name does not show its format; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
-            ".parquet, an example log, or --format or --mapping"
-        )
-    return shown
 
 
 def check_labeled(mapping: Mapping) -> None:
