@@ -172,16 +172,16 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
             tools.say(f"{out / MAPPING} is there already and is used as it is")
             return record
     sample = read_sample(table)
-    found = _decide(given, lambda chosen: infer(table, sample, chosen), options, tools)
+    inferred = _decide(given, lambda chosen: infer(table, sample, chosen), options, tools)
     record = Record(
         input=str(given.resolve()),
         files=files,
         options=asked,
-        guesses=tuple(dataclasses.asdict(guess) for guess in found.guesses),
-        strongest=tuple(found.strongest),
+        guesses=tuple(dataclasses.asdict(guess) for guess in inferred.guesses),
+        strongest=tuple(inferred.strongest),
     )
     _write_record(out, record)
-    write_atomic_bytes(out / MAPPING, mapping_text(found, given.name).encode())
+    write_atomic_bytes(out / MAPPING, mapping_text(inferred, given.name).encode())
     tools.say(f"Wrote {out / MAPPING}")
     return record
 
@@ -196,29 +196,29 @@ def _decide(given: Path, guess: Callable[[Options], Inference], options: Options
     before = options
     while True:
         try:
-            found = guess(options)
+            inferred = guess(options)
         except InputError as error:
             if doubt is None or tools.ask is None:
                 raise
             # What was answered cannot be.
             refused = one_line(error)
         else:
-            lines = [guess_table(found.guesses, tools.width), *(f"- {note}" for note in found.notes)]
+            lines = [guess_table(inferred.guesses, tools.width), *(f"- {note}" for note in inferred.notes)]
             tools.say("\n".join([f"{given}:", *lines]))
-            if not found.doubts:
-                return found
+            if not inferred.doubts:
+                return inferred
             if tools.ask is None:
-                raise _refusal(given, found)
+                raise _refusal(given, inferred)
             # What is decided may settle the others.
-            doubt, before, refused = found.doubts[0], options, ""
+            doubt, before, refused = inferred.doubts[0], options, ""
         answers: dict[str, Any] = {doubt.option.removeprefix("--"): tools.ask(doubt, refused)}
         options = dataclasses.replace(before, **answers)
 
 
-def _refusal(given: Path, found: Inference) -> InputError:
-    questions = "; ".join(doubt.question for doubt in found.doubts)
-    deciding = [_choices(doubt) for doubt in found.doubts]
-    deciding += [note for note in found.notes if note.startswith("ctr ingest ")]
+def _refusal(given: Path, inferred: Inference) -> InputError:
+    questions = "; ".join(doubt.question for doubt in inferred.doubts)
+    deciding = [_choices(doubt) for doubt in inferred.doubts]
+    deciding += [note for note in inferred.notes if note.startswith("ctr ingest ")]
     return InputError(f"{given}: it is not certain {questions}", "; ".join(deciding))
 
 
@@ -292,12 +292,12 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
 _WIDTH = 108
 
 
-def mapping_text(found: Inference, source: str) -> str:
+def mapping_text(inferred: Inference, source: str) -> str:
     """Writes an inference that has a mapping as the text of a mapping file; ``source`` stands in its first line."""
-    content, guesses = found.content, {guess.column: guess for guess in found.guesses}
+    content, guesses = inferred.content, {guess.column: guess for guess in inferred.guesses}
     lines = _comment(f"How {source} becomes examples: inferred by ctr quickstart, to be edited. docs/mapping.md "
                      "describes every key.")  # fmt: skip
-    for note in found.notes:
+    for note in inferred.notes:
         lines += _comment(f"- {note}")
     lines.append(f"input: {_flow(content['input'])}")
     time = content["time"].get("column")
@@ -308,7 +308,7 @@ def mapping_text(found: Inference, source: str) -> str:
         query = content["query"].get("column") or content["query"]["session"]["by"]
         lines += _explained(guesses.get(query), f"query: {_flow(content['query'])}")
     else:
-        lines += [*_comment(found.reasons["query"]), "query: none"]
+        lines += [*_comment(inferred.reasons["query"]), "query: none"]
     for key in ("example_id", "label", "weight"):
         if key in content:
             name = content[key]["column"] if isinstance(content[key], dict) else content[key]
@@ -318,7 +318,7 @@ def mapping_text(found: Inference, source: str) -> str:
         lines += [f"  {_flow(name)}: {_flow(rule)}" for name, rule in content["derive"].items()]
     lines += ["# A partition must fit in memory.", f"partition: {content['partition']}", "features:"]
     for feature in content["features"]:
-        reason = found.reasons[feature["name"]]
+        reason = inferred.reasons[feature["name"]]
         lines += [*_comment(reason, "  "), f"  - {_flow(feature)}"]
     if kept := content["keep_values"]:
         text = "The raw values behind ids are kept beside the log, so that the report shows them."
@@ -328,7 +328,7 @@ def mapping_text(found: Inference, source: str) -> str:
             "keep_values: all would keep the raw values behind ids beside the log, so that the report shows them. Of "
             f"more than {KEPT_ROWS:,} rows they take space on the disk."
         )
-    unused = [guess for guess in found.guesses if guess.becomes == "not used"]
+    unused = [guess for guess in inferred.guesses if guess.becomes == "not used"]
     if unused:
         lines += _comment("Not used:")
         for guess in unused:

@@ -108,8 +108,8 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
             raise InputError(f"--{role} {name}: --drop takes the same column out; leave one of the two out")
     kept = [find_column(name, columns, "--keep").name for name in options.keep]
     free = {name: facts for name, facts in columns.items() if name not in refused}
-    found = Inference()
-    roles = _choose_roles(free, sample, options, found)
+    result = Inference()
+    roles = _choose_roles(free, sample, options, result)
     if roles.label is None and (page := find_page(free)):
         raise InputError(f"{table.files[0].path}: {page}")
     decisions = {name: dropped("--drop says so") for name in refused}
@@ -117,57 +117,57 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     for name in columns:
         becomes, because = roles.used.get(name) or (decisions[name].becomes, decisions[name].because)
         values = columns[name].describe()
-        found.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
-    found.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
-    _add_notes(found, table, sample, roles, nulls)
+        result.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
+    result.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
+    _add_notes(result, table, sample, roles, nulls)
     if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
-        found.notes.append(f"not used, {AFTER_CLICK}: {', '.join(outcomes)}; --keep COLUMN keeps one")
+        result.notes.append(f"not used, {AFTER_CLICK}: {', '.join(outcomes)}; --keep COLUMN keeps one")
     if roles.label is not None:
         used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
-        found.strongest = strongest_columns(used, roles.label.values, roles.label.known)
-    if not found.doubts:
-        _make_mapping(found, table, sample, roles, decisions, nulls, options)
-    return found
+        result.strongest = strongest_columns(used, roles.label.values, roles.label.known)
+    if not result.doubts:
+        _make_mapping(result, table, sample, roles, decisions, nulls, options)
+    return result
 
 
 def _choose_roles(
-    columns: dict[str, ColumnFacts], sample: Sample, options: Options, found: Inference
+    columns: dict[str, ColumnFacts], sample: Sample, options: Options, result: Inference
 ) -> _Roles:
     roles = _Roles()
     label = choose_label(options.label, columns, options.weight)
     if isinstance(label, Doubt):
-        _ask(label, roles, found, columns)
+        _ask(label, roles, result, columns)
     else:
         roles.label = label
         share = percent(float(label.values[label.known].mean()))
         op, value = label.label.op, label.label.value
         rule = "" if op is None else f" {op} {f'{value:g}' if isinstance(value, float) else value}"
         roles.used[label.label.column] = (f"label{rule}", f"{label.because}; {share} positive")
-        found.notes += [label.warning] if label.warning else []
+        result.notes += [label.warning] if label.warning else []
     time = choose_time(options.time, columns, sample.head_rows, list(roles.used))
     if isinstance(time, Doubt):
-        _ask(time, roles, found, columns)
+        _ask(time, roles, result, columns)
     elif time is not None:
         roles.time = time
         other = f", though {time.other} reads it too" if time.other else ""
         why = ("given by --time" if options.time else "read as one") + other
         roles.used[time.facts.name] = (f"time, {time.time.form}", why)
         if rejects := time.rejects:
-            found.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
+            result.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
     positive = None if roles.label is None else roles.label.positive
     rows = Rows(sample.head_rows, roles.time, positive)
     query = choose_query(options.query, columns, list(roles.used), rows)
     if isinstance(query, Doubt):
-        _ask(query, roles, found, columns)
+        _ask(query, roles, result, columns)
     else:
         roles.query, why = query
-        found.reasons["query"] = why
+        result.reasons["query"] = why
         if roles.query is not None and not options.session_gap:
             roles.used[roles.query.name] = ("query", why)
     _check_session(options, roles)
     weight = choose_weight(options.weight, columns, list(roles.used), positive)
     if isinstance(weight, Doubt):
-        _ask(weight, roles, found, columns)
+        _ask(weight, roles, result, columns)
     else:
         roles.weight, why = weight
         if roles.weight is not None:
@@ -187,13 +187,13 @@ def _choose_roles(
     if roles.example_id is not None:
         roles.used[roles.example_id.name] = ("example id", why)
     elif why:
-        found.notes.append(why)
+        result.notes.append(why)
     return roles
 
 
-def _ask(doubt: Doubt, roles: _Roles, found: Inference, columns: dict[str, ColumnFacts]) -> None:
+def _ask(doubt: Doubt, roles: _Roles, result: Inference, columns: dict[str, ColumnFacts]) -> None:
     """Adds a doubt; the columns that it is about are nothing else."""
-    found.doubts.append(doubt)
+    result.doubts.append(doubt)
     role = doubt.option.removeprefix("--")
     asked = [choice.column or choice.value for choice in doubt.choices]
     roles.used |= {name: (f"{role}?", f"choose with {doubt.option}") for name in asked if name in columns}
@@ -269,9 +269,9 @@ def _is_duplicate(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> 
 
 
 def _add_notes(
-    found: Inference, table: TableFiles, sample: Sample, roles: _Roles, nulls: tuple[str, ...]
+    result: Inference, table: TableFiles, sample: Sample, roles: _Roles, nulls: tuple[str, ...]
 ) -> None:
-    found.notes.append(f"inferred from {sample.describe()}")
+    result.notes.append(f"inferred from {sample.describe()}")
     form = table.form
     if isinstance(form, DelimitedInput):
         shown = {"\t": "tab", " ": "space", "\x01": "\\x01"}
@@ -281,30 +281,30 @@ def _add_notes(
             header = "the first line names the columns"
         if form.skip_lines:
             header = f"without the first {form.skip_lines} line{'s' * (form.skip_lines > 1)}; {header}"
-        found.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
-    found.notes += table.notes
+        result.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
+    result.notes += table.notes
     if nulls:
-        found.notes.append(f"read as missing: {', '.join(nulls)}")
+        result.notes.append(f"read as missing: {', '.join(nulls)}")
     if sample.malformed:
-        found.notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
+        result.notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
     if sample.headers:
-        found.notes.append(
+        result.notes.append(
             f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows"
         )
     if names := sample.lacking[:5]:
         lacking = [f"{name} ({table.lacking[name]})" if table.lacking else name for name in names]
         more = ", ..." if len(sample.lacking) > 5 else ""
-        found.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
-    if roles.time is None and not any(doubt.option == "--time" for doubt in found.doubts):
-        found.notes.append("no column is the time of the row: the order of the rows is the order of time")
-    if roles.query is None and "query" in found.reasons:
-        found.notes.append(found.reasons["query"])
+        result.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
+    if roles.time is None and not any(doubt.option == "--time" for doubt in result.doubts):
+        result.notes.append("no column is the time of the row: the order of the rows is the order of time")
+    if roles.query is None and "query" in result.reasons:
+        result.notes.append(result.reasons["query"])
     if table.suggestion:
-        found.notes.append(table.suggestion)
+        result.notes.append(table.suggestion)
 
 
 def _make_mapping(
-    found: Inference,
+    result: Inference,
     table: TableFiles,
     sample: Sample,
     roles: _Roles,
@@ -327,7 +327,7 @@ def _make_mapping(
     content["label"] = label.model_dump(exclude_none=True) if label.op else {"column": label.column}
     if roles.weight is not None:
         content["weight"] = roles.weight.name
-    guesses = {guess.column: guess for guess in found.guesses}
+    guesses = {guess.column: guess for guess in result.guesses}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()
     used = {name: decision for name, decision in decisions.items() if decision.feature is not None}
@@ -341,27 +341,27 @@ def _make_mapping(
             feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
             content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
         features.append(feature)
-        found.reasons[feature["name"]] = guesses[name].because
+        result.reasons[feature["name"]] = guesses[name].because
         taken |= {feature["name"], feature["source"]}
-    _add_derived(found, content, features, roles.time, {*sample.columns, *taken})
+    _add_derived(result, content, features, roles.time, {*sample.columns, *taken})
     if not features:
         raise InputError(
             f"{table.files[0].path}: no column is left as a feature ("
-            + joined([f"{one.column}: {one.because}" for one in found.guesses if one.becomes == "not used"])
+            + joined([f"{one.column}: {one.because}" for one in result.guesses if one.becomes == "not used"])
             + ")",
             "--keep COLUMN keeps one that was excluded",
         )
     content["features"] = features
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
-    found.content = content
-    found.mapping = parse_model(Mapping, content, "the inferred mapping")
-    if lacking := [name for name in found.mapping.raw_columns if name in sample.lacking]:
+    result.content = content
+    result.mapping = parse_model(Mapping, content, "the inferred mapping")
+    if lacking := [name for name in result.mapping.raw_columns if name in sample.lacking]:
         content["input"]["optional"] = lacking
-        found.mapping = parse_model(Mapping, content, "the inferred mapping")
+        result.mapping = parse_model(Mapping, content, "the inferred mapping")
 
 
 def _add_derived(
-    found: Inference,
+    result: Inference,
     content: dict[str, Any],
     features: list[dict[str, Any]],
     time: TimeColumn | None,
@@ -372,7 +372,7 @@ def _add_derived(
         return
     first, last = int(time.us[time.us > 0].min()), int(time.us.max())
     if last - first <= DAY_US:
-        found.notes.append(
+        result.notes.append(
             f"{time.facts.name} spans no more than a day: no hour and weekday are derived from it"
         )
         return
@@ -383,8 +383,8 @@ def _add_derived(
         name = feature_name(part if part not in taken else f"time_{part}", taken)
         derive[name] = {"from": "time", "part": part}
         features.append({"name": name, "kind": "category", "source": name})
-        found.reasons[name] = why
-        found.guesses.append(Guess(f"({part})", "category", why))
+        result.reasons[name] = why
+        result.guesses.append(Guess(f"({part})", "category", why))
 
 
 def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[str, Any], str]:

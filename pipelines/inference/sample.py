@@ -80,11 +80,11 @@ def read_sample(table: TableFiles) -> Sample:
             '"user": {"id": 7}'
         )
     if not sample.rows:
-        problem = (
-            f"none of the {sample.malformed} lines could be read" if sample.malformed else "there are no rows"
+        unread = f"none of the {sample.malformed} lines could be read"
+        below = " below the names of the columns" if table.columns else ""
+        raise InputError(
+            f"{table.files[0].path}: {unread if sample.malformed else 'there are no rows'}{below}"
         )
-        raise InputError(f"{table.files[0].path}: {problem} below the names of the columns" if table.columns
-                         else f"{table.files[0].path}: {problem}")  # fmt: skip
     return sample
 
 
@@ -147,20 +147,19 @@ def _delimited_chunks(
     for file, part in parts:
         with _in_place_of(file, part.path):
             names = delimited_columns(part.path, form)
-            found = [name for name in wanted if name in names]
-            given = dict.fromkeys(name for name in wanted if name not in names) | _folder_values(table, file)
-            chunks += [
-                with_constants(chunk, given) for chunk in read_delimited(part, form, found, _READ_BYTES)
-            ]
-    return unusable, _in_order(chunks, (*wanted, *table.folders)), tuple(table.lacking)
+            present = [name for name in wanted if name in names]
+            read = read_delimited(part, form, present, _READ_BYTES)
+            chunks += [_with_all_columns(chunk, wanted, table, file) for chunk in read]
+    return unusable, chunks, tuple(table.lacking)
 
 
-def _folder_values(table: TableFiles, file: SourceFile) -> dict[str, str | None]:
-    return {name: folder_keys(file.path)[name] for name in table.folders}
-
-
-def _in_order(chunks: Sequence[Chunk], names: Sequence[str]) -> list[Chunk]:
-    return [replace(chunk, table=chunk.table.select(list(names))) for chunk in chunks]
+def _with_all_columns(chunk: Chunk, wanted: Sequence[str], table: TableFiles, file: SourceFile) -> Chunk:
+    """The wanted columns, missing where the file lacks them, and those that its folders give, in this order."""
+    names = chunk.table.column_names
+    values: dict[str, str | None] = dict.fromkeys(name for name in wanted if name not in names)
+    values |= {name: folder_keys(file.path)[name] for name in table.folders}
+    chunk = with_constants(chunk, values)
+    return replace(chunk, table=chunk.table.select([*wanted, *table.folders]))
 
 
 def _unusable_names(names: Sequence[str]) -> dict[str, str]:
@@ -230,21 +229,19 @@ def _json_chunks(
     chunks = []
     for file, part in parts if wanted else ():
         with _in_place_of(file, part.path):
-            given = _folder_values(table, file)
-            chunks += [with_constants(chunk, given) for chunk in reader.read(part, _READ_BYTES)]
+            read = reader.read(part, _READ_BYTES)
+            chunks += [_with_all_columns(chunk, wanted, table, file) for chunk in read]
     # One file alone has each of its keys somewhere.
     lacking = tuple(name for name in wanted if counts[name] < objects) if len(table.files) > 1 else ()
-    return unusable, _in_order(chunks, (*wanted, *table.folders)), lacking
+    return unusable, chunks, lacking
 
 
 def _json_kind(value: object) -> str:
     if value is None:
         return "missing"
-    if isinstance(value, dict) or (
-        isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
-    ):
-        return "nested"
-    return "list" if isinstance(value, list) else "single"
+    if isinstance(value, list):
+        return "nested" if any(isinstance(item, list | dict) for item in value) else "list"
+    return "nested" if isinstance(value, dict) else "single"
 
 
 def _read_lines(files: Sequence[SourceFile]) -> _Lines:
@@ -256,10 +253,9 @@ def _read_lines(files: Sequence[SourceFile]) -> _Lines:
         path, share = files[place].path, sizes[place] / max(lines.size, 1)
         blocks = max(1, round(BLOCKS * share * step))
         head = HEAD_BYTES if place == 0 else 0
-        pieces = _compressed(path, head, blocks, lines) if path.suffix in (".gz", ".zst") else _plain(
-            path, sizes[place], head, blocks, lines)  # fmt: skip
+        read = _compressed if path.suffix in (".gz", ".zst") else _plain
         taken: list[bytes] = []
-        for piece in pieces:
+        for piece in read(path, sizes[place], head, blocks, lines):
             lines.taken += len(piece)
             if place == 0 and not taken:
                 lines.head_lines = piece.count(b"\n")
@@ -290,10 +286,9 @@ def _plain(path: Path, size: int, head: int, blocks: int, lines: _Lines) -> Iter
             yield block[block.find(b"\n") + 1 : block.rfind(b"\n") + 1]
 
 
-def _compressed(path: Path, head: int, blocks: int, lines: _Lines) -> Iterator[bytes]:
+def _compressed(path: Path, size: int, head: int, blocks: int, lines: _Lines) -> Iterator[bytes]:
     """As ``_plain``, but one cannot go to a place: of the first 128 MiB of text, a block every so often."""
     gap = _COMPRESSED_BYTES // BLOCKS
-    size = path.stat().st_size
     with faults_named(path), open_bytes(path) as stream:
         first = _ended(bytes(stream.read(head or BLOCK_BYTES)))
         if len(first) < (head or BLOCK_BYTES):
@@ -341,15 +336,13 @@ def _parquet_sample(table: TableFiles) -> Sample:
             total += opened.metadata.num_rows
             if place % step or not wanted:
                 continue
-            groups = np.unique(np.linspace(0, opened.num_row_groups - 1, per_file + 1).astype(int)) if (
-                opened.num_row_groups) else np.zeros(0, int)  # fmt: skip
-            names = opened.schema_arrow.names
-            found = [name for name in wanted if name in names]
-            given = dict.fromkeys(name for name in wanted if name not in names) | _folder_values(table, file)
+            last = opened.num_row_groups - 1
+            groups = np.unique(np.linspace(0, last, per_file + 1 if last >= 0 else 0).astype(int))
+            present = [name for name in wanted if name in opened.schema_arrow.names]
             for group in groups.tolist():
-                limit = HEAD_ROWS if not chunks else BATCH_ROWS
-                batch = _first_rows(opened, group, found, limit)
-                chunks.append(with_constants(Chunk(0, batch, np.arange(batch.num_rows), []), given))
+                batch = _first_rows(opened, group, present, BATCH_ROWS if chunks else HEAD_ROWS)
+                chunk = Chunk(0, batch, np.arange(batch.num_rows), [])
+                chunks.append(_with_all_columns(chunk, wanted, table, file))
                 head = head or batch.num_rows
     rows = sum(chunk.table.num_rows for chunk in chunks)
     columns = _read_columns([*wanted, *table.folders] if wanted else [], chunks, unusable)
