@@ -73,9 +73,9 @@ def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> No
         pipeline.run().wait_until_finish()
 
 
-def is_local(options: PipelineOptions) -> bool:
-    """Tells whether the runner works inside this process."""
-    return str(options.view_as(StandardOptions).runner).rpartition(".")[2] == "FnApiRunner"
+def runner_name(options: PipelineOptions) -> str:
+    """Returns the name of the runner's class."""
+    return str(options.view_as(StandardOptions).runner).rpartition(".")[2]
 
 
 def spool_units(

@@ -45,7 +45,7 @@ from ctr.pipelines.events.accounts import RecentReports, describe_rejects
 from ctr.pipelines.events.join import join_partition
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
 from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules, route
-from ctr.pipelines.events.run import beam_options, input_errors_of_workers, is_local, with_pinned_teacher
+from ctr.pipelines.events.run import beam_options, input_errors_of_workers, runner_name, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
 from ctr.pipelines.events.steps import JoinedPartition, SamplePartitions, stage_sampled
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events, prepare
@@ -247,7 +247,7 @@ def stream_events(
     log under its path; a signal of ``stop``, called ten times a second, cancels the job. Raises InputError: a runner
     that cannot do it, another mapping's log, or too many rejects.
     """
-    if is_local(options):
+    if runner_name(options) == "FnApiRunner":
         raise InputError(
             "--stream requires a runner that waits for watermarks: --beam-options='--runner=FlinkRunner ...'; without "
             "one, --follow does the same on this machine"
@@ -296,11 +296,6 @@ def streaming_options(given: str, drain: bool) -> PipelineOptions:
     options = beam_options(shlex.join([*arguments, *added]), 1)
     options.view_as(StandardOptions).streaming = True
     return options
-
-
-def runner_name(options: PipelineOptions) -> str:
-    """Returns the name of the runner's class."""
-    return str(options.view_as(StandardOptions).runner).rpartition(".")[2]
 
 
 def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:

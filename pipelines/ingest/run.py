@@ -71,7 +71,7 @@ from ctr.pipelines.ingest.state import (
     write_blocks,
     write_held,
 )
-from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share
+from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share, reject_reasons
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 from ctr.pipelines.spill import PartitionSpill, spill_folder
 
@@ -245,7 +245,7 @@ class _Ingest:
         names = ", ".join(source.name for source in sources[:3]) + (", ..." if len(sources) > 3 else "")
         if not self._rows:
             raise InputError(f"{self._out}: nothing was added: no row in {names}")
-        reason, count = next(iter(self._rejects.counts().items()))
+        reason, count = next(iter(reject_reasons(self._rejects.rejects).items()))
         raise InputError(
             f"{self._out}: nothing was added: all {self._rows} rows of {names} were rejected, most often {reason} "
             f"({count} rows); see {self._rejects_path}"
@@ -430,7 +430,7 @@ class _Ingest:
             queries=sum(manifest.queries for manifest in manifests),
             clicks=sum(manifest.clicks for manifest in manifests),
             rejected=rejected,
-            reject_reasons=self._rejects.counts(),
+            reject_reasons=reject_reasons(self._rejects.rejects),
             rejects_file=self._rejects_path if rejected else None,
             partitions=[(manifest.start, manifest.end) for manifest in manifests],
             first_time_us=shards[0].first_query_time if shards else None,

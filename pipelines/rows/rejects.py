@@ -91,10 +91,6 @@ class RejectLog:
                 f"value {first.value!r}; allowed: {first.allowed})"
             )
 
-    def counts(self) -> dict[str, int]:
-        """Counts rows by ``key: reason``, the most frequent first."""
-        return reject_reasons(self.rejects)
-
     def write(self, path: Path) -> None:
         """Writes one JSON object a line, by file and row; without rejects, removes what a run before left."""
         if not self.rejects:
