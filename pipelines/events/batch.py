@@ -21,8 +21,8 @@ from ctr.pipelines.events.accounts import (
 )
 from ctr.pipelines.events.publish import LATE_EVENTS, begin_log, publish_staged
 from ctr.pipelines.events.read import find_events, split_units
-from ctr.pipelines.events.run import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.spool import is_followed, list_starts, read_report, read_shared_ids, read_staged
+from ctr.pipelines.events.steps import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.spill import spill_folder
 
 _WORKERS = 2

@@ -45,9 +45,16 @@ from ctr.pipelines.events.accounts import RecentReports, describe_rejects
 from ctr.pipelines.events.join import join_partition
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
 from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules, route
-from ctr.pipelines.events.run import beam_options, input_errors_of_workers, runner_name, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.events.steps import JoinedPartition, SamplePartitions, stage_sampled
+from ctr.pipelines.events.steps import (
+    JoinedPartition,
+    SamplePartitions,
+    beam_options,
+    input_errors_of_workers,
+    runner_name,
+    stage_sampled,
+    with_pinned_teacher,
+)
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events, prepare
 from ctr.pipelines.rows.sources import Chunk
 from ctr.pipelines.spill import split_by_partition

@@ -41,7 +41,6 @@ from ctr.pipelines.events.publish import (
 )
 from ctr.pipelines.events.read import EventFolders, FilesRead, Unit, Version
 from ctr.pipelines.events.rules import known_from, partition_rules
-from ctr.pipelines.events.run import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.spool import (
     SPOOL,
     UnitReport,
@@ -53,6 +52,7 @@ from ctr.pipelines.events.spool import (
     read_report,
     read_staged,
 )
+from ctr.pipelines.events.steps import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.tables import KINDS, Kind
 
 _CLOCK = "clock.json"

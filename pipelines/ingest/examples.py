@@ -17,7 +17,6 @@ from ctr.data.string_ids import string_ids
 from ctr.data.times import format_time
 from ctr.data.transform import pack_table
 from ctr.pipelines.ingest.repeats import Repeats, hash_rows
-from ctr.pipelines.rows.joins import SideTable
 from ctr.pipelines.rows.raw_columns import (
     Verdict,
     add_derived,
@@ -28,7 +27,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import RawReader
+from ctr.pipelines.rows.reader import RawReader, SideTable
 from ctr.pipelines.rows.rejects import EARLY_ROWS, Reject, RejectLog
 from ctr.pipelines.rows.sources import Chunk, SourceFile
 

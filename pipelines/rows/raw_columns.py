@@ -27,7 +27,7 @@ from ctr.pipelines.rows.convert import (
     parse_weights,
     show_bytes,
 )
-from ctr.pipelines.rows.joins import SideTable
+from ctr.pipelines.rows.reader import SideTable
 from ctr.pipelines.rows.rejects import make_reject
 from ctr.pipelines.rows.sources import Chunk
 

@@ -22,7 +22,6 @@ from ctr.data.string_ids import string_ids
 from ctr.data.text_arrays import text_array
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import is_text_or_number
-from ctr.pipelines.rows.joins import SideTable
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
@@ -35,7 +34,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import RawReader
+from ctr.pipelines.rows.reader import RawReader, SideTable
 from ctr.pipelines.rows.sources import Chunk, SourceFile, mapped_files, require_columns
 from ctr.pipelines.rows.table_files import table_file_columns
 from ctr.serving.learned import TIME
