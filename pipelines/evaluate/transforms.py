@@ -13,6 +13,7 @@ one line that says what is wrong.
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import apache_beam as beam
@@ -151,7 +152,7 @@ class SummarizePredictions(_KeyedTransform):
     """
 
     def expand(self, tables: Any) -> Any:
-        found = metric_states({"a": tables}, _labeled_table, self._keys)
+        found = metric_states({"a": tables}, partial(_table, requires_labels=True), self._keys)
         return found | beam.Map(lambda states: raised(states)["a"].summary())
 
 
@@ -203,17 +204,13 @@ def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
     }
 
 
-def _labeled_table(table: pa.Table) -> Iterator[Piece]:
+def _table(table: pa.Table, requires_labels: bool = False) -> Iterator[Piece]:
     name = "table of predictions"
-    if not check_columns(name, table.schema):
-        found = listed(table.column_names)
-        raise InputError(f"{name}: no column label, metric_weight; the columns are {found}")
-    yield name, checked_rows(name, table, True)
-
-
-def _table(table: pa.Table) -> Iterator[Piece]:
-    name = "table of predictions"
-    yield name, checked_rows(name, table, check_columns(name, table.schema))
+    labeled = check_columns(name, table.schema)
+    if requires_labels and not labeled:
+        known = listed(table.column_names)
+        raise InputError(f"{name}: no column label, metric_weight; the columns are {known}")
+    yield name, checked_rows(name, table, labeled)
 
 
 class _Split(beam.DoFn):
