@@ -116,19 +116,11 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
             from ctr.training.loop import train as train_run
             from ctr.training.run.summary import summary_text
 
-        given = arguments.log, config, arguments.out
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
         with closing(training_bar(total, config.batch.sizes())) as bar, _joined(arguments, place) as joined:
-            summary = train_run(
-                *given,
-                bar,
-                arguments.record,
-                export_from_run,
-                _init_from(arguments),
-                bar.phase,
-                **joined,
-                chips=chips,
-            )
+            given = arguments.log, config, arguments.out, bar, arguments.record
+            begins = _init_from(arguments)
+            summary = train_run(*given, export_from_run, begins, bar.phase, **joined, chips=chips)
         if is_first:
             print_result(arguments, summary, summary_text(arguments.out, summary))
 
@@ -178,21 +170,10 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
 
-        polling = Polling(
-            POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
-        )
+        poll = POLL_SECONDS if arguments.poll is None else arguments.poll
+        given = arguments.log, config, arguments.out, stop, Polling(poll, arguments.stop_when_idle)
         with closing(Bar(None, "examples")) as bar:
-            followed = follow(
-                arguments.log,
-                config,
-                arguments.out,
-                stop,
-                polling,
-                bar.lag,
-                export_from_run,
-                _init_from(arguments),
-                bar.phase,
-            )
+            followed = follow(*given, bar.lag, export_from_run, _init_from(arguments), bar.phase)
     print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
 
 

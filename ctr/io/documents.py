@@ -21,11 +21,7 @@ _FAULTS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, Inde
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses a JSON text to plain values.
-
-    Raises:
-        ValueError: not JSON; or a key that stands twice, a number that is not finite, too deep a nesting.
-    """
+    """Parses a JSON text; ValueError also for a key that stands twice, an infinite number, or too deep a nesting."""
     try:
         content = json.loads(
             text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
@@ -59,9 +55,8 @@ def _finite(text: str) -> float:
 def parse_yaml(text: str) -> Any:
     """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, which PyYAML wants written 1.0e-6.
 
-    Raises:
-        ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
-            itself or is much larger than it looks.
+    Raises ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
+    itself or is much larger than it looks.
     """
     loader = None
     try:

@@ -329,6 +329,7 @@ def _make_mapping(
         content["weight"] = roles.weight.name
     guesses = {guess.column: guess for guess in result.guesses}
     features: list[dict[str, Any]] = []
+    content["features"] = features
     taken: set[str] = set()
     used = {name: decision for name, decision in decisions.items() if decision.feature is not None}
     stems = {name: name.rpartition(":")[0] if ":" in name else name for name in used}
@@ -343,7 +344,7 @@ def _make_mapping(
         features.append(feature)
         result.reasons[feature["name"]] = guesses[name].because
         taken |= {feature["name"], feature["source"]}
-    _add_derived(result, content, features, roles.time, {*sample.columns, *taken})
+    _add_derived(result, content, roles.time, {*sample.columns, *taken})
     if not features:
         raise InputError(
             f"{table.files[0].path}: no column is left as a feature ("
@@ -351,7 +352,6 @@ def _make_mapping(
             + ")",
             "--keep COLUMN keeps one that was excluded",
         )
-    content["features"] = features
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
     result.content = content
     result.mapping = parse_model(Mapping, content, "the inferred mapping")
@@ -361,14 +361,10 @@ def _make_mapping(
 
 
 def _add_derived(
-    result: Inference,
-    content: dict[str, Any],
-    features: list[dict[str, Any]],
-    time: TimeColumn | None,
-    taken: set[str],
+    result: Inference, content: dict[str, Any], time: TimeColumn | None, taken: set[str]
 ) -> None:
     """Adds hour and weekday where the time spans more than a day."""
-    if time is None or TIME_COLUMN in {feature["source"] for feature in features}:
+    if time is None or TIME_COLUMN in {feature["source"] for feature in content["features"]}:
         return
     first, last = int(time.us[time.us > 0].min()), int(time.us.max())
     if last - first <= DAY_US:
@@ -382,7 +378,7 @@ def _add_derived(
     for part in ("hour", "weekday") if hours else ("weekday",):
         name = feature_name(part if part not in taken else f"time_{part}", taken)
         derive[name] = {"from": "time", "part": part}
-        features.append({"name": name, "kind": "category", "source": name})
+        content["features"].append({"name": name, "kind": "category", "source": name})
         result.reasons[name] = why
         result.guesses.append(Guess(f"({part})", "category", why))
 
