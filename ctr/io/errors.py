@@ -40,10 +40,7 @@ def one_line(error: BaseException) -> str:
 
 
 def error_lines(error: BaseException) -> list[str]:
-    """Formats an error in one line, or where that is long, in a line and a hint.
-
-    The hint is that of the error, or what stands behind the last semicolon that the first line has room for.
-    """
+    """Formats an error in a line, or a line and a hint: its own, or what stands behind the last semicolon that fits."""
     text = one_line(error)
     hint = printable(" ".join(getattr(error, "hint", "").split()))
     if len(text) <= LONGEST_LINE:

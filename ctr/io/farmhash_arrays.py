@@ -17,10 +17,7 @@ _MOST = 1 << 15  # texts at once, so that what is computed of them stays in the 
 
 
 def fingerprints_of(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: np.ndarray) -> Words:
-    """Returns the fingerprints of texts of at most ``LONGEST`` bytes, uint64 [N].
-
-    The uint8 [M] bytes of all texts, and int64 [N] where each begins and its bytes.
-    """
+    """Returns the fingerprints, uint64 [N], of texts of at most ``LONGEST`` bytes, by begin and size in bytes."""
     if len(begins) > _MOST:
         starts = range(0, len(begins), _MOST)
         parts = [fingerprints_of(content, begins[at : at + _MOST], sizes[at : at + _MOST]) for at in starts]

@@ -102,10 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it unless they exist; each new name survives a power cut.
-
-    Raises InputError: something else has one of the names, such as a file or a link that leads nowhere.
-    """
+    """Makes a folder and those above it, so that they survive a power cut; InputError where something else is there."""
     if folder.is_dir():
         return
     if fault := directory_fault(folder):
@@ -154,10 +151,7 @@ def write_all(file: RawIOBase, content: bytes) -> None:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Creates or replaces ``path``: temporary name, fsync, rename, fsync of the folder.
-
-    Raises InputError: the name is that of something else than a regular file (a link, a pipe, a device).
-    """
+    """Creates or replaces a regular file (else InputError): temporary name, fsync, rename, fsync of the folder."""
     if what := irregular(path):
         raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
     with _written(path, write) as temporary:

@@ -57,10 +57,7 @@ def stop_signals() -> Iterator[Stop]:
 
 @contextmanager
 def ending_by_sigterm() -> Iterator[None]:
-    """Raises SystemExit at SIGTERM within the block, so that processes that were started can be ended.
-
-    Other handlers stay, and in other threads nothing is changed.
-    """
+    """Raises SystemExit at SIGTERM in the block, to end what was started; other handlers and threads stay."""
     is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

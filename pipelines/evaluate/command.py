@@ -24,10 +24,7 @@ from ctr.pipelines.processes import quiet_beam, safe_workers
 def run_evaluate(
     predictions: Sequence[Path], against: Sequence[Path] | None = None, beam_options: str = ""
 ) -> dict[str, Any]:
-    """Measure predictions as `evaluate`, or compare those ``against`` with them as `evaluate_difference`.
-
-    Beam's own notices are hidden; its options are written as on a shell's command line.
-    """
+    """Measure predictions (`evaluate`), or compare others with them (`evaluate_difference`), without Beam's notices."""
     try:
         options = shlex.split(beam_options)
     except ValueError as error:

@@ -57,10 +57,7 @@ class RowGroup:
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
-    """Find the row groups of Parquet files, folders of them and run directories, from the files' footers.
-
-    Raises InputError: nothing there, a file given twice, damaged, without a column or with one of another type.
-    """
+    """Find the row groups of files, folders and run directories from footers; InputError where a file is no good."""
     groups: list[RowGroup] = []
     seen: set[Path] = set()
     for path in _files(inputs):
@@ -137,10 +134,7 @@ _ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def read_row_group(group: RowGroup) -> Iterator[Piece]:
-    """Yields the rows of a row group, checked, at most `BATCH_ROWS` at a time; page checksums are verified.
-
-    Raises InputError: the file is damaged, or a value is not allowed; it names file and row.
-    """
+    """Yields a row group's checked rows, at most `BATCH_ROWS` at a time; InputError names file and row of a fault."""
     wanted = [*_KEYS, *(_LABELS if group.labeled else ()), *([LEARNED] if group.new else [])]
     path, first_row = group.path, group.first_row
     with faults_named(Path(path)), pq.ParquetFile(path, page_checksum_verification=True) as file:

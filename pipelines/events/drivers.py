@@ -71,10 +71,7 @@ DRIVERS = (
 
 
 def choose_driver(arguments: argparse.Namespace) -> tuple[Driver, Settings]:
-    """Finds the driver that the arguments of the command line ask for, and reads its options.
-
-    Raises InputError: flags that choose no driver, or an option of another driver.
-    """
+    """Finds the driver that the arguments ask for, and its options; InputError for none, or an option of another."""
     flags = sorted({flag for driver in DRIVERS for flag in (*driver.chosen_by, *driver.options)})
     values = {flag: vars(arguments)[flag.removeprefix("--").replace("-", "_")] for flag in flags}
     # Numbers have no default: 0 was given, too.

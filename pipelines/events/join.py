@@ -96,10 +96,7 @@ def join_partition(
 
 
 def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: Sampling | None) -> Joined:
-    """Keeps the examples that the rule keeps, with their weights multiplied (FF 3.3).
-
-    Raises InputError: the rule requires a teacher's logit, and that of an example is missing or not finite.
-    """
+    """Keeps the examples that the rule keeps, weights multiplied (FF 3.3); InputError without a teacher's logit."""
     if sampling is None:
         return joined
     rows = joined.examples

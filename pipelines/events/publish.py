@@ -63,10 +63,7 @@ def last_published(log: Path) -> int:
 
 
 def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[Manifest]:
-    """Publishes staged partitions in order of time, so that no reader ever sees one before an earlier one.
-
-    ``staged`` has the start of each partition and its manifest as JSON, empty where there is nothing to publish.
-    """
+    """Publishes staged manifests (JSON; empty: none) by time, so that no reader sees one before an earlier one."""
     for start, content in sorted(staged):
         if content:
             manifest = parse_manifest(content, f"the staged partition from {start} on")
@@ -86,10 +83,7 @@ def make_sampling(mapping: EventMapping) -> Sampling | None:
 
 
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
-    """Writes all of the partition that begins at ``start`` but the manifest, and returns that.
-
-    Raises InputError: something else was written for this partition before.
-    """
+    """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
     schema, kept = mapping.feature_schema, mapping.kept_values
     end = start + duration_us(mapping.partition)
     examples = without_values(joined.examples)

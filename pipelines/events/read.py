@@ -209,10 +209,7 @@ class EventFolders:
         return find_events(self._mapping, self._folders)
 
     def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[NewFile], bool]:
-        """Chooses the files to read now of all unread ones of a kind, in order.
-
-        Also returns whether files that are still being written hold back others of the kind.
-        """
+        """Chooses the files to read now of all unread ones; also whether files being written hold back others."""
         versions = [(unit, _version(unit.path)) for unit in unread]
         found = [NewFile(unit, version) for unit, version in versions if version is not None]
         if self._settings.drain:

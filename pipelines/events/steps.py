@@ -288,10 +288,7 @@ _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 
 
 def beam_options(given: str, workers: int) -> PipelineOptions:
-    """Reads Beam's options; without a runner among them, that of this process with so many workers.
-
-    Raises InputError: an option that Beam does not read.
-    """
+    """Reads Beam's options (or InputError); without a runner among them, that of this process with so many workers."""
     arguments = split_beam_options(given)
     if not any(argument.startswith("--runner") for argument in arguments):
         arguments += in_this_process(workers)
@@ -384,10 +381,7 @@ def stage_spooled(
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """Pins the version of the teacher's model: the one that the log was started with, else the newest.
-
-    Raises InputError: no model, or one with other features.
-    """
+    """Pins the teacher's model: that which the log began with, else the newest; InputError for other features."""
     if mapping.teacher is None:
         return mapping
     from ctr.serving.metadata import find_model, model_schema, read_metadata

@@ -287,10 +287,7 @@ _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 
 def streaming_options(given: str, drain: bool) -> PipelineOptions:
-    """Reads Beam's options, and adds for Flink those that a job of this kind needs where they are not given.
-
-    Raises InputError: an option that Beam does not read.
-    """
+    """Reads Beam's options (or InputError), and adds for Flink those that such a job needs where they are not given."""
     options = beam_options(given, 1)
     options.view_as(StandardOptions).streaming = True
     if runner_name(options) not in _FLINK:
@@ -306,10 +303,7 @@ def streaming_options(given: str, drain: bool) -> PipelineOptions:
 
 
 def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:
-    """Submits a pipeline and waits until it is done, or is canceled.
-
-    Raises InputError: of a worker, of options that fit no runner, or a runner that cannot be reached (any more).
-    """
+    """Runs a pipeline until it is done, or canceled; InputError of a worker or a runner that cannot be reached."""
     _check_endpoint(options)
     pipeline = make_pipeline(options)
     build(pipeline)

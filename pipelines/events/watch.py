@@ -233,10 +233,7 @@ class _Watch:
         drop_partitions(self.spool, known_from(self._rules, self._published + length) - length)
 
     def finish(self) -> None:
-        """Counts what is pending, and checks that every impression that was ever read is accounted for.
-
-        A drained job may have had too many rejects (InputError), for fewer events than are judged before the end.
-        """
+        """Checks that every impression ever read is accounted for, and in a drained job the share of rejects."""
         open_starts = [start for start in list_starts(self.spool) if start > self._published]
         self.progress.pending = count_impressions(self.spool, open_starts)
         counters = sum_counters(read_manifests(self._log))

@@ -234,10 +234,7 @@ class ColumnFacts:
 
     @cached_property
     def with_points(self) -> "ColumnFacts | None":
-        """The same with decimal points; None unless all values are numbers with decimal commas.
-
-        ``1,250`` alone may have its comma between thousands.
-        """
+        """Decimal commas as points; None unless all values are such: ``1,250`` may have its comma between thousands."""
         if not self.has_commas or not any(map(_DECIMAL_COMMA.search, self.texts)):
             return None
         pattern, spelled = CASTS["decimal_comma"]

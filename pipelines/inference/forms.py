@@ -182,10 +182,7 @@ class TableFiles:
 
 
 def find_table(given: Path) -> TableFiles:
-    """Finds out how a file, or the files of a folder, are read.
-
-    Raises InputError: no file, files of several kinds, files of different tables, or of a format that is not read.
-    """
+    """Finds out how a file, or those of a folder, are read; InputError where they are not, or are several tables."""
     if given.is_dir():
         found, pattern = _files_of(given)
     else:
@@ -290,10 +287,7 @@ def _type_of(path: Path) -> str:
 
 
 def read_start(path: Path, size: int = _START_BYTES) -> str:
-    """Reads the first characters of a text file, decompressed; bytes that are no UTF-8 are replaced.
-
-    Raises InputError: the file holds something else than text, or is damaged.
-    """
+    """Reads the first characters of a text file, decompressed; bad UTF-8 is replaced. InputError: it is no text."""
     with faults_named(path), open_bytes(path) as stream:
         return bytes(stream.read(size)).decode("utf-8", "replace")
 

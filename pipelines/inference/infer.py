@@ -85,10 +85,7 @@ class _Roles:
 
 
 def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
-    """Infers the mapping of a table.
-
-    Raises InputError: an option names no column, or one that cannot be what it is to be; or no feature is left.
-    """
+    """Infers the mapping of a table; InputError for an option that cannot be, or where no feature is left."""
     form = table.form
     nulls = find_nulls(sample.columns) if isinstance(form, DelimitedInput) else ()
     file = table.files[0].name if len(table.files) > 1 else ""

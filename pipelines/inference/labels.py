@@ -135,10 +135,7 @@ def _fault(facts: ColumnFacts, label: Label, others: np.ndarray) -> str:
 def choose_label(
     text: str | None, columns: Mapping[str, ColumnFacts], weight: str | None = None
 ) -> LabelColumn | Doubt:
-    """Chooses the label, given by ``--label`` or certain by its name and values.
-
-    Raises InputError: --label names no column, or one that is no label; or a row counts several impressions.
-    """
+    """Chooses the label, given by ``--label`` or certain by name and values; InputError for what is no label."""
     if text is not None:
         return _given_label(text, columns, weight)
     plain = {name: label for name, facts in columns.items() if (label := plain_label(facts)) is not None}

@@ -44,10 +44,7 @@ class _Fault:
 def choose_query(
     text: str | None, columns: Mapping[str, ColumnFacts], used: Sequence[str], rows: Rows
 ) -> tuple[ColumnFacts | None, str] | Doubt:
-    """Chooses the column whose values are queries, and says why; None: each row is its own.
-
-    Raises InputError: --query names no column, or one without a value in too many rows.
-    """
+    """Chooses the column of queries and says why; None: each row is its own. InputError for a wrong --query."""
     if text == NONE and NONE not in columns:
         return None, "each row is its own query, as --query none says"
     if text is not None:

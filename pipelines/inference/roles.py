@@ -41,10 +41,7 @@ class Doubt:
 
 
 def find_column(name: str, columns: Mapping[str, ColumnFacts], option: str) -> ColumnFacts:
-    """Finds the column of a name as the user gives it: exact, without what RecBole puts behind it, or in other case.
-
-    Raises InputError: there is none, or there are several.
-    """
+    """Finds the column that the user names: exactly, without RecBole's ending, or in other case; or InputError."""
     if name in columns:
         return columns[name]
     for names in ([facts.stem for facts in columns.values()], [column.lower() for column in columns]):
@@ -120,10 +117,7 @@ def choose_weight(
     used: Sequence[str],
     positive: np.ndarray | None = None,
 ) -> tuple[ColumnFacts | None, str] | Doubt:
-    """Chooses the column of importance weights, given by ``--weight`` or certain by its name, and says why.
-
-    Raises InputError: --weight names no column, or one with other values than numbers from 0 on.
-    """
+    """Chooses the weights, given or certain by their name, and says why; InputError for a wrong --weight."""
     if text == NONE and NONE not in columns:
         return None, ""
     if text is not None:

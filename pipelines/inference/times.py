@@ -261,10 +261,7 @@ def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
 
 
 def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
-    """Reads a column in a given way; if most times are not of our days, all of them count.
-
-    Raises InputError: a column of a type that this way does not read.
-    """
+    """Reads a column (or InputError) in a given way; if most times are not of our days, all of them count."""
     us, bad = _read(facts.array, time)
     if bad.mean() > 0.5:
         us, bad = parse_times(facts.array, time)

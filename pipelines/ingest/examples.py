@@ -36,10 +36,7 @@ FILE_COLUMN, ROW_COLUMN = "@file", "@row"
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """Returns the columns of a shard, the kept raw values, and the numbers of file (int32) and row (int64).
-
-    Values are null in rows that were held back by an ingest which kept none.
-    """
+    """Returns the columns of a shard, kept raw values (null if held back without), and numbers of file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.kept_values)
     fields = [
@@ -83,10 +80,7 @@ class ExampleMaker:
         self._name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
 
     def make(self, chunk: Chunk, sides: Iterable[SideTable], first: int) -> Examples:
-        """Makes the examples of a chunk before which its files have ``first`` lines.
-
-        Raises InputError: a column of a type that its use cannot read.
-        """
+        """Makes the examples of a chunk after ``first`` lines; InputError for a column that its use cannot read."""
         mapping, verdict = self._mapping, Verdict(chunk)
         columns = checked_columns(chunk, sides, verdict, self._encoded)
         times = read_times(mapping, columns, chunk, first, verdict)

@@ -202,10 +202,7 @@ def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[
 
 
 def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
-    """Deletes what killed ingests have left of these partitions, and of this file of rejects.
-
-    Files of other partitions stay: another publisher may be writing them right now.
-    """
+    """Deletes what killed ingests left of these partitions and rejects; others' may be written right now."""
     parts = {shard.file for manifest in manifests for shard in manifest.shards}
     parts |= {values_path(out, manifest).name for manifest in manifests}
     names = {manifest.name for manifest in manifests}
@@ -233,10 +230,7 @@ class ClosedRows:
         self._tables.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
 
     def reject(self, rejects: RejectLog, rows: int, out: Path, changed: Sequence[str]) -> None:
-        """Rejects the rows one by one; InputError where they are more of ``rows`` than ``rejects`` allow.
-
-        ``changed`` files were added to the log before with other content.
-        """
+        """Rejects the rows one by one; InputError where they are more of ``rows`` than ``rejects`` allow."""
         if self.count > rejects.max_share * rows:
             added = f". With other content {', '.join(changed)} was added before" if changed else ""
             raise InputError(

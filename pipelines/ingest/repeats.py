@@ -26,10 +26,7 @@ _POWERS = np.array([pow(_GOLDEN, place, 1 << 64) for place in range(_LONGEST)], 
 
 
 def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
-    """Hashes the content of each row of a table under ``spill_schema``: [N] uint64.
-
-    Only times and ids that are in the file itself are included.
-    """
+    """Hashes rows under ``spill_schema`` to uint64 [N], with the times and ids that the file has itself."""
     names = ["label", "train_weight"]
     names += ["query_time"] if mapping.time.row_order is None else []
     names += [] if mapping.example_id is None else ["example_id"]

@@ -134,10 +134,7 @@ def check_anything_to_do(log: Path, has_input: bool, append: bool) -> None:
 
 
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
-    """Publishes the manifests of an ingest that was killed after its commit. The lock must be held.
-
-    Raises InputError: something else was published there meanwhile.
-    """
+    """Publishes what a killed ingest has committed; its lock must be held. InputError if something else is there."""
     if not state.publishing:
         return state
     published = dict(state.published)

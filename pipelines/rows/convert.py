@@ -133,10 +133,7 @@ def show_bytes(column: pa.Array) -> pa.Array:
 
 
 def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
-    """Reads numbers or their text as float64 (int64 when ``whole``); null and empty text stay missing.
-
-    Raises InputError: a column of a type that holds no numbers.
-    """
+    """Reads numbers or text as float64 (int64 when ``whole``), or InputError; null and empty text stay missing."""
     target = pa.int64() if whole else pa.float64()
     kind = column.type
     if is_text(kind):
@@ -162,10 +159,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
 
 
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
-    """Reads [N] int64 microseconds since 1970, UTC; missing, unreadable and impossible times are marked (value 0).
-
-    Raises InputError: a column of a type that the mapping's unit or format cannot read.
-    """
+    """Reads [N] int64 microseconds since 1970, UTC, 0 where bad; InputError for a type that is not read so."""
     kind = column.type
     if time.unit is not None:
         parsed, bad = _times_by_unit(column, time.unit)
@@ -256,10 +250,7 @@ def _times_by_format(column: pa.Array, form: TimeFormat) -> tuple[pa.Array, Bad]
 
 
 def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
-    """Reads [N] int8 labels (0 where bad), the rows without a readable one, and what is allowed, for messages.
-
-    Raises InputError: a column of a type that the rule cannot compare.
-    """
+    """Reads [N] int8 labels, 0 where bad, and what is allowed; InputError for a type that the rule cannot compare."""
     if label.op is None:
         return _plain_labels(column)
     if isinstance(label.value, str):
@@ -289,10 +280,7 @@ def _plain_labels(column: pa.Array) -> tuple[np.ndarray, Bad, str]:
 
 
 def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Reads [N] float32 weights (0 where bad); missing and negative ones and those above ``LARGEST_WEIGHT`` are marked.
-
-    Raises InputError: a column of a type that holds no numbers.
-    """
+    """Reads [N] float32 weights, 0 where missing, negative or too large; InputError for a type without numbers."""
     numbers, bad = parse_numbers(column)
     with np.errstate(over="ignore"):
         weights = pc.fill_null(numbers, np.nan).to_numpy().astype(np.float32)
@@ -301,10 +289,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Reads [N] int64 ids (0 where missing): whole numbers and their decimal text (12.0 too), else a hash.
-
-    Raises InputError: a column of a type that holds neither whole numbers nor text.
-    """
+    """Reads [N] int64 ids, 0 where missing: whole numbers and their text (12.0 too), else a hash; or InputError."""
     kind = column.type
     missing = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_integer(kind) and kind != pa.uint64():

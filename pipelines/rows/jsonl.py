@@ -45,10 +45,7 @@ class JsonlReader:
     _declared: dict[str, pa.DataType] = field(default_factory=dict)
 
     def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
-        """Yields the lines of a file; rows are numbered by line, and empty lines are skipped.
-
-        Raises InputError: a damaged file, or a needed column that no line of the file has.
-        """
+        """Yields the filled lines of a file, numbered by line; InputError where no line has a needed column."""
         seen: dict[str, None] = {}
         line = 1
         for block in _blocks(source, block_bytes):

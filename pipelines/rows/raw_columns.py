@@ -128,10 +128,7 @@ def read_weights(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.nda
 def read_keys(
     mapping: Mapping, name_hash: int, columns: Columns, chunk: Chunk, times: np.ndarray, verdict: Verdict
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads [N] int64 example ids and [N] int64 query ids, or groups where the mapping groups rows.
-
-    ``name_hash`` is that of the file's name.
-    """
+    """Reads [N] int64 example ids and query ids, or groups where the mapping groups rows, with the file's hash."""
     name = mapping.example_id
     # The time keeps apart the same lines of files that have one name on different days.
     ids = mix_ids(name_hash, chunk.rows, times)

@@ -54,10 +54,7 @@ def find_side_file(join: Join, folder: Path) -> Path:
 
 
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
-    """Makes a side table of columns that were read from ``path``, all UTF-8; ``rows`` are their numbers, for messages.
-
-    Raises InputError: a missing or repeated key.
-    """
+    """Makes a side table of columns of ``path`` and row numbers; InputError for a missing or repeated key."""
     keys = _key_texts(table.column(join.key))
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
@@ -89,10 +86,7 @@ class RawReader:
         return self.mapping.raw_columns if self.columns is None else self.columns
 
     def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
-        """Yields the chunks of one file with the side tables to attach to each; none of a file that holds nothing.
-
-        Raises InputError: a damaged file, a missing column, a side table that is missing or has a key twice.
-        """
+        """Yields the chunks of a file with side tables, none of a blank one; InputError where one cannot be read."""
         form = self.mapping.input
         if is_blank(source.path):
             return

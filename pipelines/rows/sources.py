@@ -114,10 +114,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """Opens a text file's content as an Arrow stream, decompressed by its extension (.gz, .zst).
-
-    Raises InputError: it is compressed otherwise than its name says, or holds something else than text.
-    """
+    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for what is no such text."""
     compression = _COMPRESSIONS.get(path.suffix)
     found = not_text(path)
     expected = f"compressed with {compression}" if compression is not None else ""

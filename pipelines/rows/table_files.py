@@ -31,10 +31,7 @@ def row_group_sizes(path: Path) -> list[int]:
 def read_parquet(
     source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
 ) -> Iterator[Chunk]:
-    """Yields the wanted columns in their own types, of the ``row_groups`` [begin, end); rows are numbered from 1.
-
-    Raises InputError: a missing column or a damaged file.
-    """
+    """Yields the wanted columns of row groups [begin, end), in their own types; rows are numbered from 1."""
     require_columns(source.path, wanted, parquet_columns(source.path))
     sizes = row_group_sizes(source.path)
     begin, end = (0, len(sizes)) if row_groups is None else row_groups
