@@ -26,9 +26,8 @@ from ctr.pipelines.beam import make_pipeline, read_beam_options
 from ctr.pipelines.evaluate.rows import RowGroup, count_learned, find_row_groups, read_row_group
 from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states
 
-ROWS_PER_KEY = (
-    1 << 20
-)  # meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same
+# Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same.
+ROWS_PER_KEY = 1 << 20
 # A runner inside this process groups so many at a time: it holds all of them in memory, about 100 bytes each.
 ROWS_PER_PASS = 1 << 23
 

@@ -39,9 +39,8 @@ class Joined:
 
     examples: pa.Table  # rows of a shard, in the order of a log, and the raw values that are kept of them
     unmatched: pa.Table  # clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted
-    conflicting: (
-        pa.Table
-    )  # impressions with the id of another one, in the input's columns without raw values, sorted
+    # Impressions with the id of another one, in the input's columns without raw values, sorted.
+    conflicting: pa.Table
     # ``impressions`` is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this home is the sum of
     # ``CLICK_COUNTERS``.
     counters: dict[str, int]

@@ -174,9 +174,8 @@ class TableFiles:
     form: Form  # the ``input`` of a mapping
     columns: tuple[str, ...]  # in the order of the header or the form; empty for JSON lines
     suggestion: str = ""  # the shipped mapping that reads these files, in a sentence
-    lacking: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by column: how many files lack it, and which, in words
+    # By column: how many files lack it, and which, in words.
+    lacking: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()  # columns that names of folders give, such as ``dt=2023-11-14``
     notes: tuple[str, ...] = ()
 

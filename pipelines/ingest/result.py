@@ -23,9 +23,8 @@ class IngestResult:
     last_time_us: int | None
     held_rows: int  # held back until later ones come
     held_partitions: list[tuple[int, int]]
-    closed_until_us: (
-        int | None
-    )  # before this query time the log takes no more rows, but in partitions without any
+    # Before this query time the log takes no more rows, but in partitions without any.
+    closed_until_us: int | None
     known_files: list[str]  # files of the input that were in the log before; they were not added again
     known_rows: int  # of these files that were read, and are in partitions with rows of other files
     repeated_rows: int  # whose content was read before, in another file or earlier in the same one

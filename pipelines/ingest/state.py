@@ -237,9 +237,8 @@ class Inputs:
     changed: list[str]  # the names of files to read that were added before with other content
     continues: bool  # whether the lines of new files count from the end of those before
     first_line: int  # the lines before the first file
-    first_lines: (
-        list[int] | None
-    )  # before each file that is read again; None: those of the files before it count
+    # Before each file that is read again; None: those of the files before it count.
+    first_lines: list[int] | None
     held: HeldRows | None  # the rows that were held back and are merged with those of the files
 
     @property

@@ -169,9 +169,8 @@ class Chunk:
     """Consecutive rows of one source file."""
 
     file: int  # its number
-    table: (
-        pa.Table
-    )  # the raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``
+    # The raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``.
+    table: pa.Table
     rows: np.ndarray  # [N] int64, the 1-based line or record number of each
     rejects: list[Reject]  # rows of this chunk that could not be read at all
 
