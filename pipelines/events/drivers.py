@@ -38,9 +38,8 @@ class KafkaSettings:
 
     servers: str  # HOST:PORT, several with commas between
     consumer: Sequence[str] = ()  # settings of Kafka's consumer, each written KEY=VALUE
-    expansion_service: str = (
-        ""  # HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar
-    )
+    # HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar.
+    expansion_service: str = ""
 
 
 Settings = BatchSettings | FollowSettings | KafkaSettings

@@ -44,9 +44,8 @@ class Joined:
     # ``impressions`` is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this home is the sum of
     # ``CLICK_COUNTERS``.
     counters: dict[str, int]
-    teacher_logit: np.ndarray | None = (
-        None  # float32, of the examples in their order; None where no teacher scored them
-    )
+    # Float32, of the examples in their order; None where no teacher scored them.
+    teacher_logit: np.ndarray | None = None
 
     @property
     def is_empty(self) -> bool:

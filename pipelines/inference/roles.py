@@ -17,9 +17,8 @@ from ctr.pipelines.rows.convert import parse_weights
 from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
 NONE = "none"  # what --query, --time and --weight take for: there is none
-TOLERANCE = (
-    0.005  # at most this share of the rows, and of the positive ones, becomes rejects for a role's sake
-)
+# At most this share of the rows, and of the positive ones, becomes rejects for a role's sake.
+TOLERANCE = 0.005
 
 
 @dataclass(frozen=True)

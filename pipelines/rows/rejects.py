@@ -9,9 +9,8 @@ from pathlib import Path
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 
-MAX_REJECT_SHARE = (
-    0.01  # an ingest stops where a larger share of the rows is rejected, unless another limit is given
-)
+# An ingest stops where a larger share of the rows is rejected, unless another limit is given.
+MAX_REJECT_SHARE = 0.01
 EARLY_ROWS = 100_000  # from so many rows on, the share of rejects is also checked before the input ends
 # The reason of lines that are no rows: they are counted, and do not count against the allowed share.
 REPEATED_HEADER = "repeats the header"
