@@ -1,7 +1,8 @@
-"""The command line. Each command imports what it needs when it runs: ``--help`` loads no TensorFlow."""
+"""Commands of the command line. Each imports what it needs when it runs: ``--help`` loads no TensorFlow."""
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from ctr.cli_output import (
@@ -60,8 +62,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     from ctr.pipelines.ingest.run import ingest
 
-    bar = Bar(None, "rows")
-    try:
+    with closing(Bar(None, "rows")) as bar:
         result = ingest(
             mapping,
             arguments.input,
@@ -71,11 +72,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
         )
-    finally:
-        bar.close()
-    counts = dataclasses.asdict(result)
-    text = f"{arguments.out}: {result.as_text()}"
-    print_result(arguments, {**counts, "rejects_file": str(result.rejects_file or "")}, text)
+    print_result(arguments, result.as_dict(), f"{arguments.out}: {result.as_text()}")
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
@@ -88,22 +85,15 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.folders import check_simulation
 
-    given = {
-        "examples": arguments.examples,
-        "days": arguments.days,
-        "events.format": arguments.events_format,
-    }
+    given = {"examples": arguments.examples, "days": arguments.days, "events.format": arguments.events_format}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
     config = load_model(SimulatorConfig, arguments.config, "config", settings)
     check_simulation([path for path in (arguments.out, arguments.randomized) if path], arguments.events)
     load_tensorflow()
     from ctr.simulator.simulate import simulate
 
-    bar = Bar(config.examples, "examples")
-    try:
+    with closing(Bar(config.examples, "examples")) as bar:
         result = simulate(config, arguments.out, bar, arguments.randomized, arguments.events)
-    finally:
-        bar.close()
     print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
 
 
@@ -123,11 +113,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     load_tensorflow()
     from ctr.simulator.closed_loop import run_closed_loop
 
-    bar = Bar(arguments.days, "days")
-    try:
+    with closing(Bar(arguments.days, "days")) as bar:
         result = run_closed_loop(arguments.policy, arguments.log, arguments.days, arguments.out, bar)
-    finally:
-        bar.close()
     days = ["  ".join(f"{key}: {value}" for key, value in day.items()) for day in result["days"]]
     print_result(arguments, result, "\n".join(days))
 
@@ -147,14 +134,12 @@ def _sample(arguments: argparse.Namespace) -> None:
         load_tensorflow()
     # A teacher's recordings are looked through before anything is written.
     passes = 1 if config.by_teacher is None else 2
-    bar = Bar(passes * sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
-    try:
+    total = passes * sum(manifest.rows for manifest in read_manifests(arguments.log))
+    with closing(Bar(total, "examples")) as bar:
         if arguments.out is None:
             result = write_decisions(arguments.log, arguments.name, config, bar.advance)
         else:
             result = write_sampled_log(arguments.log, arguments.name, config, arguments.out, bar.advance)
-    finally:
-        bar.close()
     print_result(arguments, result.as_dict(), result.as_text())
 
 
@@ -213,8 +198,7 @@ def _score(arguments: argparse.Namespace) -> None:
 
     scorer = Scorer(arguments.model, lazy=True, on_load=load_tensorflow)
     selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
-    bar = Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")
-    try:
+    with closing(Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")) as bar:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance, times)
         else:
@@ -223,8 +207,6 @@ def _score(arguments: argparse.Namespace) -> None:
             rows = read_raw_rows(scorer.raw_schema, mapping, given, labeled=arguments.labels)
             keys = key_schema(mapping, arguments.labels)
             result = score_tables(scorer, rows, keys, arguments.out, bar.advance)
-    finally:
-        bar.close()
     counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
     print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(arguments.out, result))
 
@@ -255,10 +237,7 @@ def _replay(arguments: argparse.Namespace) -> None:
             run_notes(),
             settings=arguments.set,
         )
-    text = write_experiment(arguments.out)
-    result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
-    print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
-    _raise_failures(failures)
+    _print_runs(arguments, write_experiment(arguments.out), "result.json", failures)
 
 
 def _search(arguments: argparse.Namespace) -> None:
@@ -286,14 +265,13 @@ def _search(arguments: argparse.Namespace) -> None:
             arguments.set,
         )
         _, failures = run_search(arguments.search, arguments.log, arguments.out, options)
-    text = write_search(arguments.out)
-    result = json.loads((arguments.out / "search.json").read_bytes()) if arguments.json else {}
-    print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
-    _raise_failures(failures)
+    _print_runs(arguments, write_search(arguments.out), "search.json", failures)
 
 
-def _raise_failures(failures: Mapping[str, str]) -> None:
-    """Raises InputError with what failed, by name, if anything did."""
+def _print_runs(arguments: argparse.Namespace, text: str, file: str, failures: Mapping[str, str]) -> None:
+    out = arguments.out
+    result = json.loads((out / file).read_bytes()) if arguments.json else {}
+    print_result(arguments, result, f"{text}\n{out / 'report.html'}")
     if failures:
         causes = joined([f"{name}: {error}" for name, error in failures.items()])
         raise InputError(f"{len(failures)} failed: {causes}", "rerun the same command to try again")
@@ -329,11 +307,8 @@ def _inspect(arguments: argparse.Namespace) -> None:
     from ctr.data.inspection_text import inspection_text, log_warnings
     from ctr.data.log import read_manifests
 
-    bar = Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")
-    try:
+    with closing(Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")) as bar:
         summary = inspect_log(arguments.log, bar.advance)
-    finally:
-        bar.close()
     result = {**summary.as_dict(), "warnings": log_warnings(summary)}
     print_result(arguments, result, inspection_text(summary))
 
@@ -372,26 +347,20 @@ def _demo(arguments: argparse.Namespace) -> None:
     check_demo_folder(arguments.out)
     load_tensorflow()
 
-    def say(text: str) -> None:
-        if not is_quiet():
-            print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
-
-    report = run_demo(arguments.out, arguments.examples, say, Bar)
+    report = run_demo(arguments.out, arguments.examples, functools.partial(_say, arguments), Bar)
     print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
-def _quickstart(arguments: argparse.Namespace) -> None:
-    from ctr.quickstart import (
-        Tools,
-        check_quickstart_folder,
-        default_out,
-        infer_mapping,
-        result_text,
-        run_quickstart,
-    )
+def _say(arguments: argparse.Namespace, text: str) -> None:
+    if not is_quiet():
+        print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
-    out = arguments.out or default_out(arguments.input)
-    check_quickstart_folder(out)
+
+def _quickstart(arguments: argparse.Namespace) -> None:
+    from ctr import quickstart
+
+    out = arguments.out or quickstart.default_out(arguments.input)
+    quickstart.check_quickstart_folder(out)
     from ctr.pipelines.inference.infer import Options
 
     given = vars(arguments)
@@ -401,30 +370,21 @@ def _quickstart(arguments: argparse.Namespace) -> None:
         keep=tuple(arguments.keep),
     )
 
-    def say(text: str) -> None:
-        if not is_quiet():
-            print(printable(text), file=sys.stderr if arguments.json else sys.stdout, flush=True)
-
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
     width = shutil.get_terminal_size((200, 24)).columns
-    given_to = arguments.input, out, options, Tools(say, width, ask, Bar, load_tensorflow)
+    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, ask, Bar, load_tensorflow)
+    given_to = arguments.input, out, options, tools
     if arguments.dry_run:
-        result = infer_mapping(*given_to)
-        print_result(
-            arguments, result, "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
-        )
+        result = quickstart.infer_mapping(*given_to)
+        text = "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
+        print_result(arguments, result, text)
         return
-    result = run_quickstart(*given_to)
-    print_result(arguments, result, result_text(out, result))
+    result = quickstart.run_quickstart(*given_to)
+    print_result(arguments, result, quickstart.result_text(out, result))
 
 
 def _ask(doubt: Any, refused: str = "") -> str:
-    """Asks a person on the terminal for one of the choices of ``ctr.pipelines.inference.roles.Doubt``.
-
-    Args:
-        doubt: what is asked.
-        refused: why the answer before cannot be; empty for the first.
-    """
+    """Asks a person on the terminal for a choice; ``refused`` says why the answer before cannot be."""
     if refused:
         print(printable(f"\n{refused}"), file=sys.stderr)
     print(printable(f"\nIt is not certain {doubt.question}."), file=sys.stderr)
@@ -473,9 +433,8 @@ _RESUMED = ("demo", "quickstart", "replay", "search", "train")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Returns:
-        0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or, where it was
-        interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
+    Returns 0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or, where it was
+    interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] in ([], ["help"]):

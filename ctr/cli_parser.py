@@ -1,4 +1,4 @@
-"""The arguments of the command line. Nothing that is imported here loads TensorFlow."""
+"""Arguments of the command line. Nothing that is imported here loads TensorFlow."""
 
 import argparse
 import importlib
@@ -11,6 +11,7 @@ from ctr.io.errors import InputError
 from ctr.io.paths import local_path
 from ctr.io.words import did_you_mean
 
+# The mappings that the package ships, each with the files that it reads.
 FORMATS = {
     "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
     "criteo": "Criteo display ads: train.txt, tab-separated, without a header",
@@ -18,12 +19,10 @@ FORMATS = {
     "movielens": "MovieLens ratings with RecBole's column names: *.inter, *.item and *.user",
     "open_bandit": "Open Bandit, one campaign of one policy: its CSV file, and item_context.csv beside it",
 }
-"""The mappings that the package ships, each with the files that it reads."""
-
 TABLE, EVENTS = "table", "events"
-
 SHELLS = ("bash", "zsh", "fish")
 
+# The files that ``ctr config`` describes, with the module and the name of each one's model.
 CONFIGS = {
     "train": ("ctr.training.config", "TrainConfig"),
     "mapping": ("ctr.data.mapping", "Mapping"),
@@ -33,13 +32,12 @@ CONFIGS = {
     "experiment": ("ctr.experiments.config", "ExperimentConfig"),
     "search": ("ctr.search.config", "SearchConfig"),
 }
-"""The files that ``ctr config`` describes, with the module and the name of each one's model."""
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says which word may have been meant by one that is not known."""
+    # Says which word may have been meant by one that is not known.
 
     _given: Sequence[str] = ()
 
@@ -71,10 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _CommandParser(_Parser):
-    """The parser of a command, which takes options and words in any order.
-
-    ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind FILE --out LOG``.
-    """
+    # Takes options and words in any order: ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind FILE --out LOG``.
 
     _splits = True
 
@@ -137,10 +132,7 @@ def _add_verbosity(parser: argparse.ArgumentParser) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of ``ctr``. ``command`` of the parsed arguments names the command.
-
-    ``format`` names the format of ``ctr ingest``.
-    """
+    """Makes the parser of ``ctr``: ``command`` of the arguments names the command, ``format`` that of an ingest."""
     parser = _Parser(
         prog="ctr", description="Train click-through-rate models in a single pass over time-ordered logs."
     )
@@ -150,28 +142,15 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
-    _demo(commands)
-    _quickstart(commands)
-    _simulate(commands)
-    _ingest(commands)
-    _sample(commands)
-    _train(commands)
-    _export(commands)
-    _score(commands)
-    _replay(commands)
-    _search(commands)
-    _compare(commands)
-    _evaluate(commands)
-    _report(commands)
-    _inspect(commands)
-    _vocabulary(commands)
-    _config(commands)
-    _completion(commands)
+    for add in (
+        *(_demo, _quickstart, _simulate, _ingest, _sample, _train, _export, _score, _replay, _search),
+        *(_compare, _evaluate, _report, _inspect, _vocabulary, _config, _completion),
+    ):
+        add(commands)
     return parser
 
 
 def _command(commands: _Commands, name: str, does: str, command: str = "") -> argparse.ArgumentParser:
-    """Adds the command that ``name`` stands for, by default one of that name, with what every command takes."""
     added = _add_parser(commands, name, does)
     added.set_defaults(command=command or name)
     added.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -187,33 +166,36 @@ def _add_parser(commands: _Commands, name: str, does: str) -> argparse.ArgumentP
     return added
 
 
+def _path(parser: "argparse._ActionsContainer", name: str, metavar: str, text: str, **more: Any) -> None:
+    parser.add_argument(name, type=local_path, metavar=metavar, help=text, **more)
+
+
+def _flag(parser: "argparse._ActionsContainer", name: str, text: str) -> None:
+    parser.add_argument(name, action="store_true", help=text)
+
+
+def _repeatable(parser: "argparse._ActionsContainer", name: str, metavar: str, text: str) -> None:
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+
+
 def _add_settings(parser: argparse.ArgumentParser, example: str) -> None:
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=f"change a setting, e.g. {example}; may be given several times",
-    )
+    text = f"change a setting, e.g. {example}; may be given several times"
+    _repeatable(parser, "--set", "KEY=VALUE", text)
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    _path(parser, "log", "LOG", "directory of the log")
 
 
 def _add_log_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=local_path, required=True, metavar="LOG", help="output directory of the log"
-    )
+    _path(parser, "--out", "LOG", "output directory of the log", required=True)
 
 
 def _demo(commands: _Commands) -> None:
     demo = _command(
         commands, "demo", "simulate a log, train two models on it, compare them and write a report"
     )
-    demo.add_argument(
-        "--out",
-        type=local_path,
-        default=Path("runs/demo"),
-        metavar="DIR",
-        help="output directory (runs/demo)",
-    )
+    _path(demo, "--out", "DIR", "output directory (runs/demo)", default=Path("runs/demo"))
     demo.add_argument(
         "--examples", type=int, default=300_000, metavar="N", help="examples to simulate (300000)"
     )
@@ -225,23 +207,10 @@ def _quickstart(commands: _Commands) -> None:
         "quickstart",
         "infer how to read a table, write that down as a mapping file, ingest the table, train and write a report",
     )
-    quickstart.add_argument(
-        "input",
-        type=local_path,
-        metavar="FILE",
-        help="CSV, TSV, JSON lines or Parquet file, or a directory of them",
-    )
-    quickstart.add_argument(
-        "--out",
-        type=local_path,
-        metavar="DIR",
-        help="output directory (NAME-quickstart beside the file); rerun to resume",
-    )
-    quickstart.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="write the mapping file and nothing else, to be read and edited",
-    )
+    _path(quickstart, "input", "FILE", "CSV, TSV, JSON lines or Parquet file, or a directory of them")
+    text = "output directory (NAME-quickstart beside the file); rerun to resume"
+    _path(quickstart, "--out", "DIR", text)
+    _flag(quickstart, "--dry-run", "write the mapping file and nothing else, to be read and edited")
     roles = quickstart.add_argument_group("what the columns are, where the guess is not certain or not right")
     for option, metavar, text in (
         ("--label", "RULE", "column of the label, or a rule such as 'rating>=4'"),
@@ -256,11 +225,9 @@ def _quickstart(commands: _Commands) -> None:
         ("--weight", "COLUMN", "column of importance weights; none: each row counts once"),
     ):
         roles.add_argument(option, metavar=metavar, help=text)
-    for option, text in (
-        ("--drop", "column that must be no feature; may be given several times"),
-        ("--keep", "column that is a feature although it was excluded; may be given several times"),
-    ):
-        roles.add_argument(option, action="append", default=[], metavar="COLUMN", help=text)
+    _repeatable(roles, "--drop", "COLUMN", "column that must be no feature; may be given several times")
+    text = "column that is a feature although it was excluded; may be given several times"
+    _repeatable(roles, "--keep", "COLUMN", text)
 
 
 def _simulate(commands: _Commands) -> None:
@@ -270,37 +237,16 @@ def _simulate(commands: _Commands) -> None:
     length = simulate.add_mutually_exclusive_group(required=True)
     length.add_argument("--examples", type=int, metavar="N", help="examples to simulate")
     length.add_argument("--days", type=int, metavar="N", help="whole days to simulate")
-    simulate.add_argument(
-        "--config", type=local_path, metavar="FILE", help="YAML file with the world's settings"
-    )
+    _path(simulate, "--config", "FILE", "YAML file with the world's settings")
     _add_log_out(simulate)
-    simulate.add_argument(
-        "--randomized",
-        type=local_path,
-        metavar="LOG",
-        help="also write the randomized traffic to a log of its own",
-    )
-    simulate.add_argument(
-        "--events",
-        type=local_path,
-        metavar="DIR",
-        help="also write the same traffic as raw impressions and clicks",
-    )
+    _path(simulate, "--randomized", "LOG", "also write the randomized traffic to a log of its own")
+    _path(simulate, "--events", "DIR", "also write the same traffic as raw impressions and clicks")
     simulate.add_argument(
         "--events-format", metavar="NAME", help="format of --events: parquet (default), jsonl or csv"
     )
-    simulate.add_argument(
-        "--policy",
-        type=local_path,
-        metavar="RUN",
-        help="let the model of this run choose the ads of the days after its log, and train on them",
-    )
-    simulate.add_argument(
-        "--log",
-        type=local_path,
-        metavar="LOG",
-        help="with --policy: the simulated log that the run was trained on",
-    )
+    text = "let the model of this run choose the ads of the days after its log, and train on them"
+    _path(simulate, "--policy", "RUN", text)
+    _path(simulate, "--log", "LOG", "with --policy: the simulated log that the run was trained on")
     _add_settings(simulate, "events.format=csv")
 
 
@@ -310,17 +256,10 @@ def _ingest(commands: _Commands) -> None:
     formats = ingest.add_subparsers(title="formats", required=True, dest="format", metavar="FORMAT")
     for name, files in FORMATS.items():
         _add_append(_add_ingest_format(formats, name, f"ingest {files}"))
-    table = _add_ingest_format(
-        formats, TABLE, "ingest CSV, TSV, JSON lines or Parquet files with your own mapping"
-    )
+    text = "ingest CSV, TSV, JSON lines or Parquet files with your own mapping"
+    table = _add_ingest_format(formats, TABLE, text)
     _add_append(table)
-    table.add_argument(
-        "--mapping",
-        type=local_path,
-        required=True,
-        metavar="FILE",
-        help="YAML file that names columns and features",
-    )
+    _path(table, "--mapping", "FILE", "YAML file that names columns and features", required=True)
     _add_events(
         _add_ingest_format(formats, EVENTS, "join impressions and clicks that come as separate events")
     )
@@ -329,128 +268,70 @@ def _ingest(commands: _Commands) -> None:
 def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.ArgumentParser:
     added = _command(formats, name, does, command="ingest")
     # Events may come from Kafka instead, and rows that are held back may be published without others.
-    added.add_argument("input", type=local_path, nargs="*", metavar="INPUT", help="files or directories")
+    _path(added, "input", "INPUT", "files or directories", nargs="*")
     _add_log_out(added)
-    added.add_argument(
-        "--max-reject-share",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="stop when more than this share of the rows is malformed (0.01)",
+    text = "stop when more than this share of the rows is malformed (0.01)"
+    added.add_argument("--max-reject-share", type=float, default=0.01, metavar="SHARE", help=text)
+    text = (
+        "keep the raw values of these features beside the log, e.g. user,item, or all (default: the mapping's "
+        "keep_values)"
     )
-    added.add_argument(
-        "--keep-values",
-        metavar="NAMES",
-        help="keep the raw values of these features beside the log, e.g. user,item, or all (default: the mapping's "
-        "keep_values)",
-    )
+    added.add_argument("--keep-values", metavar="NAMES", help=text)
     return added
 
 
 def _add_append(table: argparse.ArgumentParser) -> None:
     growing = table.add_argument_group("logs that grow")
-    growing.add_argument(
-        "--append",
-        action="store_true",
-        help="more files will follow: keep the rows of the last partition unpublished until later rows come",
-    )
-    growing.add_argument(
-        "--allowed-lateness",
-        metavar="DURATION",
-        help="with --append: keep a partition unpublished until a row is this much later than its end, e.g. 2h (0s)",
-    )
+    text = "more files will follow: keep the rows of the last partition unpublished until later rows come"
+    _flag(growing, "--append", text)
+    text = "with --append: keep a partition unpublished until a row is this much later than its end, e.g. 2h (0s)"
+    growing.add_argument("--allowed-lateness", metavar="DURATION", help=text)
 
 
 def _add_events(events: argparse.ArgumentParser) -> None:
-    events.add_argument(
-        "--mapping",
-        type=local_path,
-        required=True,
-        metavar="FILE",
-        help="YAML file that names columns and features",
-    )
+    _path(events, "--mapping", "FILE", "YAML file that names columns and features", required=True)
     growing = events.add_argument_group("logs that grow")
-    growing.add_argument(
-        "--follow", action="store_true", help="keep reading files as they come, and publish as time goes on"
-    )
-    growing.add_argument(
-        "--stream", action="store_true", help="join as a streaming pipeline of a Beam runner such as Flink"
-    )
-    growing.add_argument(
-        "--drain", action="store_true", help="publish everything and end as soon as no file is new"
-    )
-    growing.add_argument(
-        "--poll", type=float, metavar="SECONDS", help="seconds between scans for files (0.5)"
-    )
-    growing.add_argument(
-        "--idle-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="stop waiting for impressions or clicks that had no new file for so long (never)",
-    )
+    _flag(growing, "--follow", "keep reading files as they come, and publish as time goes on")
+    _flag(growing, "--stream", "join as a streaming pipeline of a Beam runner such as Flink")
+    _flag(growing, "--drain", "publish everything and end as soon as no file is new")
+    text = "seconds between scans for files (0.5)"
+    growing.add_argument("--poll", type=float, metavar="SECONDS", help=text)
+    text = "stop waiting for impressions or clicks that had no new file for so long (never)"
+    growing.add_argument("--idle-timeout", type=float, metavar="SECONDS", help=text)
     runner = events.add_argument_group("Beam runners and Kafka")
     _add_beam_options(runner)
     runner.add_argument("--kafka", metavar="HOST:PORT", help="with --stream: read topics instead of files")
-    runner.add_argument(
-        "--kafka-option", action="append", default=[], metavar="KEY=VALUE", help="setting of Kafka's consumer"
-    )
-    runner.add_argument(
-        "--expansion-service",
-        default="",
-        metavar="HOST:PORT",
-        help="with --kafka: a running expansion service (Beam starts its own)",
-    )
+    _repeatable(runner, "--kafka-option", "KEY=VALUE", "setting of Kafka's consumer")
+    text = "with --kafka: a running expansion service (Beam starts its own)"
+    runner.add_argument("--expansion-service", default="", metavar="HOST:PORT", help=text)
 
 
 def _add_beam_options(parser: "argparse._ActionsContainer", more: str = "") -> None:
-    parser.add_argument(
-        "--beam-options",
-        default="",
-        metavar="OPTIONS",
-        help=f"options of a Beam runner{more}, in one word: --beam-options='--runner=FlinkRunner ...'",
-    )
+    text = f"options of a Beam runner{more}, in one word: --beam-options='--runner=FlinkRunner ...'"
+    parser.add_argument("--beam-options", default="", metavar="OPTIONS", help=text)
 
 
 def _sample(commands: _Commands) -> None:
     sample = _command(
         commands, "sample", "choose by hash which examples of a log to train on, with importance weights"
     )
-    sample.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
-    sample.add_argument(
-        "--name", required=True, help="name of the sampling and of the sidecar that it writes"
-    )
-    sample.add_argument(
-        "--config", type=local_path, metavar="FILE", help="YAML file with rates and conditions"
-    )
-    sample.add_argument(
-        "--out",
-        type=local_path,
-        metavar="LOG",
-        help="write the kept examples to a log of their own instead of a sidecar",
-    )
+    _add_log(sample)
+    text = "name of the sampling and of the sidecar that it writes"
+    sample.add_argument("--name", required=True, help=text)
+    _path(sample, "--config", "FILE", "YAML file with rates and conditions")
+    _path(sample, "--out", "LOG", "write the kept examples to a log of their own instead of a sidecar")
     _add_settings(sample, "non_click_rate=0.25")
 
 
 def _train(commands: _Commands) -> None:
     train = _command(commands, "train", "train in one pass over a log, or resume a run")
-    train.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
-    train.add_argument(
-        "--config", type=local_path, metavar="FILE", help="YAML file with settings (without it: the defaults)"
-    )
-    train.add_argument(
-        "--out", type=local_path, required=True, metavar="RUN", help="run directory; rerun to resume"
-    )
-    train.add_argument(
-        "--init-from",
-        type=local_path,
-        metavar="RUN",
-        help="warm start: begin with the weights of another run, where it stopped",
-    )
-    train.add_argument(
-        "--record",
-        metavar="NAME",
-        help="publish the predictions as the log's sidecar NAME, from which other runs can distill",
-    )
+    _add_log(train)
+    _path(train, "--config", "FILE", "YAML file with settings (without it: the defaults)")
+    _path(train, "--out", "RUN", "run directory; rerun to resume", required=True)
+    text = "warm start: begin with the weights of another run, where it stopped"
+    _path(train, "--init-from", "RUN", text)
+    text = "publish the predictions as the log's sidecar NAME, from which other runs can distill"
+    train.add_argument("--record", metavar="NAME", help=text)
     _add_settings(train, "seed=2")
     workers = train.add_argument_group(
         "many workers",
@@ -458,202 +339,110 @@ def _train(commands: _Commands) -> None:
         "prints progress and result; each worker that --workers starts has its output in RUN/workers. A command that "
         "has lost a worker ends with status 75: rerun it to resume.",
     )
-    workers.add_argument(
-        "--workers", type=int, metavar="N", help="start N workers on this machine and look after them (1)"
-    )
-    workers.add_argument(
-        "--worker-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="how long workers wait for another one within a step before it counts as lost (60)",
-    )
-    workers.add_argument(
-        "--max-restarts",
-        type=int,
-        metavar="N",
-        help="how often --workers restarts all workers after one is lost, without a checkpoint between (3)",
-    )
-    train.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="train on all chips of this host's TPU: tpu; or on N logical devices of its processor, to try it: cpu:N",
-    )
+    text = "start N workers on this machine and look after them (1)"
+    workers.add_argument("--workers", type=int, metavar="N", help=text)
+    text = "how long workers wait for another one within a step before it counts as lost (60)"
+    workers.add_argument("--worker-timeout", type=float, metavar="SECONDS", help=text)
+    text = "how often --workers restarts all workers after one is lost, without a checkpoint between (3)"
+    workers.add_argument("--max-restarts", type=int, metavar="N", help=text)
+    text = "train on all chips of this host's TPU: tpu; or on N logical devices of its processor, to try it: cpu:N"
+    train.add_argument("--device", metavar="DEVICE", help=text)
     follow = train.add_argument_group("logs that grow")
-    follow.add_argument(
-        "--follow", action="store_true", help="train on new partitions as they are published, until stopped"
-    )
-    follow.add_argument(
-        "--poll", type=float, metavar="SECONDS", help="seconds between scans for new partitions (0.5)"
-    )
-    follow.add_argument(
-        "--stop-when-idle",
-        type=float,
-        metavar="SECONDS",
-        help="end when nothing new came for so long (never)",
-    )
+    _flag(follow, "--follow", "train on new partitions as they are published, until stopped")
+    text = "seconds between scans for new partitions (0.5)"
+    follow.add_argument("--poll", type=float, metavar="SECONDS", help=text)
+    text = "end when nothing new came for so long (never)"
+    follow.add_argument("--stop-when-idle", type=float, metavar="SECONDS", help=text)
 
 
 def _export(commands: _Commands) -> None:
     export = _command(
         commands, "export", "write a run's model as a SavedModel in TensorFlow Serving's layout"
     )
-    export.add_argument(
-        "run",
-        type=local_path,
-        metavar="RUN",
-        help="run directory, or a model that a run exported as a delta, to write it as a whole",
-    )
-    export.add_argument(
-        "--out",
-        type=local_path,
-        required=True,
-        metavar="DIR",
-        help="output directory of the model's versions",
-    )
-    export.add_argument(
-        "--checkpoint", type=int, metavar="P", help="export the checkpoint at position P (the newest one)"
-    )
+    text = "run directory, or a model that a run exported as a delta, to write it as a whole"
+    _path(export, "run", "RUN", text)
+    _path(export, "--out", "DIR", "output directory of the model's versions", required=True)
+    text = "export the checkpoint at position P (the newest one)"
+    export.add_argument("--checkpoint", type=int, metavar="P", help=text)
 
 
 def _score(commands: _Commands) -> None:
     score = _command(commands, "score", "predict the clicks of a log or of raw rows with an exported model")
-    score.add_argument(
-        "model",
-        type=local_path,
-        metavar="MODEL",
-        help="directory of a model, or of its versions: the newest is used",
-    )
-    score.add_argument(
-        "input",
-        type=local_path,
-        nargs="+",
-        metavar="INPUT",
-        help="an example log, or files or directories of raw rows",
-    )
-    score.add_argument(
-        "--out",
-        type=local_path,
-        required=True,
-        metavar="FILE",
-        help="Parquet file to write the predictions to",
-    )
-    for name, text in (("start", "from this one on"), ("end", "before this one")):
-        score.add_argument(
-            f"--{name}",
-            metavar="TIME",
-            help=f"score the query times {text} of an example log: an ISO date, or date and time, in UTC",
-        )
-    score.add_argument(
-        "--labels",
-        action="store_true",
-        help="with --format or --mapping: write labels, weights and queries too, for ctr evaluate",
-    )
+    _path(score, "model", "MODEL", "directory of a model, or of its versions: the newest is used")
+    _path(score, "input", "INPUT", "an example log, or files or directories of raw rows", nargs="+")
+    _path(score, "--out", "FILE", "Parquet file to write the predictions to", required=True)
+    for name, which in (("start", "from this one on"), ("end", "before this one")):
+        text = f"score the query times {which} of an example log: an ISO date, or date and time, in UTC"
+        score.add_argument(f"--{name}", metavar="TIME", help=text)
+    text = "with --format or --mapping: write labels, weights and queries too, for ctr evaluate"
+    _flag(score, "--labels", text)
     read_as = score.add_mutually_exclusive_group()
     read_as.add_argument("--format", choices=tuple(FORMATS), help="format of the raw rows")
-    read_as.add_argument(
-        "--mapping", type=local_path, metavar="FILE", help="YAML file that names the columns of the raw rows"
-    )
+    _path(read_as, "--mapping", "FILE", "YAML file that names the columns of the raw rows")
 
 
 def _replay(commands: _Commands) -> None:
     replay = _command(
         commands, "replay", "train the arms of an experiment on one log, and report what each gains and costs"
     )
-    replay.add_argument(
-        "experiment", type=local_path, nargs="?", metavar="EXPERIMENT", help="YAML file with the arms"
-    )
+    _path(replay, "experiment", "EXPERIMENT", "YAML file with the arms", nargs="?")
     _add_runs(replay)
 
 
 def _search(commands: _Commands) -> None:
-    search = _command(
-        commands,
-        "search",
-        "search for the configuration that is most accurate at a cost, and evaluate it on the held-out half",
+    text = (
+        "search for the configuration that is most accurate at a cost, and evaluate it on the held-out half"
     )
-    search.add_argument(
-        "search", type=local_path, nargs="?", metavar="SEARCH", help="YAML file with the space and the method"
-    )
+    search = _command(commands, "search", text)
+    _path(search, "search", "SEARCH", "YAML file with the space and the method", nargs="?")
     _add_runs(search)
-    search.add_argument(
-        "--no-replay", action="store_true", help="do not train the result alone beside the baseline"
-    )
+    _flag(search, "--no-replay", "do not train the result alone beside the baseline")
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
-    """Adds what commands take that train many runs on one log."""
-    parser.add_argument("--log", type=local_path, metavar="LOG", help="directory of the log")
-    parser.add_argument(
-        "--out", type=local_path, required=True, metavar="DIR", help="output directory; rerun to resume"
-    )
+    _path(parser, "--log", "LOG", "directory of the log")
+    _path(parser, "--out", "DIR", "output directory; rerun to resume", required=True)
     _add_settings(parser, "'seeds=[1, 2, 3]'")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="runs to train side by side (one per processor)"
-    )
+    text = "runs to train side by side (one per processor)"
+    parser.add_argument("--workers", type=int, metavar="N", help=text)
     _add_beam_options(parser, " whose workers see the log and the output directory under the same paths")
-    parser.add_argument("--no-timing", action="store_true", help="count operations, but do not time steps")
-    parser.add_argument(
-        "--report", action="store_true", help="train nothing; write the report of what is in --out"
-    )
+    _flag(parser, "--no-timing", "count operations, but do not time steps")
+    _flag(parser, "--report", "train nothing; write the report of what is in --out")
 
 
 def _compare(commands: _Commands) -> None:
     compare = _command(commands, "compare", "compare two runs metric by metric, with paired 95% intervals")
-    compare.add_argument(
-        "run_a", type=local_path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
-    )
-    compare.add_argument(
-        "run_b",
-        type=local_path,
-        metavar="RUN_B",
-        help="second run directory, of the same kind; differences are RUN_B - RUN_A",
-    )
+    _path(compare, "run_a", "RUN_A", "run directory, or what ctr simulate --policy wrote")
+    text = "second run directory, of the same kind; differences are RUN_B - RUN_A"
+    _path(compare, "run_b", "RUN_B", text)
 
 
 def _evaluate(commands: _Commands) -> None:
     evaluate = _command(
         commands, "evaluate", "measure recorded predictions of any size, or compare two sets of them"
     )
-    evaluate.add_argument(
-        "predictions",
-        type=local_path,
-        nargs="+",
-        metavar="PREDICTIONS",
-        help="run directories, directories of Parquet files, or Parquet files",
-    )
-    evaluate.add_argument(
-        "--against",
-        type=local_path,
-        nargs="+",
-        metavar="PREDICTIONS",
-        help="predictions to compare with them; the first ones are a, the baseline, as in ctr compare",
-    )
+    text = "run directories, directories of Parquet files, or Parquet files"
+    _path(evaluate, "predictions", "PREDICTIONS", text, nargs="+")
+    text = "predictions to compare with them; the first ones are a, the baseline, as in ctr compare"
+    _path(evaluate, "--against", "PREDICTIONS", text, nargs="+")
     _add_beam_options(evaluate)
 
 
 def _report(commands: _Commands) -> None:
     report = _command(commands, "report", "write one HTML file with the plots of one or more runs")
-    report.add_argument("run", type=local_path, nargs="+", metavar="RUN", help="run directories")
-    report.add_argument(
-        "--out",
-        type=local_path,
-        metavar="FILE",
-        help="HTML file to write (report.html in the first run directory)",
-    )
+    _path(report, "run", "RUN", "run directories", nargs="+")
+    _path(report, "--out", "FILE", "HTML file to write (report.html in the first run directory)")
 
 
 def _inspect(commands: _Commands) -> None:
-    inspect = _command(
-        commands, "inspect", "describe a log: rows, clicks, times, gaps, partitions, features and their ids"
-    )
-    inspect.add_argument("log", type=local_path, metavar="LOG", help="directory of the log")
+    text = "describe a log: rows, clicks, times, gaps, partitions, features and their ids"
+    _add_log(_command(commands, "inspect", text))
 
 
 def _vocabulary(commands: _Commands) -> None:
-    vocabulary = _command(
-        commands, "vocabulary", "list the ids that have a row of their own in a run: use, age, norm and value"
-    )
-    vocabulary.add_argument("run", type=local_path, metavar="RUN", help="run directory")
+    text = "list the ids that have a row of their own in a run: use, age, norm and value"
+    vocabulary = _command(commands, "vocabulary", text)
+    _path(vocabulary, "run", "RUN", "run directory")
     vocabulary.add_argument("--feature", metavar="NAME", help="list this feature (all whose ids grow)")
     vocabulary.add_argument(
         "--sort",
@@ -662,35 +451,27 @@ def _vocabulary(commands: _Commands) -> None:
         help="what comes first: the most used, the oldest, the last seen or the longest embedding (uses)",
     )
     vocabulary.add_argument("--limit", type=int, default=50, metavar="N", help="ids to list (50)")
-    vocabulary.add_argument(
-        "--log",
-        type=local_path,
-        metavar="LOG",
-        help="log with the raw values (the one that the run was trained on)",
-    )
+    text = "log with the raw values (the one that the run was trained on)"
+    _path(vocabulary, "--log", "LOG", text)
 
 
 def _config(commands: _Commands) -> None:
-    config = _command(
-        commands, "config", "print every key of a configuration file with its default, bounds and meaning"
-    )
-    config.add_argument(
-        "key", nargs="?", metavar="KEY", help="print this key and those below it only, e.g. model.crosses"
-    )
-    config.add_argument(
-        "--kind", choices=tuple(CONFIGS), default="train", help="which file the keys are of (train)"
-    )
+    text = "print every key of a configuration file with its default, bounds and meaning"
+    config = _command(commands, "config", text)
+    text = "print this key and those below it only, e.g. model.crosses"
+    config.add_argument("key", nargs="?", metavar="KEY", help=text)
+    text = "which file the keys are of (train)"
+    config.add_argument("--kind", choices=tuple(CONFIGS), default="train", help=text)
 
 
 def _completion(commands: _Commands) -> None:
-    completion = _command(
-        commands, "completion", "print a script with which a shell completes commands, flags and keys"
-    )
+    text = "print a script with which a shell completes commands, flags and keys"
+    completion = _command(commands, "completion", text)
     completion.add_argument("shell", choices=SHELLS, help="for instance: source <(ctr completion bash)")
 
 
 def completion_script(shell: str) -> str:
-    """What a shell has to read to complete ``ctr``: commands, flags, files, choices and the keys after ``--set``."""
+    """Makes what a shell reads to complete ``ctr``: commands, flags, files, choices and the keys after ``--set``."""
     import shtab
 
     parser = make_parser()
@@ -733,7 +514,7 @@ def _complete_arguments(parser: argparse.ArgumentParser, files: object, command:
 
 
 def config_keys(kind: str) -> list[str]:
-    """The dotted keys of a configuration that ``--set`` takes."""
+    """Lists the dotted keys of a configuration that ``--set`` takes."""
     from ctr.config.reference import describe, settable_keys
 
     module, name = CONFIGS[kind]
@@ -741,7 +522,6 @@ def config_keys(kind: str) -> list[str]:
 
 
 def _words(function: str, words: Sequence[str]) -> dict[str, Any]:
-    """Completes with one of some words; the name of a function for bash."""
     text = " ".join(words)
     bash = f"{function}() {{ compgen -W '{text}' -- \"$1\"; }}"
     return {"bash": function, "zsh": f"({text})", "fish": text, "preamble": {"bash": bash}}

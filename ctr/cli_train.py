@@ -1,4 +1,4 @@
-"""``ctr train``: alone, as one worker of a cluster, or as the process that starts workers and looks after them."""
+"""Command ``ctr train``: alone, as one worker of a cluster, or as the process that starts and watches workers."""
 
 import argparse
 import dataclasses
@@ -38,12 +38,7 @@ _has_joined = False
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Runs the command.
-
-    Raises:
-        SystemExit: workers were ended by a signal.
-        WorkerLostError: workers were lost, in another process or again and again.
-    """
+    """Trains; SystemExit where workers were ended by a signal, WorkerLostError where they were lost again and again."""
     with importing():
         from ctr.config import load_model
         from ctr.training.config import TrainConfig
@@ -72,7 +67,6 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) -> int:
-    """How many workers there are to be."""
     size = 1 if place is None else place.size
     for option in ("workers", "worker_timeout", "max_restarts"):
         least = {"workers": 1, "worker_timeout": 1.0, "max_restarts": 0}[option]
@@ -122,28 +116,17 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
             from ctr.training.loop import train as train_run
             from ctr.training.run.summary import summary_text
 
-        given = arguments.log, config, arguments.out
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
-        with (
-            closing(training_bar(total, config.batch.sizes())) as bar,
-            _joined(arguments, place) as joined,
-        ):
-            summary = train_run(
-                *given,
-                bar,
-                arguments.record,
-                export_from_run,
-                _init_from(arguments),
-                bar.phase,
-                **joined,
-                chips=chips,
-            )
+        with closing(training_bar(total, config.batch.sizes())) as bar, _joined(arguments, place) as joined:
+            given = arguments.log, config, arguments.out, bar, arguments.record
+            begins = _init_from(arguments)
+            summary = train_run(*given, export_from_run, begins, bar.phase, **joined, chips=chips)
         if is_first:
             print_result(arguments, summary, summary_text(arguments.out, summary))
 
 
 def _is_finished(arguments: argparse.Namespace, config: Any, size: int, is_first: bool) -> bool:
-    """Whether the run has passed its log before; then prints its result. Raises InputError where it cannot go on."""
+    # Whether the run has passed its log before; then prints its result. Raises InputError where it cannot go on.
     with importing():
         from ctr.training.run.summary import summary_text, train_result
         from ctr.training.validate import validate
@@ -167,7 +150,7 @@ def _is_finished(arguments: argparse.Namespace, config: Any, size: int, is_first
 
 @contextmanager
 def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterator[None]:
-    """Of a run that learned nothing, the first worker prints the results before the command fails."""
+    # Of a run that learned nothing, the first worker prints the results before the command fails.
     from ctr.training.run.summary import LearningError, summary_text
 
     try:
@@ -187,21 +170,10 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
 
-        polling = Polling(
-            POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
-        )
+        poll = POLL_SECONDS if arguments.poll is None else arguments.poll
+        given = arguments.log, config, arguments.out, stop, Polling(poll, arguments.stop_when_idle)
         with closing(Bar(None, "examples")) as bar:
-            followed = follow(
-                arguments.log,
-                config,
-                arguments.out,
-                stop,
-                polling,
-                bar.lag,
-                export_from_run,
-                _init_from(arguments),
-                bar.phase,
-            )
+            followed = follow(*given, bar.lag, export_from_run, _init_from(arguments), bar.phase)
     print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
 
 

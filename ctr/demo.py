@@ -1,4 +1,4 @@
-"""The main job end to end on a simulated log: what ``ctr demo`` runs."""
+"""Demo: the main job end to end on a simulated log, as ``ctr demo`` runs it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,15 +50,8 @@ def check_demo_folder(out: Path) -> None:
 def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable[[int, str], Any]) -> Path:
     """Simulates a log, trains a logistic regression and a DCNv2 on it, compares them and writes a report.
 
-    Args:
-        out: folder for the log, the two runs and the report. What is there already is not done again.
-        examples: how many examples to simulate.
-        say: shows a line of text.
-        bar: makes a progress bar from a total and a unit; an object to call with a position (and metrics),
-            with ``phase`` (see ``ctr.training.loop.open_session``) and ``close``.
-
-    Returns:
-        The path of the report.
+    What is in ``out`` already is not done again. ``bar`` makes a progress bar from a total and a unit; an object to
+    call with a position (and metrics), with ``phase`` (see ``ctr.training.loop.open_session``) and ``close``.
     """
     check_demo_folder(out)
     # They load TensorFlow, which takes seconds.

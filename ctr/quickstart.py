@@ -1,4 +1,4 @@
-"""From a table to a trained model without a mapping and a configuration: what ``ctr quickstart`` runs.
+"""Steps of ``ctr quickstart``: from a table to a trained model without a mapping and a configuration.
 
 ::
 
@@ -13,76 +13,60 @@ Each step is done once: the same command goes on where it was interrupted.
 import dataclasses
 import hashlib
 import shlex
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctr.config import StrictModel, parse_model
+import yaml
+
+from ctr.config import Dumper, StrictModel, parse_model
 from ctr.data.log import list_partitions
 from ctr.data.mapping import Mapping, load_mapping
 from ctr.io.documents import json_bytes, read_json_object
-from ctr.io.errors import LONGEST_LINE, InputError, one_line
+from ctr.io.errors import LONGEST_LINE, InputError, one_line, printable
 from ctr.io.files import check_output_folder, write_atomic_bytes
 from ctr.io.signals import stop_signals
 from ctr.pipelines.inference.forms import find_table
-from ctr.pipelines.inference.infer import Inference, Options, infer
-from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
+from ctr.pipelines.inference.infer import KEPT_ROWS, Guess, Inference, Options, infer
+from ctr.pipelines.inference.leaks import is_suspicious, strongest_text
 from ctr.pipelines.inference.roles import Doubt
 from ctr.pipelines.inference.sample import read_sample
-from ctr.pipelines.inference.strongest import is_suspicious, strongest_text
 from ctr.training.config import TrainConfig
 from ctr.training.run.summary import summary_text, train_result
 from ctr.training.validate import validate
 
 RECORD, MAPPING, LOG, RUN = "quickstart.json", "mapping.yaml", "log", "run"
 
+# Asks a person to decide, and says why the answer before was refused; returns the value of the option.
 Ask = Callable[[Doubt, str], str]
-"""Asks a person to decide, and says why the answer before was refused; returns the value of the option."""
 
 
 class Record(StrictModel):
-    """The content of ``quickstart.json``.
+    """Content of ``quickstart.json``."""
 
-    Attributes:
-        input: the table, as an absolute path.
-        files: the sizes of its files in bytes, by their names.
-        options: the deciding options that were given.
-        guesses: of each column, what it becomes and why, as they were shown.
-        strongest: the columns that rank the rows of the sample best alone, their AUC and number of values.
-        mapping_sha256: the hash of the mapping file that the log was begun with; null before.
-        ingested: what the ingest counted; null until it is complete.
-    """
-
-    input: str
-    files: dict[str, int]
-    options: dict[str, Any]
-    guesses: tuple[dict[str, str], ...]
-    strongest: tuple[tuple[str, float, int], ...] = ()
-    mapping_sha256: str | None = None
-    ingested: dict[str, Any] | None = None
+    input: str  # the table, as an absolute path
+    files: dict[str, int]  # sizes in bytes
+    options: dict[str, Any]  # those that were given
+    guesses: tuple[dict[str, str], ...]  # of each column, as they were shown
+    strongest: tuple[tuple[str, float, int], ...] = ()  # see ``strongest_columns``
+    mapping_sha256: str | None = None  # of the mapping file that the log was begun with; null before
+    ingested: dict[str, Any] | None = None  # what the ingest counted; null until it is complete
 
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """What the command line lends.
-
-    Attributes:
-        say: shows lines of text.
-        width: characters of a line.
-        ask: asks a person; None where there is no terminal.
-        bar: makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``).
-        load_tensorflow: called before the first step that requires it.
-    """
+    """Output and questions of the command line."""
 
     say: Callable[[str], None]
-    width: int
-    ask: Ask | None
-    bar: Callable[..., Any]
-    load_tensorflow: Callable[[], None]
+    width: int  # characters of a line
+    ask: Ask | None  # None where there is no terminal
+    bar: Callable[..., Any]  # makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``)
+    load_tensorflow: Callable[[], None]  # called before the first step that requires it
 
 
 def default_out(given: Path) -> Path:
-    """The output directory where none is given: beside the table, named after it."""
+    """Returns the output directory where none is given: beside the table, named after it."""
     whole = given.resolve()
     # The parent of `.` and of `..` is not beside them.
     parent = whole.parent if given.name in ("", "..") else given.parent
@@ -97,20 +81,10 @@ def check_quickstart_folder(out: Path) -> None:
 def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
     """Infers a mapping, ingests, trains and writes the report; what is there already is not done again.
 
-    Args:
-        given: a file or a folder of files.
-        out: the output directory.
-        options: what is decided.
-        tools: what shows, asks and loads.
-
-    Returns:
-        ``mapping``, ``log``, ``run``, ``report``: paths; ``columns``: what became of each; ``strongest``: of the
-        strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two
-        steps; ``commands``: the same by hand.
-
-    Raises:
-        InputError: a table that cannot be read, a guess that is not certain without a terminal, an output directory of
-            another table, or what ``ctr ingest`` and ``ctr train`` refuse.
+    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
+    strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two steps;
+    ``commands``: the same by hand. Raises InputError: a table that cannot be read, a guess that is not certain without
+    a terminal, an output directory of another table, or what ``ctr ingest`` and ``ctr train`` refuse.
     """
     check_quickstart_folder(out)
     record = _begin(given, out, options, tools)
@@ -145,13 +119,7 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
 def infer_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
     """Infers a mapping and writes it, and nothing else; the same command goes on from there.
 
-    Args: see ``run_quickstart``.
-
-    Returns:
-        ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
-
-    Raises:
-        InputError: as ``run_quickstart`` until the table is ingested.
+    Returns ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
     """
     check_quickstart_folder(out)
     record = _begin(given, out, options, tools)
@@ -160,7 +128,7 @@ def infer_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dic
 
 
 def result_text(out: Path, result: dict[str, Any]) -> str:
-    """The end of the command for people: metrics, how to repeat each step, and the report."""
+    """Formats the end of the command for people: metrics, how to repeat each step, and the report."""
     lines = [
         summary_text(out / RUN, result["summary"]),
         *strongest_text(result["strongest"]).splitlines(),
@@ -188,7 +156,8 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
     asked = {name: value for name, value in dataclasses.asdict(options).items() if value}
     asked = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     if (out / RECORD).is_file():
-        record = _read_record(out)
+        path = out / RECORD
+        record = parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
         expected = {"input": str(given.resolve()), "files": files, "options": asked}
         for key, value in expected.items():
             if getattr(record, key) != value:
@@ -203,16 +172,16 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
             tools.say(f"{out / MAPPING} is there already and is used as it is")
             return record
     sample = read_sample(table)
-    found = _decide(given, lambda chosen: infer(table, sample, chosen), options, tools)
+    inferred = _decide(given, lambda chosen: infer(table, sample, chosen), options, tools)
     record = Record(
         input=str(given.resolve()),
         files=files,
         options=asked,
-        guesses=tuple(dataclasses.asdict(guess) for guess in found.guesses),
-        strongest=tuple(found.strongest),
+        guesses=tuple(dataclasses.asdict(guess) for guess in inferred.guesses),
+        strongest=tuple(inferred.strongest),
     )
     _write_record(out, record)
-    write_atomic_bytes(out / MAPPING, mapping_text(found, given.name).encode())
+    write_atomic_bytes(out / MAPPING, mapping_text(inferred, given.name).encode())
     tools.say(f"Wrote {out / MAPPING}")
     return record
 
@@ -222,39 +191,34 @@ def _words(value: object) -> str:
 
 
 def _decide(given: Path, guess: Callable[[Options], Inference], options: Options, tools: Tools) -> Inference:
-    """Infers, and asks until nothing is doubtful.
-
-    Raises:
-        InputError: something is doubtful and there is no terminal; the message has the choices.
-    """
+    """Infers, and asks until nothing is doubtful; without a terminal the InputError has the choices."""
     doubt: Doubt | None = None
     before = options
     while True:
         try:
-            found = guess(options)
+            inferred = guess(options)
         except InputError as error:
             if doubt is None or tools.ask is None:
                 raise
             # What was answered cannot be.
             refused = one_line(error)
         else:
-            lines = [guess_table(found.guesses, tools.width), *(f"- {note}" for note in found.notes)]
+            lines = [guess_table(inferred.guesses, tools.width), *(f"- {note}" for note in inferred.notes)]
             tools.say("\n".join([f"{given}:", *lines]))
-            if not found.doubts:
-                return found
+            if not inferred.doubts:
+                return inferred
             if tools.ask is None:
-                raise _refusal(given, found)
+                raise _refusal(given, inferred)
             # What is decided may settle the others.
-            doubt, before, refused = found.doubts[0], options, ""
+            doubt, before, refused = inferred.doubts[0], options, ""
         answers: dict[str, Any] = {doubt.option.removeprefix("--"): tools.ask(doubt, refused)}
         options = dataclasses.replace(before, **answers)
 
 
-def _refusal(given: Path, found: Inference) -> InputError:
-    """What is not certain, and the options that decide it."""
-    questions = "; ".join(doubt.question for doubt in found.doubts)
-    deciding = [_choices(doubt) for doubt in found.doubts]
-    deciding += [note for note in found.notes if note.startswith("ctr ingest ")]
+def _refusal(given: Path, inferred: Inference) -> InputError:
+    questions = "; ".join(doubt.question for doubt in inferred.doubts)
+    deciding = [_choices(doubt) for doubt in inferred.doubts]
+    deciding += [note for note in inferred.notes if note.startswith("ctr ingest ")]
     return InputError(f"{given}: it is not certain {questions}", "; ".join(deciding))
 
 
@@ -266,11 +230,6 @@ def _choices(doubt: Doubt) -> str:
     rest = len(doubt.choices) - len(shown)
     more = f", or one of {rest} others" if rest else ""
     return f"choose with {', '.join(shown) or doubt.option}{more}"
-
-
-def _read_record(out: Path) -> Record:
-    path = out / RECORD
-    return parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
 
 
 def _write_record(out: Path, record: Record) -> None:
@@ -306,8 +265,7 @@ def _ingest(given: Path, out: Path, mapping: Mapping, record: Record, tools: Too
     finally:
         bar.close()
     tools.say(result.as_text())
-    counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
-    record = record.model_copy(update={"ingested": counts})
+    record = record.model_copy(update={"ingested": result.as_dict()})
     _write_record(out, record)
     return record
 
@@ -329,3 +287,89 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
             return train(log, config, run, bar, phase=bar.phase, stop=stop)
     finally:
         bar.close()
+
+
+_WIDTH = 108
+
+
+def mapping_text(inferred: Inference, source: str) -> str:
+    """Writes an inference that has a mapping as the text of a mapping file; ``source`` stands in its first line."""
+    content, guesses = inferred.content, {guess.column: guess for guess in inferred.guesses}
+    lines = _comment(f"How {source} becomes examples: inferred by ctr quickstart, to be edited. docs/mapping.md "
+                     "describes every key.")  # fmt: skip
+    for note in inferred.notes:
+        lines += _comment(f"- {note}")
+    lines.append(f"input: {_flow(content['input'])}")
+    time = content["time"].get("column")
+    if time is None:
+        lines += _comment("No column is the time: the order of the rows is, a row every millisecond.")
+    lines += _explained(guesses.get(time), f"time: {_flow(content['time'])}")
+    if "query" in content:
+        query = content["query"].get("column") or content["query"]["session"]["by"]
+        lines += _explained(guesses.get(query), f"query: {_flow(content['query'])}")
+    else:
+        lines += [*_comment(inferred.reasons["query"]), "query: none"]
+    for key in ("example_id", "label", "weight"):
+        if key in content:
+            name = content[key]["column"] if isinstance(content[key], dict) else content[key]
+            lines += _explained(guesses.get(name), f"{key}: {_flow(content[key])}")
+    if "derive" in content:
+        lines.append("derive:")
+        lines += [f"  {_flow(name)}: {_flow(rule)}" for name, rule in content["derive"].items()]
+    lines += ["# A partition must fit in memory.", f"partition: {content['partition']}", "features:"]
+    for feature in content["features"]:
+        reason = inferred.reasons[feature["name"]]
+        lines += [*_comment(reason, "  "), f"  - {_flow(feature)}"]
+    if kept := content["keep_values"]:
+        text = "The raw values behind ids are kept beside the log, so that the report shows them."
+        lines += [*_comment(text), f"keep_values: {_flow(kept)}"]
+    else:
+        lines += _comment(
+            "keep_values: all would keep the raw values behind ids beside the log, so that the report shows them. Of "
+            f"more than {KEPT_ROWS:,} rows they take space on the disk."
+        )
+    unused = [guess for guess in inferred.guesses if guess.becomes == "not used"]
+    if unused:
+        lines += _comment("Not used:")
+        for guess in unused:
+            lines += _comment(f"- {guess.column or '(no name)'}: {guess.because}")
+    return "\n".join(lines) + "\n"
+
+
+def _explained(guess: Guess | None, line: str) -> list[str]:
+    return [line] if guess is None else [*_comment(guess.because), line]
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    # Values of the table may stand in comments: what ends a line of YAML is escaped.
+    safe = printable(" ".join(text.split()))
+    return textwrap.wrap(safe, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ",
+                         break_on_hyphens=False)  # fmt: skip
+
+
+def _flow(value: Any) -> str:
+    text = ""
+    for allow_unicode in (True, False):
+        text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**9,
+                         allow_unicode=allow_unicode)  # fmt: skip
+        text = text.removesuffix("\n").removesuffix("\n...")
+        # PyYAML reads some line ends that it has written as spaces.
+        if text.isprintable():
+            break
+    return text
+
+
+def guess_table(guesses: Sequence[Guess], width: int) -> str:
+    """Formats the guesses as a table of one line each, cut at ``width`` characters."""
+
+    def plain(text: str) -> str:
+        return printable(" ".join(text.split()))
+
+    rows = [("column", "becomes", "because")]
+    rows += [(plain(one.column) or "(no name)", plain(one.becomes), plain(one.because)) for one in guesses]
+    wide = [min(32, max(len(row[place]) for row in rows)) for place in (0, 1)]
+    lines = []
+    for row in rows:
+        line = f"{row[0][: wide[0]]:<{wide[0]}}  {row[1][: wide[1]]:<{wide[1]}}  {row[2]}"
+        lines.append(line if len(line) <= width else f"{line[: width - 3]}...")
+    return "\n".join(lines)

@@ -14,15 +14,7 @@ from ctr.io.errors import InputError
 
 
 def read_beam_options(arguments: Sequence[str], given: str) -> PipelineOptions:
-    """Beam's options.
-
-    Args:
-        arguments: ``--runner=...`` and so on.
-        given: the options as the user wrote them, for the message.
-
-    Raises:
-        InputError: an option that Beam does not read.
-    """
+    """Reads Beam's options such as ``--runner=...``; ``given`` is how the user wrote them, for the InputError."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -36,7 +28,7 @@ def read_beam_options(arguments: Sequence[str], given: str) -> PipelineOptions:
 
 
 def split_beam_options(given: str) -> list[str]:
-    """The arguments of ``--beam-options``. Raises InputError for a quote that is never closed."""
+    """Splits the arguments of ``--beam-options``. Raises InputError for a quote that is never closed."""
     try:
         return shlex.split(given)
     except ValueError as error:
@@ -44,24 +36,13 @@ def split_beam_options(given: str) -> list[str]:
 
 
 def in_this_process(threads: int) -> list[str]:
-    """The options of the runner inside this process with so many threads."""
-    return [
-        "--runner=FnApiRunner",
-        "--direct_running_mode=multi_threading",
-        f"--direct_num_workers={threads}",
-    ]
+    """Returns the options of the runner inside this process with so many threads."""
+    mode = "--direct_running_mode=multi_threading"
+    return ["--runner=FnApiRunner", mode, f"--direct_num_workers={threads}"]
 
 
 def make_pipeline(options: PipelineOptions, given: str = "--beam-options") -> beam.Pipeline:
-    """An empty pipeline.
-
-    Args:
-        options: Beam's.
-        given: where the user gave them, for the message.
-
-    Raises:
-        InputError: options that fit no runner.
-    """
+    """Makes an empty pipeline; InputError, which names where they were ``given``, for options that fit no runner."""
     try:
         return beam.Pipeline(options=options)
     except (ValueError, ImportError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""How many values of hashed features share an id, estimated from the ids that an ingest has met."""
+"""Shares of values of hashed features that share an id, estimated from the ids that an ingest has met."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,20 +14,20 @@ from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import unpack_ids
 
+# Up to so many buckets each one is marked, a byte each; of more the number of ids is estimated.
 _MARKED = 2**24
-"""Up to so many buckets each one is marked, a byte each; of more the number of ids is estimated."""
 
 # So many rows that the columns of a block are read from the cache.
 _BLOCK_ROWS = 8192
 
 
 def hashed_buckets(schema: Schema) -> dict[str, int]:
-    """The features whose values are hashed to ``buckets``, with their number."""
+    """Returns the features whose values are hashed to ``buckets``, with their number."""
     return {one.name: one.buckets for one in schema.features if has_raw_values(one) and one.buckets}
 
 
 class Collisions:
-    """The ids of the features with ``buckets`` among the rows of an ingest, in bounded memory."""
+    """Ids of the features with ``buckets`` among the rows of an ingest, in bounded memory."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -80,11 +80,11 @@ class Collisions:
         vars(self).update({**state, "_marks": {name: own.view(np.bool_) for name, own in marks.items()}})
 
     def shares(self) -> dict[str, float]:
-        """The estimated share of the values of each feature with ``buckets`` that share their id."""
+        """Estimates the share of the values of each feature with ``buckets`` that share their id."""
         return {name: share for name, (_, share) in self._estimates().items()}
 
     def warnings(self) -> Iterator[str]:
-        """A line that names the features with the largest shares, and the remedy."""
+        """Yields a line that names the features with the largest shares, and the remedy."""
         found = [
             (share, name, values) for name, (values, share) in self._estimates().items() if share > SHARED
         ]

@@ -1,4 +1,4 @@
-"""What runs beside a command: a safe environment for the processes that it starts, and silence for Beam.
+"""Safe environment for the processes that a command starts, and silence for Beam.
 
 This module does not import Beam, so that its first import can be silenced.
 """
@@ -15,7 +15,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def safe_environment() -> dict[str, str]:
-    """The environment for a Python process that is started as ``python -m MODULE``.
+    """Returns the environment for a Python process that is started as ``python -m MODULE``.
 
     Python would otherwise search every module in the current directory first, so that a ``json.py`` there would be
     run. If that directory is the checkout that this package is imported from, it has to stay on the path.

@@ -4,6 +4,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ _BUFFER_BYTES = 128 << 20
 
 @contextmanager
 def spill_folder(log: Path) -> Iterator[Path]:
-    """A temporary folder inside ``log``, removed at the end, whatever happens.
+    """Makes a temporary folder inside ``log``, removed at the end, whatever happens.
 
     A process that is killed leaves its folder behind, and the next one removes it. The folder of a living process is
     protected by a lock.
@@ -48,16 +49,13 @@ class ArrivalSpill:
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._path = folder / "arrival"
-        self._schema = schema
         self._file = pa.OSFile(str(self._path), "wb")
         self._writer = pa.ipc.new_stream(self._file, schema)
 
     def append(self, table: pa.Table) -> None:
-        """Appends rows."""
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Closes the file."""
         self._writer.close()
         self._file.close()
 
@@ -70,11 +68,7 @@ class ArrivalSpill:
 
 
 def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
-    """The rows of a table by the partition that each belongs to, in their order.
-
-    Args:
-        starts: int64 [N].
-    """
+    """Splits the rows of a table by the partition, of ``starts`` int64 [N], that each belongs to, in their order."""
     if not len(starts):
         return {}
     if not (starts[1:] >= starts[:-1]).all():
@@ -82,39 +76,34 @@ def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Tabl
         table, starts = table.take(pa.array(order)), starts[order]
     begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1]))
     ends = np.append(begins[1:], len(starts))
-    return {
-        int(starts[begin]): table.slice(begin, end - begin) for begin, end in zip(begins, ends, strict=True)
-    }
+    pairs = zip(begins, ends, strict=True)
+    return {int(starts[begin]): table.slice(begin, end - begin) for begin, end in pairs}
 
 
+@dataclass
 class PartitionSpill:
-    """Stores rows by partition of query time, each partition in the order of arrival.
+    """Rows by partition of query time, each partition in the order of arrival.
 
-    Args:
-        folder: where the files go.
-        partition_us: the length of a partition; they begin at multiples of it.
-        buffer_bytes: rows kept in memory before they go to disk.
+    Partitions begin at multiples of their length. Up to ``buffer_bytes`` of rows are kept in memory.
     """
 
-    def __init__(self, folder: Path, partition_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
-        self._folder = folder
-        self._partition_us = partition_us
-        self._buffer_bytes = buffer_bytes
-        self._buffers: dict[int, list[pa.Table]] = {}
-        self._buffered_bytes = 0
-        self._starts: set[int] = set()
+    folder: Path
+    partition_us: int
+    buffer_bytes: int = _BUFFER_BYTES
+    _buffers: dict[int, list[pa.Table]] = field(default_factory=dict)
+    _buffered_bytes: int = 0
+    _starts: set[int] = field(default_factory=set)
 
     def append(self, table: pa.Table) -> None:
-        """Appends rows with their final query times."""
         if not table.num_rows:
             return
         times = table.column("query_time").to_numpy()
-        starts = times - times % self._partition_us
+        starts = times - times % self.partition_us
         for start, part in split_by_partition(table, starts).items():
             self._starts.add(start)
             self._buffers.setdefault(start, []).append(part)
         self._buffered_bytes += table.nbytes
-        if self._buffered_bytes > self._buffer_bytes:
+        if self._buffered_bytes > self.buffer_bytes:
             self._flush()
 
     def _flush(self) -> None:
@@ -128,11 +117,11 @@ class PartitionSpill:
         self._buffered_bytes = 0
 
     def _path(self, start: int) -> Path:
-        return self._folder / f"{start:019d}"
+        return self.folder / f"{start:019d}"
 
     def partitions(self) -> list[tuple[int, int]]:
-        """The partitions (start, end) that have rows, in order of time."""
-        return [(start, start + self._partition_us) for start in sorted(self._starts)]
+        """Lists the partitions (start, end) that have rows, in order of time."""
+        return [(start, start + self.partition_us) for start in sorted(self._starts)]
 
     def pop(self, start: int) -> pa.Table:
         """Returns all rows of a partition in the order of arrival, and frees their space."""

@@ -22,10 +22,7 @@ _MOST_BYTES = 2**40
 
 
 def read_arrays(file: Path | BinaryIO, most_bytes: int = _MOST_BYTES) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an archive that ``np.savez`` or ``np.savez_compressed`` wrote.
-
-    Args:
-        most_bytes: what all of them may have unpacked.
+    """Reads an archive that ``np.savez`` or ``np.savez_compressed`` wrote; unpacked, at most so many bytes.
 
     Raises:
         OSError: it cannot be read.
@@ -38,7 +35,7 @@ def read_arrays(file: Path | BinaryIO, most_bytes: int = _MOST_BYTES) -> dict[st
 def each_array(
     file: Path | BinaryIO, most_bytes: int = _MOST_BYTES
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """The same with their names, one by one, so that not all of them need be in memory; see ``read_arrays``."""
+    """Yields names and arrays one by one, so that not all of them need be in memory; see ``read_arrays``."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -90,11 +87,8 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     shape, _, dtype = read[version](head)
     # An array of empty texts has any number of them in no bytes.
-    if (
-        dtype.hasobject
-        or not dtype.itemsize
-        or math.prod(shape) * dtype.itemsize != member.file_size - head.tell()
-    ):
+    fits = dtype.itemsize and math.prod(shape) * dtype.itemsize == member.file_size - head.tell()
+    if dtype.hasobject or not fits:
         raise ValueError(f"{member.filename[:80]!r} does not hold {shape} {dtype}")
     with archive.open(member) as stream:
         array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)

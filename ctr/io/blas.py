@@ -15,7 +15,7 @@ _limit: Any = None
 
 
 def _reset_after_fork() -> None:
-    """The threads that held the limit and the lock do not exist in the child."""
+    # The threads that held the limit and the lock do not exist in the child.
     global _lock, _users
     _lock, _users = threading.Lock(), 0
 
@@ -30,16 +30,17 @@ def _controller() -> ThreadpoolController:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limits BLAS to one thread.
+    """Limits BLAS to one thread in the whole process: the first user sets the limit, the last one lifts it.
 
     Results have the same bits whatever else runs, since sums by BLAS depend on its number of threads, and nothing waits
-    for a thread that has no processor. The limit holds for the whole process: the first user sets it, the last one
-    lifts it.
+    for a thread that has no processor.
     """
     global _users, _limit
     with _lock:
         # By every user, since some builds of BLAS keep one number for each thread that calls.
-        limit = _set_limit()
+        # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
+        OpenBLASController.clear_controlling_thread(force=True)
+        limit = _controller().limit(limits=1, user_api="blas")
         if not _users:
             _limit = limit
         _users += 1
@@ -52,9 +53,3 @@ def one_blas_thread() -> Iterator[None]:
                 OpenBLASController.clear_controlling_thread(force=True)
                 _limit.restore_original_limits()
                 OpenBLASController.clear_controlling_thread(force=True)
-
-
-def _set_limit() -> Any:
-    # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
-    OpenBLASController.clear_controlling_thread(force=True)
-    return _controller().limit(limits=1, user_api="blas")

@@ -17,24 +17,11 @@ _SEAL = "manifest_sha256"
 _DEEPEST = 100
 _MOST_VALUES = 1_000_000
 # What PyYAML's constructors raise for values that they take for a date, a number or whatever a tag says.
-_FAULTS = (
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-)
+_FAULTS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Plain values of a JSON text.
-
-    Raises:
-        ValueError: not JSON; or a key that stands twice, a number that is not finite, too deep a nesting.
-    """
+    """Parses a JSON text; ValueError also for a key that stands twice, an infinite number, or too deep a nesting."""
     try:
         content = json.loads(
             text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
@@ -47,7 +34,6 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON from its pairs, for ``json.loads``. Raises ValueError for a key that stands twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -67,11 +53,10 @@ def _finite(text: str) -> float:
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain values of a YAML text, None of an empty one; 1e-6 is a number, which PyYAML wants written 1.0e-6.
+    """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, which PyYAML wants written 1.0e-6.
 
-    Raises:
-        ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
-            itself or is much larger than it looks.
+    Raises ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
+    itself or is much larger than it looks.
     """
     loader = None
     try:
@@ -92,21 +77,16 @@ def parse_yaml(text: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping. Raises ConstructorError for a key that stands twice, however it is written."""
         given = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         seen: set[Any] = set()
         for key in given:
             value = self.construct_object(key, deep=True)
             try:
-                repeated = value in seen
+                fault = f"the key {value} appears twice" if value in seen else ""
             except TypeError:
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key is a list or a mapping", key.start_mark
-                ) from None
-            if repeated:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {value} appears twice", key.start_mark
-                )
+                fault = "a key is a list or a mapping"
+            if fault:
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
             seen.add(value)
         return super().construct_mapping(node, deep)
 
@@ -149,17 +129,17 @@ def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> 
 
 
 def json_number(value: Any) -> float | None:
-    """A number as JSON can hold it: None for NaN and infinities."""
+    """Converts a number as JSON can hold it: None for NaN and infinities."""
     return float(value) if math.isfinite(value) else None
 
 
 def json_bytes(content: object) -> bytes:
-    """An object as indented text: the same bytes for the same content."""
+    """Formats an object as indented text: the same bytes for the same content."""
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 
 def sealed_bytes(content: Mapping[str, object]) -> bytes:
-    """The text of a manifest: an object, with a SHA-256 of the rest of it under ``manifest_sha256``."""
+    """Formats a manifest: an object, with a SHA-256 of the rest of it under ``manifest_sha256``."""
     return json_bytes({**content, _SEAL: _sha256(content)})
 
 
@@ -180,7 +160,7 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def parse_sealed(text: bytes, where: str) -> dict[str, object]:
-    """The object in ``sealed_bytes``. Raises InputError, which names ``where``, when it is not what was written."""
+    """Parses ``sealed_bytes``. Raises InputError, which names ``where``, when it is not what was written."""
     content = parse_json_object(text, where)
     recorded = content.pop(_SEAL, None)
     if recorded is None:
@@ -198,12 +178,12 @@ def read_json_object(path: Path, absent: str) -> dict[str, object]:
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
-    """The object in a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
+    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
     return parse_sealed(read_bytes(path, absent), str(path))
 
 
 def read_bytes(path: Path, absent: str) -> bytes:
-    """The content of a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
+    """Reads a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
     if not path.is_file():
         check_local(path)
         raise InputError(absent)

@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read, and how errors are described."""
+"""Exception that a user is meant to read, and how errors are described."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -7,21 +7,15 @@ from collections.abc import Sequence
 _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
-LONGEST_LINE = 300
-"""Characters of an error on one line; a longer one becomes a line and a hint."""
-
-_JOINED = 160
-"""Characters of texts in an error that are shown with semicolons between, but for the first."""
+LONGEST_LINE = 300  # characters of an error on one line; a longer one becomes a line and a hint
+_JOINED = 160  # characters of texts in an error that are shown with semicolons between, but for the first
 
 
 class InputError(Exception):
     """Bad input: a message of one line that says what is wrong, where, and what is allowed.
 
-    The command line prints the message after ``error:`` and exits with status 1, without a traceback.
-
-    Args:
-        message: what is wrong, where, and what is allowed.
-        hint: what to do; in a line of its own where both together are long.
+    The command line prints the message after ``error:`` and exits with status 1, without a traceback. The hint says
+    what to do; it has a line of its own where both together are long.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -30,12 +24,12 @@ class InputError(Exception):
 
 
 def of_another_version(file: object) -> InputError:
-    """The error for a file that does not have the present format."""
+    """Makes the error for a file that does not have the present format."""
     return InputError(f"{file}: made by an unreleased version of ctr; make it again")
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says on one line, without anything that a terminal would obey: values of files may stand in it.
+    """Formats an error on one line, without anything that a terminal would obey: values of files may stand in it.
 
     Of a file that the system refused: which one, and why. Of an error without words: its kind.
     """
@@ -46,10 +40,7 @@ def one_line(error: BaseException) -> str:
 
 
 def error_lines(error: BaseException) -> list[str]:
-    """The lines that show an error: one, or where that is long, what is wrong and a hint.
-
-    The hint is that of the error, or what stands behind the last semicolon that the first line has room for.
-    """
+    """Formats an error in a line, or a line and a hint: its own, or what stands behind the last semicolon that fits."""
     text = one_line(error)
     hint = printable(" ".join(getattr(error, "hint", "").split()))
     if len(text) <= LONGEST_LINE:
@@ -59,7 +50,7 @@ def error_lines(error: BaseException) -> list[str]:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Texts with semicolons between: the first, and as many more as a line has room for, with the number of others."""
+    """Joins texts by semicolons: the first, as many more as a line has room for, and the number of others."""
     shown = list(texts[:1])
     for text in texts[1:]:
         if len("; ".join([*shown, text])) > _JOINED:
@@ -70,7 +61,7 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""``text`` with characters that control, hide or turn others escaped (``\x1b``), but for line ends and tabs."""
+    r"""Escapes characters that control, hide or turn others (``\x1b``), but for line ends and tabs."""
     if text.isprintable():
         return text
     return "".join(

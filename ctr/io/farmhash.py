@@ -16,12 +16,7 @@ _block = struct.Struct("<8Q").unpack_from
 
 
 def fingerprint64(text: bytes) -> int:
-    """Returns the fingerprint of some bytes, from 0 to 2^64 - 1.
-
-    Example:
-        >>> fingerprint64(b"abc")
-        2640714258260161385
-    """
+    """Returns the fingerprint of some bytes, from 0 to 2^64 - 1."""
     size = len(text)
     if size > 16:
         return _of_two(text, size) if size <= 32 else _of_four(text, size) if size <= 64 else _of_more(text)

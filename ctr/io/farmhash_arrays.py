@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-LONGEST = 32
-"""Bytes of the longest text that is hashed here."""
+LONGEST = 32  # bytes of the longest text that is hashed here
 
 Words = npt.NDArray[np.uint64]
 
@@ -18,13 +17,7 @@ _MOST = 1 << 15  # texts at once, so that what is computed of them stays in the 
 
 
 def fingerprints_of(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: np.ndarray) -> Words:
-    """Returns the fingerprints of texts of at most ``LONGEST`` bytes, uint64 [N].
-
-    Args:
-        content: uint8 [M], the bytes of all texts.
-        begins: int64 [N], where each begins.
-        sizes: int64 [N], its bytes.
-    """
+    """Returns the fingerprints, uint64 [N], of texts of at most ``LONGEST`` bytes, by begin and size in bytes."""
     if len(begins) > _MOST:
         starts = range(0, len(begins), _MOST)
         parts = [fingerprints_of(content, begins[at : at + _MOST], sizes[at : at + _MOST]) for at in starts]
@@ -50,7 +43,6 @@ def fingerprints_of(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: n
 
 
 def _read(content: npt.NDArray[np.uint8], places: np.ndarray, kind: str) -> Words:
-    """Reads a number at each place, which need not be aligned."""
     size = np.dtype(kind).itemsize
     every = np.ndarray((len(content) - size + 1,), kind, content, strides=(1,))
     words: Words = every[places].astype(np.uint64, copy=False)

@@ -34,7 +34,7 @@ _KINDS = {
 
 
 def irregular(path: Path) -> str:
-    """What ``path`` names when that is there and no regular file, in words; empty otherwise.
+    """Describes what ``path`` names when that is there and no regular file; empty otherwise.
 
     A symbolic link is one whatever it points to: the name would become a file of its own, and what it stood for,
     such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
@@ -49,7 +49,7 @@ def irregular(path: Path) -> str:
 
 
 def directory_fault(folder: Path) -> str:
-    """Why there can be no directory ``folder``, in one line; empty where there is one or can be one."""
+    """Tells why there can be no directory ``folder``, in one line; empty where there is one or can be one."""
     if fault := address_fault(folder):
         return f"{folder}: {fault}"
     for place in (folder, *folder.parents):
@@ -66,12 +66,9 @@ def directory_fault(folder: Path) -> str:
 
 
 def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
-    """Why a file must not be written to ``path``, in one line; empty where it may.
+    """Tells why a file of a ``kind`` (with its article) must not be written to ``path``, in one line; else empty.
 
-    Args:
-        path: where. A new name, an empty file and a file of the same kind are allowed.
-        kind: of the file, with its article, for the message.
-        is_kind: returns whether a regular file is of that kind.
+    A new name, an empty file and a file of the same kind are allowed; ``is_kind`` is asked about a regular file.
     """
     allowed = f"allowed: a new file, or {kind} to replace"
     if what := irregular(path):
@@ -85,7 +82,7 @@ def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError of the block that does not say which file it is about says that it is about ``path``."""
+    """Names ``path`` in an OSError of the block that does not say which file it is about."""
     try:
         yield
     except OSError as error:
@@ -105,11 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it unless they exist; each new name survives a power cut.
-
-    Raises:
-        InputError: something else has one of the names, such as a file or a link that leads nowhere.
-    """
+    """Makes a folder and those above it, so that they survive a power cut; InputError where something else is there."""
     if folder.is_dir():
         return
     if fault := directory_fault(folder):
@@ -158,11 +151,7 @@ def write_all(file: RawIOBase, content: bytes) -> None:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Creates or replaces ``path``: temporary name, fsync, rename, fsync of the folder.
-
-    Raises:
-        InputError: the name is that of something else than a regular file (a link, a pipe, a device).
-    """
+    """Creates or replaces a regular file (else InputError): temporary name, fsync, rename, fsync of the folder."""
     if what := irregular(path):
         raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
     with _written(path, write) as temporary:
@@ -172,18 +161,15 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_atomic_bytes(path: Path, content: bytes) -> None:
-    """``write_atomic`` for content that is already in memory."""
+    """Creates or replaces ``path`` as ``write_atomic`` does."""
     write_atomic(path, lambda file: file.write(content))
 
 
 def create_exclusively(path: Path, content: bytes) -> bool:
-    """Creates ``path`` with all of ``content`` unless it exists.
+    """Creates ``path`` with all of ``content`` unless it exists; returns whether this call created it.
 
-    The name appears by a hard link, which is atomic and fails when the name is taken: of several
-    publishers exactly one wins, and no reader ever sees half a file.
-
-    Returns:
-        True when this call created the file, False when it existed before.
+    The name appears by a hard link, which is atomic and fails when the name is taken: of several publishers exactly one
+    wins, and no reader ever sees half a file.
     """
     with _written(path, lambda file: file.write(content)) as temporary:
         try:
@@ -196,13 +182,13 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Hashes a file's bytes by SHA-256, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
+    """Tells whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
     return _TEMPORARY_NAME.search(path.name) is not None
 
 
@@ -217,30 +203,20 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Refuses to write a file over anything but another one of its kind; for the arguments see ``file_fault``.
-
-    Raises:
-        InputError: what is there, and what is allowed.
-    """
+    """Refuses, with InputError, to write a file over anything but another one of its kind (see ``file_fault``)."""
     if fault := file_fault(path, kind, is_kind):
         raise InputError(fault)
 
 
 def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Refuses to write into a directory that has anything in it unless it is one of the kind.
+    """Refuses to write into a directory, or a link to one, that has anything in it unless it is one of the kind.
 
-    Args:
-        folder: the directory; it may also be a link to one, or be absent.
-        kind: what the command makes of it, with its article, for the message.
-        is_kind: returns whether a directory with something in it is of that kind.
-
-    Raises:
-        InputError: what is there, and what is allowed.
+    ``kind`` is what the command makes of it, with its article; ``is_kind`` is asked about a directory with content.
+    Raises InputError: what is there, and what is allowed.
     """
     if folder.is_dir():
-        names = sorted(
-            path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path)
-        )
+        held = (path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path))
+        names = sorted(held)
         if names and not is_kind(folder):
             raise InputError(
                 f"{folder} is neither empty nor {kind} (it holds {names[0]}): use another output directory"
@@ -290,7 +266,7 @@ _BINARY_BEGINNINGS = {b"ORC": "an ORC file", b"FEA1": "a Feather file"}
 
 
 def not_text(path: Path) -> str:
-    """What a file holds by its first bytes, where that is no text in UTF-8; empty where it may be that."""
+    """Describes what a file holds by its first bytes, where that is no text in UTF-8; empty where it may be that."""
     with path.open("rb") as file:
         start = file.read(512)
     found = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
@@ -307,7 +283,7 @@ def not_text(path: Path) -> str:
 
 
 def names_in(folder: Path, suffix: str) -> list[str]:
-    """The names that end with ``suffix`` in a folder, in no order; none where there is no folder."""
+    """Lists the names that end with ``suffix`` in a folder, in no order; none where there is no folder."""
     try:
         return [name for name in os.listdir(folder) if name.endswith(suffix)]
     except FileNotFoundError:

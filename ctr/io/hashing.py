@@ -8,38 +8,32 @@ import numpy.typing as npt
 UintArray = npt.NDArray[np.uint64]
 
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
-_FACTOR_2 = np.uint64(0x94D049BB133111EB)
 
 
-def splitmix64(values: UintArray) -> UintArray:
-    """The output function of splitmix64, uint64 [N], on a copy of ``values``.
+def mix64(values: UintArray) -> UintArray:
+    """Computes the finaliser of splitmix64, uint64 [N]: neighboring values come out unrelated.
 
-    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. Neighboring values come out
-    unrelated.
+    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
     """
-    mixed = values + _INCREMENT
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= _FACTOR_1
+    mixed = values ^ values >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(27)
-    mixed *= _FACTOR_2
+    mixed *= np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return mixed
 
 
+def splitmix64(values: UintArray) -> UintArray:
+    """Computes the output function of splitmix64, uint64 [N], on a copy of ``values``."""
+    return mix64(values + _INCREMENT)
+
+
 def uniform_hash(ids: np.ndarray, salt: str) -> np.ndarray:
-    """A number in [0, 1) for each id.
+    """Computes a number in [0, 1) for each id: int64 [N] to float64 [N], multiples of 2^-53.
 
-    Two rounds of splitmix64's output function, before each of them 64 bits of the
-    salt's SHA-256. With one round, two salts would give the same sequence of numbers to shifted ids, and the
+    Two rounds of splitmix64's output function, before each of them 64 bits of the salt's SHA-256: numbers of different
+    salts are independent. With one round, two salts would give the same sequence of numbers to shifted ids, and the
     empty salt could agree with the query buckets of the intervals.
-
-    Args:
-        ids: int64 [N].
-        salt: numbers of different salts are independent.
-
-    Returns:
-        float64 [N], multiples of 2^-53.
     """
     digest = hashlib.sha256(salt.encode()).digest()
     first, second = np.frombuffer(digest[:16], "<u8").astype(np.uint64)

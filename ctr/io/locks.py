@@ -11,14 +11,10 @@ from ctr.io.errors import InputError
 
 @contextlib.contextmanager
 def hold(path: Path, busy: str = "") -> Iterator[None]:
-    """Holds a lock for this process until the block ends.
-
-    Args:
-        path: a folder or a file that exists.
-        busy: the message when another process holds it. Empty: waits until no other process does.
+    """Holds a lock on a folder or a file for this process until the block ends.
 
     Raises:
-        InputError: another process holds it, and there is a message for that.
+        InputError: another process holds it, with ``busy`` as the message. Without a message: waits for it.
         FileNotFoundError: there is no such path.
     """
     lock = os.open(path, os.O_RDONLY)

@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def address_fault(given: str | os.PathLike[str]) -> str:
-    """Why a path cannot be one of this machine, without the path; empty where it can."""
+    """Tells why a path cannot be one of this machine, without the path; empty where it can."""
     found = _ADDRESS.match(os.fspath(given))
     if found is None:
         return ""
@@ -29,10 +29,6 @@ def check_local(given: str | os.PathLike[str]) -> None:
 
 
 def local_path(text: str) -> Path:
-    """Reads a path of the command line.
-
-    Raises:
-        InputError: the text is an address.
-    """
+    """Reads a path of the command line; InputError for an address."""
     check_local(text)
     return Path(text)

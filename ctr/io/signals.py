@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a wish to stop soon, noticed where it suits the work; or at once, but with what was begun."""
+"""Stop signals: SIGTERM and SIGINT as a wish to stop soon, noticed where it suits the work; or at once."""
 
 import signal
 import threading
@@ -8,42 +8,33 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-Stop = Callable[[], str | None]
-"""Why to stop, in a word, or None."""
+Stop = Callable[[], str | None]  # why to stop, in a word, or None
 
 
 def signal_number(name: str | None) -> int:
-    """The number of a signal; 0 for none."""
+    """Returns the number of a signal; 0 for none."""
     return 0 if name is None else int(signal.Signals[name])
 
 
 def signal_name(number: int) -> str:
-    """The name of the signal with a number."""
+    """Returns the name of the signal with a number."""
     return signal.Signals(number).name
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error: what was done is kept)
-    """Raised where work was to stop and has, with what was done kept.
-
-    Attributes:
-        status: of the process, as a shell has it.
-    """
+    """Raised where work was to stop and has, with what was done kept; ``status`` is that of the process in a shell."""
 
     def __init__(self, name: str, text: str) -> None:
-        """``name``: of the signal; ``text``: where the work stopped, and how it goes on."""
         super().__init__(text)
         self.status = 128 + signal_number(name)
 
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Within the block the first of these signals is only noted; a second one ends the process at once.
+    """Notes the first of these signals within the block; a second one ends the process at once.
 
-    Handlers are set whatever they were: a process started in the background by a shell ignores SIGINT. In another
-    thread than the main one no signal is noted.
-
-    Yields:
-        A function that returns the name of the signal that came, or None.
+    Yields a function that returns the name of the signal that came, or None. Handlers are set whatever they were: a
+    process started in the background by a shell ignores SIGINT. In another thread than the main one no signal is noted.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -66,10 +57,7 @@ def stop_signals() -> Iterator[Stop]:
 
 @contextmanager
 def ending_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM raises SystemExit, so that processes that were started can be ended.
-
-    Other handlers stay, and in other threads nothing is changed.
-    """
+    """Raises SystemExit at SIGTERM in the block, to end what was started; other handlers and threads stay."""
     is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

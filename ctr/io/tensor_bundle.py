@@ -5,6 +5,7 @@
 ``tensor_bundle.proto`` and ``table_format.txt`` of TensorFlow.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,10 +57,7 @@ def _tensor(entry: bytes, data: np.ndarray) -> np.ndarray | None:
     if kind is None:
         return None
     begin, size = fields.get(4, 0), fields.get(5, 0)
-    count = 1
-    for length in shape:
-        count *= length
-    if fields.get(3, 0) or size != count * kind.itemsize or begin + size > len(data):
+    if fields.get(3, 0) or size != math.prod(shape) * kind.itemsize or begin + size > len(data):
         raise ValueError(f"a tensor of shape {shape} does not fit its {size} bytes")
     tensor = data[begin : begin + size].view(kind).reshape(shape)
     # NumPy would copy all of it whenever some of its rows are taken.
@@ -67,7 +65,6 @@ def _tensor(entry: bytes, data: np.ndarray) -> np.ndarray | None:
 
 
 def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the names and messages of a sorted table."""
     if len(table) < _FOOTER or struct.unpack("<Q", table[-8:])[0] != _MAGIC:
         raise ValueError("not a sorted table")
     footer, place = table[-_FOOTER:], 0
@@ -98,7 +95,6 @@ def _block(table: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the numbers and values of a message's fields."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -119,7 +115,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """Returns a number and the place behind it."""
     value = shift = 0
     while True:
         byte = content[place]

@@ -1,4 +1,4 @@
-"""The folders of a directory of versions: each is named by its version, a whole number.
+"""Folders of a directory of versions: each is named by its version, a whole number.
 
 The name of a delta, which says only how the version differs from an earlier one, has ``DELTA`` behind the number; that
 of a version that is not complete has ``PARTIAL`` at its end. TensorFlow Serving, which looks for numbers, ignores both.
@@ -8,8 +8,7 @@ from pathlib import Path
 
 DELTA = ".delta"
 PARTIAL = ".partial"
-FULL_FILE, DELTA_FILE = "saved_model.pb", "delta.npz"
-"""The file that only a version with a whole model has, and the one that only a delta has."""
+FULL_FILE, DELTA_FILE = "saved_model.pb", "delta.npz"  # only a version with a whole model has the first one
 
 
 def versions(folder: Path) -> list[Path]:

@@ -1,10 +1,9 @@
-"""Which known word was meant by one that is not known."""
+"""Known words that were meant by one that is not known."""
 
 import difflib
 from collections.abc import Sequence
 
-_LISTED, _MOST_LISTED = 160, 20
-"""Characters and words of a list of known words at most."""
+_LISTED, _MOST_LISTED = 160, 20  # characters and words of a list of known words at most
 
 
 def near_words(word: str, known: Sequence[str]) -> list[str]:
@@ -26,12 +25,7 @@ def did_you_mean(word: str, known: Sequence[str], limit: int = 3) -> str:
 
 
 def listed(known: Sequence[str], meant: str = "") -> str:
-    """The known words after one another; of more than a line has room for those like ``meant`` and the first ones.
-
-    Args:
-        known: all of them; ``(none)`` stands for none.
-        meant: the word that is not among them.
-    """
+    """Lists the known words; of more than a line has room for those like ``meant`` and the first ones."""
     text = ", ".join(known) or "(none)"
     if len(text) <= _LISTED:
         return text

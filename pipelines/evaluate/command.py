@@ -1,4 +1,4 @@
-"""``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
+"""Command ``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
 
 import shlex
 from collections.abc import Sequence
@@ -24,19 +24,7 @@ from ctr.pipelines.processes import quiet_beam, safe_workers
 def run_evaluate(
     predictions: Sequence[Path], against: Sequence[Path] | None = None, beam_options: str = ""
 ) -> dict[str, Any]:
-    """Measure predictions, or compare them with others; Beam's own notices are hidden.
-
-    Args:
-        predictions: Parquet files, folders of them, or run directories; in a comparison the baseline.
-        against: the same, of the set to compare with the baseline.
-        beam_options: as on a shell's command line, ``--runner=... --temp_location=...``.
-
-    Returns:
-        What `evaluate` returns; with `against`, what `evaluate_difference` does, `against` being its b.
-
-    Raises:
-        InputError: as these raise.
-    """
+    """Measure predictions (`evaluate`), or compare others with them (`evaluate_difference`), without Beam's notices."""
     try:
         options = shlex.split(beam_options)
     except ValueError as error:
@@ -53,9 +41,9 @@ def evaluate_text(result: dict[str, Any]) -> str:
     """Format the result of `run_evaluate` as tables for a terminal."""
     if "prediction_difference" not in result:
         lines = [_traffic(result), *_metric_lines(result), *_training_lines(result)]
-        return "\n".join(
-            [*lines, *([_traffic(new), *_metric_lines(new)] if (new := result.get("new")) else [])]
-        )
+        if new := result.get("new"):
+            lines += [_traffic(new), *_metric_lines(new)]
+        return "\n".join(lines)
     difference = result["prediction_difference"]
     low, high = difference["ci95"]
     decimals = decimals_for(low, high)
@@ -97,16 +85,14 @@ def _training_lines(summary: dict[str, Any]) -> list[str]:
         return []
     learned, new, untold = (training[f"{name}_rows"] for name in ("learned", "new", "untold"))
     if learned:
-        here = f"; of the {new:,} rows that are later:" if "new" in summary else ""
-        alone = "" if new else "; score later rows: ctr score --start, or train with time_range.end"
-        return [
-            f"warning: not held out: the model was trained on {learned:,} of these {learned + new + untold:,} rows"
-            f"{here or alone}"
-        ]
+        rest = "" if new else "; score later rows: ctr score --start, or train with time_range.end"
+        if "new" in summary:
+            rest = f"; of the {new:,} rows that are later:"
+        of = f"{learned:,} of these {learned + new + untold:,} rows"
+        return [f"warning: not held out: the model was trained on {of}{rest}"]
     if untold:
-        return [
-            f"warning: the times of {untold:,} rows are not known: the model may have been trained on them"
-        ]
+        unknown = f"the times of {untold:,} rows are not known"
+        return [f"warning: {unknown}: the model may have been trained on them"]
     return ["held out: the model was trained on none of these rows"]
 
 
@@ -122,11 +108,6 @@ def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:
 def _paired_rows(metrics: dict[str, Any]) -> list[list[str]]:
     rows = [["", "a", "b", "b - a", "95% interval", ""]]
     for name, row in metrics.items():
-        low, high = row["ci95"]
-        rows.append(
-            [
-                *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
-                row["verdict"].ljust(VERDICT_WIDTH),
-            ]
-        )
+        cells = paired_cells(name, row["a"], row["b"], row["difference"], *row["ci95"])
+        rows.append([*cells, row["verdict"].ljust(VERDICT_WIDTH)])
     return rows

@@ -23,6 +23,7 @@ from ctr.io.paths import check_local
 from ctr.pipelines.rows.sources import faults_named, require_columns
 from ctr.serving.learned import LEARNED
 
+# A prediction; rows without labels have label False and weight 0.
 ROW = np.dtype(
     [
         ("example_id", np.int64),
@@ -32,14 +33,11 @@ ROW = np.dtype(
         ("label", np.bool_),
     ]
 )
-"""A prediction; rows without labels have label False and weight 0."""
 
-BATCH_ROWS = 1 << 20
-"""Rows of a file in memory at a time."""
+BATCH_ROWS = 1 << 20  # rows of a file in memory at a time
 
 Rows = npt.NDArray[np.void]
-Piece = tuple[str, Rows]
-"""The name of the file, and rows of it."""
+Piece = tuple[str, Rows]  # the name of the file, and rows of it
 
 _KEYS = ("example_id", "query_id", "logit")
 _LABELS = ("label", "metric_weight")
@@ -47,36 +45,19 @@ _LABELS = ("label", "metric_weight")
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a file of predictions.
-
-    Attributes:
-        path: the file.
-        number: of the row group, from 0.
-        first_row: number of its first row in the file, from 1.
-        rows: how many it has.
-        labeled: whether the file has labels and metric weights.
-        marked: whether the file has a column `LEARNED`.
-        new: whether only the rows are taken that the model has not learned from.
-    """
+    """Row group of a file of predictions."""
 
     path: str
-    number: int
-    first_row: int
+    number: int  # from 0
+    first_row: int  # number of its first row in the file, from 1
     rows: int
-    labeled: bool
-    marked: bool = False
-    new: bool = False
+    labeled: bool  # whether the file has labels and metric weights
+    marked: bool = False  # whether the file has a column `LEARNED`
+    new: bool = False  # whether only the rows are taken that the model has not learned from
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
-    """The row groups of all files, from their footers.
-
-    Args:
-        inputs: Parquet files; folders of them; run directories.
-
-    Raises:
-        InputError: nothing there, a file given twice, damaged, without a column or with one of another type.
-    """
+    """Find the row groups of files, folders and run directories from footers; InputError where a file is no good."""
     groups: list[RowGroup] = []
     seen: set[Path] = set()
     for path in _files(inputs):
@@ -117,13 +98,9 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
 
 
 def check_columns(where: str, schema: pa.Schema) -> bool:
-    """Check the columns of predictions.
+    """Check the columns of predictions; return whether there are labels and metric weights (`ctr score`: maybe not).
 
-    Returns:
-        Whether there are labels and metric weights; `ctr score` writes files without for rows without labels.
-
-    Raises:
-        InputError: a column is missing or of a wrong type; it names `where`.
+    Raises InputError: a column is missing or of a wrong type; it names `where`.
     """
     if LEARNED in schema.names and not pa.types.is_boolean(schema.field(LEARNED).type):
         raise InputError(f"{where}: column {LEARNED} must be true or false, got {schema.field(LEARNED).type}")
@@ -142,38 +119,22 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
     return labeled
 
 
-def _is_real(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind))
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    # Unsigned numbers above 2**63 would change their value, and with it the query they belong to.
-    return bool(pa.types.is_signed_integer(kind))
-
-
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-def _is_label(kind: pa.DataType) -> bool:
-    return _is_number(kind) or bool(pa.types.is_boolean(kind))
-
-
 _ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "example_id": (_is_id, "int64"),
-    "query_id": (_is_id, "int64"),
-    "logit": (_is_real, "float32 or float64"),
+    # Unsigned numbers above 2**63 would change their value, and with it the query they belong to.
+    "example_id": (pa.types.is_signed_integer, "int64"),
+    "query_id": (pa.types.is_signed_integer, "int64"),
+    "logit": (pa.types.is_floating, "float32 or float64"),
     "metric_weight": (_is_number, "numbers"),
-    "label": (_is_label, "0 or 1"),
+    "label": (lambda kind: _is_number(kind) or pa.types.is_boolean(kind), "0 or 1"),
 }
 
 
 def read_row_group(group: RowGroup) -> Iterator[Piece]:
-    """Yields the rows of a row group, checked, at most `BATCH_ROWS` at a time; page checksums are verified.
-
-    Raises:
-        InputError: the file is damaged, or a value is not allowed; it names file and row.
-    """
+    """Yields a row group's checked rows, at most `BATCH_ROWS` at a time; InputError names file and row of a fault."""
     wanted = [*_KEYS, *(_LABELS if group.labeled else ()), *([LEARNED] if group.new else [])]
     path, first_row = group.path, group.first_row
     with faults_named(Path(path)), pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -181,27 +142,18 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
         for batch in batches:
             rows = checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
             if group.new:
-                rows = rows[_is_new(batch.column(LEARNED))]
+                new = pc.invert(batch.column(LEARNED)).fill_null(False)
+                rows = rows[new.to_numpy(zero_copy_only=False)]
             yield path, rows
             first_row += batch.num_rows
 
 
-def _is_new(learned: pa.Array) -> npt.NDArray[np.bool_]:
-    new: npt.NDArray[np.bool_] = pc.invert(learned).fill_null(False).to_numpy(zero_copy_only=False)
-    return new
-
-
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
-    """Counts the rows that the model has learned from, as `ctr score` has marked them.
+    """Count the rows that the model has learned from, as `ctr score` has marked them.
 
-    Returns:
-        ``learned_rows``, ``new_rows`` and ``untold_rows``: those that it has learned from, those that are later, and
-        those of which that is not known. ``held_out``: true where all are later, null where no row is known to be
-        learned from but some are untold. None where no row group is marked, such as progressive predictions, which
-        were made before the model learned from the row.
-
-    Raises:
-        InputError: a file is damaged.
+    ``new_rows`` are later, of ``untold_rows`` that is not known. ``held_out``: true where all are later, null where no
+    row is known to be learned from but some are untold. None where no row group is marked, such as progressive
+    predictions, which were made before the model learned from the row. Raises InputError: a file is damaged.
     """
     if not any(group.marked for group in groups):
         return None
@@ -218,16 +170,10 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
 
 
 def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1) -> Rows:
-    """Rows of a table whose columns `check_columns` passed, as `ROW` [N].
+    """Rows of a table whose columns `check_columns` passed, as `ROW` [N]; labels and weights only if `labeled`.
 
-    Args:
-        where: names the table in an error.
-        labeled: whether labels and weights are to be taken.
-        first_row: number of the table's first row.
-
-    Raises:
-        InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not
-            finite; it names `where` and the row.
+    Raises InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not finite; it
+    names `where` and the row, of which the first is `first_row`.
     """
     rows = np.zeros(table.num_rows, ROW)
 
@@ -255,8 +201,7 @@ def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1)
 def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
     """Part rows by a hash of their query: every row of a query comes under the same of `keys` keys.
 
-    Yields:
-        Key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
+    Yields key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
     """
     # Not the upper bits: by these, queries fall into the buckets of the intervals.
     key = splitmix64(rows["query_id"].astype(np.uint64)) % np.uint64(keys)
@@ -269,20 +214,15 @@ def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
 
 
 def gather(pieces: Iterable[Piece]) -> Rows:
-    """All rows of the pieces of a key, in any order.
-
-    Raises:
-        InputError: an example_id repeats; it names the files.
-    """
+    """Concatenate the pieces of a key, in any order; InputError, which names the files, where an example_id repeats."""
     held = list(pieces)
     rows = np.concatenate([np.empty(0, ROW), *(part for _, part in held)])
     ids = np.sort(rows["example_id"])
     repeats = ids[1:][ids[1:] == ids[:-1]]
     if len(repeats):
         example_id = repeats[0]
-        places = [
-            source for source, part in held for _ in range(int((part["example_id"] == example_id).sum()))
-        ]
+        counts = [(source, int((part["example_id"] == example_id).sum())) for source, part in held]
+        places = [source for source, count in counts for _ in range(count)]
         raise InputError(
             f"{min(places)}: example_id {example_id} appears in the predictions {len(places)} times"
             + (f", also in {max(places)}" if max(places) != min(places) else "")

@@ -1,4 +1,4 @@
-"""The metrics of progressive validation, and the prediction difference, over files of predictions of any size.
+"""Metrics of progressive validation, and the prediction difference, over files of predictions of any size.
 
 The numbers are those of `ctr.eval` to rounding, the counts exactly. For how, see `ctr.pipelines.evaluate.transforms`.
 """
@@ -26,11 +26,10 @@ from ctr.pipelines.beam import make_pipeline, read_beam_options
 from ctr.pipelines.evaluate.rows import RowGroup, count_learned, find_row_groups, read_row_group
 from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states
 
+# Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same.
 ROWS_PER_KEY = 1 << 20
-"""Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same."""
-
+# A runner inside this process groups so many at a time: it holds all of them in memory, about 100 bytes each.
 ROWS_PER_PASS = 1 << 23
-"""Rows that a runner inside this process groups at a time: it holds all of them in memory, about 100 bytes each."""
 
 _IN_MEMORY = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner")
 
@@ -42,22 +41,15 @@ def evaluate(
     rows_per_key: int = ROWS_PER_KEY,
     rows_per_pass: int | None = None,
 ) -> dict[str, Any]:
-    """The metrics of recorded predictions.
+    """Measure recorded predictions: Parquet files, folders of them, and run directories.
 
-    Args:
-        inputs: Parquet files, folders of them, and run directories.
-        beam_options: as on Beam's command line, ``--runner=...``; the runner inside this process by default.
-        rows_per_key: rows that are to meet in memory.
-        rows_per_pass: rows grouped at a time, the files being read once for each pass; `ROWS_PER_PASS` by
-            default for a runner that groups in memory, all for any other.
+    Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where `ctr score`
+    has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there are
+    both kinds, ``new``: the summary of those that it has not learned from.
 
-    Returns:
-        `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where `ctr score` has
-        marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there are
-        both kinds, ``new``: the summary of those that it has not learned from.
-
-    Raises:
-        InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
+    Files are read once for each pass: of `ROWS_PER_PASS` by default for a runner that groups in memory, such as that
+    inside this process, all rows for any other. Raises InputError: no predictions, a faulty file or row, a repeated
+    example_id, or unknown Beam options.
     """
     groups = find_row_groups(inputs)
     _require_labels(groups)
@@ -81,14 +73,9 @@ def evaluate_difference(
     rows_per_key: int = ROWS_PER_KEY,
     rows_per_pass: int | None = None,
 ) -> dict[str, Any]:
-    """The prediction difference of two sets of predictions, joined by query_id and example_id (FF section 5).
+    """Compare two sets of predictions, a the baseline, joined by query_id and example_id (FF section 5).
 
-    Args:
-        inputs_a: the baseline, as in `evaluate`; what `ctr score` writes for a log is allowed.
-        inputs_b: the set under study.
-        beam_options: as in `evaluate`.
-        rows_per_key: as there.
-        rows_per_pass: as there.
+    Arguments are those of `evaluate`; what `ctr score` writes for a log is allowed.
 
     Returns:
         ``baseline``: a. ``predictions``: the paths of both. ``a`` and ``b``: the summaries of both, without metrics
@@ -128,7 +115,6 @@ def _run(
     rows_per_key: int,
     rows_per_pass: int | None,
 ) -> dict[str, Any]:
-    """The states over all row groups, by name."""
     options = _options(beam_options)
     runner = options.view_as(StandardOptions).runner
     rows = sum(group.rows for groups in sides.values() for group in groups)

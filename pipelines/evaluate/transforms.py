@@ -1,31 +1,36 @@
-"""Beam transforms: tables of predictions to their metrics, and to those of two sets.
+"""Beam transforms from tables of predictions to their metrics, and to those of two sets.
 
-Rows are parted by a hash of their query; grouped by that hash, whole queries meet, whatever files and row
-groups they stood in; a key's rows are one batch of the metrics' states, which merge. Elements are NumPy arrays
-of many rows, never single rows.
+Rows are parted by a hash of their query; grouped by that hash, whole queries meet, whatever files and row groups they
+stood in; a key's rows are one batch of the metrics' states, which merge. Elements are NumPy arrays of many rows, never
+single rows.
 
-A fault is carried through the pipeline as data and raised at its end: a runner would retry what raises, and
-wrap the one line that says what is wrong.
+A fault is carried through the pipeline as data and raised at its end: a runner would retry what raises, and wrap the
+one line that says what is wrong.
 """
 
 # Beam types its classes, few of its functions.
 # mypy: allow-untyped-calls
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 
+from ctr.eval.arrays import IntArray
 from ctr.eval.compare import compare, same_examples
+from ctr.eval.prediction_difference import JoinedPredictions, PredictionDifference
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import COMPARED
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 from ctr.io.words import listed
-from ctr.pipelines.evaluate.combine import JoinedDifference, PredictionDifferenceFn, ProgressiveMetricsFn
 from ctr.pipelines.evaluate.rows import (
     Piece,
+    Rows,
     check_columns,
     checked_rows,
     gather,
@@ -33,29 +38,112 @@ from ctr.pipelines.evaluate.rows import (
     split_by_query,
 )
 
-TABLE_KEYS = 256
-"""Keys for tables whose number of rows is not known in advance."""
+State = ProgressiveMetrics | PredictionDifference
 
-FAULT = "fault"
-"""The key of `metric_states` for the message of an error; the message is empty without one."""
 
+class JoinedDifference(PredictionDifference):
+    """PD over joined predictions, and how many examples only the first or only the second set has (int64 [])."""
+
+    LAYOUT: ClassVar = {**PredictionDifference.LAYOUT, "only_a": ((), np.int64), "only_b": ((), np.int64)}
+
+    only_a: IntArray
+    only_b: IntArray
+
+    def add(self, joined: JoinedPredictions) -> None:
+        """Add joined examples, of which each is given once."""
+        self.update(joined.first, joined.second, joined.query_id)
+        self.only_a += joined.only_first
+        self.only_b += joined.only_second
+
+
+class StateCoder(beam.coders.Coder):
+    """State as a compressed ``.npz``: its 7 MB are mostly zeros, and travel between workers."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+
+    def encode(self, value: State) -> bytes:
+        file = io.BytesIO()
+        np.savez_compressed(file, **value.to_arrays())  # type: ignore[arg-type]
+        return file.getvalue()
+
+    def decode(self, encoded: bytes) -> Any:
+        with np.load(io.BytesIO(encoded), allow_pickle=False) as arrays:
+            return self._kind.from_arrays(dict(arrays))
+
+    def is_deterministic(self) -> bool:
+        return False
+
+
+class _StateFn(beam.CombineFn):
+    """Combiner to a state, which merges with others of its class."""
+
+    kind: ClassVar[type[Any]]
+
+    def create_accumulator(self) -> Any:
+        return self.kind()
+
+    def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
+        merged = self.kind()
+        for accumulator in accumulators:
+            merged.merge(accumulator)
+        return merged
+
+    def extract_output(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def get_accumulator_coder(self) -> StateCoder:
+        return StateCoder(self.kind)
+
+
+class ProgressiveMetricsFn(_StateFn):
+    """Combines batches of whole queries (`ROW` [N]) to their `ProgressiveMetrics`.
+
+    A query must not be spread over two batches; batches may come in any order, and merge in any.
+    """
+
+    kind = ProgressiveMetrics
+
+    def add_input(self, accumulator: ProgressiveMetrics, rows: Rows) -> ProgressiveMetrics:
+        accumulator.update(rows["label"], rows["logit"], rows["weight"], rows["query_id"])
+        return accumulator
+
+
+class PredictionDifferenceFn(_StateFn):
+    """Combines joined predictions of two sets to their `JoinedDifference`."""
+
+    kind = JoinedDifference
+
+    def add_input(self, accumulator: JoinedDifference, joined: JoinedPredictions) -> JoinedDifference:
+        accumulator.add(joined)
+        return accumulator
+
+
+TABLE_KEYS = 256  # for tables whose number of rows is not known in advance
+FAULT = "fault"  # the key of `metric_states` for the message of an error, empty without one
+
+# The states of two sets; of one, only the first.
 KINDS: dict[str, type[Any]] = {
     "a": ProgressiveMetrics,
     "b": ProgressiveMetrics,
     "difference": JoinedDifference,
 }
-"""The states of two sets; of one, only the first."""
 
-Reader = Callable[[Any], Iterable[Piece]]
-"""Gives the checked rows of an element."""
+Reader = Callable[[Any], Iterable[Piece]]  # gives the checked rows of an element
 
 
-class SummarizePredictions(beam.PTransform[Any, Any]):
-    """Tables of predictions -> one dict, `ProgressiveMetrics.summary` of all their rows.
+class _KeyedTransform(beam.PTransform[Any, Any]):
+    def __init__(self, keys: int = TABLE_KEYS) -> None:
+        super().__init__()
+        self._keys = keys
+
+
+class SummarizePredictions(_KeyedTransform):
+    """Summarizes tables of predictions in one dict, `ProgressiveMetrics.summary` of all their rows.
 
     The tables (`pa.Table`, N rows each, in any order, a query's rows in any of them; what
     `beam.io.ReadFromParquetBatched` gives) have the columns example_id, query_id (int64), logit, metric_weight
-    and label. Bounded and in the global window.
+    and label. Bounded and in the global window. Each of the keys is to fit into a worker's memory.
 
         summary = pipeline | beam.io.ReadFromParquetBatched(pattern) | SummarizePredictions()
 
@@ -63,19 +151,13 @@ class SummarizePredictions(beam.PTransform[Any, Any]):
     example_id.
     """
 
-    def __init__(self, keys: int = TABLE_KEYS) -> None:
-        """Group queries by `keys` keys, of which each is to fit into a worker's memory."""
-        super().__init__()
-        self._keys = keys
-
     def expand(self, tables: Any) -> Any:
-        """The summary of `tables`."""
-        found = metric_states({"a": tables}, _labeled_table, self._keys)
+        found = metric_states({"a": tables}, partial(_table, requires_labels=True), self._keys)
         return found | beam.Map(lambda states: raised(states)["a"].summary())
 
 
-class ComparePredictions(beam.PTransform[Any, Any]):
-    """Two sets of tables of predictions -> one dict, as `evaluate_difference` returns it.
+class ComparePredictions(_KeyedTransform):
+    """Compares two sets of tables of predictions in one dict, as `evaluate_difference` returns it.
 
         compared = {"a": tables_a, "b": tables_b} | ComparePredictions()
 
@@ -83,19 +165,13 @@ class ComparePredictions(beam.PTransform[Any, Any]):
     metric of that set is defined.
     """
 
-    def __init__(self, keys: int = TABLE_KEYS) -> None:
-        """Group queries by `keys` keys, of which each is to fit into a worker's memory."""
-        super().__init__()
-        self._keys = keys
-
     def expand(self, tables: Mapping[str, Any]) -> Any:
-        """The comparison of the sets ``a`` and ``b``."""
         found = metric_states({side: tables[side] for side in ("a", "b")}, _table, self._keys)
         return found | beam.Map(lambda states: difference_of(raised(states)))
 
 
 def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
-    """What `ctr.pipelines.evaluate.run.evaluate_difference` returns, from the states of `KINDS`."""
+    """Make what `evaluate_difference` returns of the states of `KINDS`."""
     a, b, joined = states["a"], states["b"], states["difference"]
     estimate = joined.estimate()
     same = not joined.only_a and not joined.only_b and same_examples(a, b)
@@ -128,22 +204,17 @@ def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
     }
 
 
-def _labeled_table(table: pa.Table) -> Iterator[Piece]:
+def _table(table: pa.Table, requires_labels: bool = False) -> Iterator[Piece]:
     name = "table of predictions"
-    if not check_columns(name, table.schema):
-        raise InputError(
-            f"{name}: no column label, metric_weight; the columns are {listed(table.column_names)}"
-        )
-    yield name, checked_rows(name, table, True)
-
-
-def _table(table: pa.Table) -> Iterator[Piece]:
-    name = "table of predictions"
-    yield name, checked_rows(name, table, check_columns(name, table.schema))
+    labeled = check_columns(name, table.schema)
+    if requires_labels and not labeled:
+        known = listed(table.column_names)
+        raise InputError(f"{name}: no column label, metric_weight; the columns are {known}")
+    yield name, checked_rows(name, table, labeled)
 
 
 class _Split(beam.DoFn):
-    """Elements that `read` understands -> (key, (side, piece)); of the keys, those of this pass."""
+    # Elements that `read` understands -> (key, (side, piece)); of the keys, those of this pass.
 
     def __init__(self, side: str, read: Reader, keys: int, number: int, passes: int) -> None:
         self._side, self._read, self._keys = side, read, keys
@@ -160,7 +231,7 @@ class _Split(beam.DoFn):
 
 
 class _Gather(beam.DoFn):
-    """(key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows."""
+    # (key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows.
 
     def __init__(self, sides: Sequence[str]) -> None:
         self._sides = tuple(sides)
@@ -181,17 +252,10 @@ class _Gather(beam.DoFn):
 
 
 def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int = 0, passes: int = 1) -> Any:
-    """The states of one set of predictions, or of two with their difference.
+    """Collect the states by name (`KINDS`), and `FAULT`, of one set of predictions, or of two with their difference.
 
-    Args:
-        sides: collections of elements that `read` understands, under ``a``, or under ``a`` and ``b``.
-        read: gives an element's rows, or raises InputError.
-        keys: by how many keys queries are grouped.
-        number: of the pass, from 0: only keys that leave this remainder are taken.
-        passes: the divisor.
-
-    Returns:
-        A collection of one dict: the states by name (`KINDS`), and `FAULT`.
+    `sides` are collections of elements that `read` understands, under ``a``, or under ``a`` and ``b``. Only keys that
+    leave the remainder `number`, divided by `passes`, are taken.
     """
     split = {
         side: elements
@@ -211,15 +275,10 @@ def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int
     for name in names:
         combine = PredictionDifferenceFn() if name == "difference" else ProgressiveMetricsFn()
         states[name] = gathered[name] | f"Combine {name}" >> beam.CombineGlobally(combine)
-    return (
-        faults.pipeline
-        | "Once" >> beam.Create([None])
-        | "Join"
-        >> beam.Map(
-            lambda _, **found: found,
-            **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()},
-        )
+    join = beam.Map(
+        lambda _, **found: found, **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()}
     )
+    return faults.pipeline | "Once" >> beam.Create([None]) | "Join" >> join
 
 
 def _first_fault(faults: Iterable[str]) -> str:
@@ -227,7 +286,7 @@ def _first_fault(faults: Iterable[str]) -> str:
 
 
 def raised(states: dict[str, Any]) -> dict[str, Any]:
-    """`states`; raises the fault among them as an InputError."""
+    """Raise the fault among `states` as an InputError, or return them."""
     if states[FAULT]:
         raise InputError(states[FAULT])
     return states

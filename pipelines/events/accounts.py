@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +13,8 @@ from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.spool import UnitReport
 from ctr.pipelines.rows.rejects import json_line, reject_line, reject_reasons
 
-ENOUGH_EVENTS = 1_000
-"""The share of rejects is not judged from fewer events before the end of a job."""
-
-RECENT_EVENTS = 100_000
-"""A job that does not end is judged by its latest units with so many events."""
+ENOUGH_EVENTS = 1_000  # the share of rejects is not judged from fewer events before the end of a job
+RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with so many events
 
 _MANY_DAMAGED = 8
 
@@ -31,7 +28,6 @@ class KindCounts:
     rejected: int = 0
 
     def plus(self, report: UnitReport) -> "KindCounts":
-        """Adds those of one more unit."""
         return KindCounts(self.read + report.events, self.late + report.late, self.rejected + report.rejected)
 
 
@@ -44,38 +40,21 @@ class EventCounts:
     damaged: int = 0
 
     def plus(self, report: UnitReport) -> "EventCounts":
-        """Adds those of one more unit."""
         counts = replace(self, damaged=self.damaged + bool(report.damaged))
         if report.kind == "impressions":
             return replace(counts, impressions=self.impressions.plus(report))
         return replace(counts, clicks=self.clicks.plus(report))
 
 
-def count_reports(reports: Sequence[UnitReport]) -> EventCounts:
-    """The counts of some units."""
-    counts = EventCounts()
-    for report in reports:
-        counts = counts.plus(report)
-    return counts
-
-
 def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:
-    """Raises InputError when more than the allowed share of the events of these units was rejected.
-
-    Args:
-        at_least: the number of events from which on the share is judged.
-    """
+    """Raises InputError when more than the allowed share of the events, if ``at_least`` so many, was rejected."""
     events = sum(report.events for report in reports)
     rejected = sum(report.rejected for report in reports)
     if events < at_least or rejected <= max_share * events:
         return
     reason, most = next(iter(reject_reasons(r for report in reports for r in report.rejects).items()))
-    place, first = next(
-        (report.name, reject)
-        for report in reports
-        for reject in report.rejects
-        if f"{reject.key}: {reject.reason}" == reason
-    )
+    rejects = ((report.name, reject) for report in reports for reject in report.rejects)
+    place, first = next(one for one in rejects if f"{one[1].key}: {one[1].reason}" == reason)
     raise InputError(
         f"{rejected} of {events} events rejected, more than the allowed share of {max_share:g}; most often {reason} "
         f"({most} described, first {place} row {first.row}, value {first.value!r}; allowed: {first.allowed})"
@@ -83,29 +62,20 @@ def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: i
 
 
 class RecentReports:
-    """The latest units of a job that does not end, with 100,000 events; it is judged by them.
-
-    Args:
-        max_reject_share: of their events.
-        max_units: that are kept; None: any number.
-    """
+    """Latest units of a job that does not end, with 100,000 events and at most ``max_units``; it is judged by them."""
 
     def __init__(self, max_reject_share: float, max_units: int | None = None) -> None:
-        self._max_reject_share, self._max_units = max_reject_share, max_units
+        self._max_reject_share, self._max_units = max_reject_share, max_units or math.inf
         self._reports: deque[UnitReport] = deque()
         self._events = 0
 
     def add(self, report: UnitReport) -> None:
-        """Adds a unit, and forgets those before it that are no longer needed."""
         self._reports.append(report)
         self._events += report.events
-        while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > (
-            self._max_units or math.inf
-        ):
+        while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > self._max_units:
             self._events -= self._reports.popleft().events
 
     def check_rejects(self, at_least: int = ENOUGH_EVENTS) -> None:
-        """``check_rejects`` for these units."""
         check_rejects(self._reports, self._max_reject_share, at_least)
 
     def check_damaged(self) -> None:
@@ -135,7 +105,7 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
 
 
 def describe_rejects(report: UnitReport) -> bytes:
-    """The rejects of a unit as lines of JSON; empty without any."""
+    """Formats the rejects of a unit as lines of JSON; empty without any."""
     lines = [reject_line(reject, report.name) for reject in report.rejects]
     if more := report.rejected - len(report.rejects):
         lines.append(json_line({"file": report.name, "more": more}))
@@ -145,12 +115,11 @@ def describe_rejects(report: UnitReport) -> bytes:
 
 
 def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
-    """The counters of partitions, added up."""
-    total: dict[str, int] = {}
+    """Adds up the counters of partitions."""
+    total: Counter[str] = Counter()
     for manifest in manifests:
-        for name, count in manifest.counters.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(manifest.counters)
+    return dict(total)
 
 
 def check_conservation(counts: EventCounts, counters: dict[str, int], pending: int) -> None:

@@ -4,6 +4,7 @@ Memory holds the partition that each worker joins and the chunk that it reads; t
 inside the log until they are published. A job that was killed can be run again: it publishes the same bytes.
 """
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,25 +16,13 @@ from ctr.pipelines.events.accounts import (
     EventCounts,
     check_conservation,
     check_rejects,
-    count_reports,
     sum_counters,
     write_rejects,
 )
 from ctr.pipelines.events.publish import LATE_EVENTS, begin_log, publish_staged
 from ctr.pipelines.events.read import find_events, split_units
-from ctr.pipelines.events.run import (
-    beam_options,
-    spool_units,
-    stage_spooled,
-    with_pinned_teacher,
-)
-from ctr.pipelines.events.spool import (
-    is_followed,
-    list_starts,
-    read_report,
-    read_shared_ids,
-    read_staged,
-)
+from ctr.pipelines.events.spool import is_followed, list_starts, read_report, read_shared_ids, read_staged
+from ctr.pipelines.events.steps import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.spill import spill_folder
 
 _WORKERS = 2
@@ -41,26 +30,18 @@ _WORKERS = 2
 
 @dataclass(frozen=True)
 class EventsResult:
-    """The result of a batch.
-
-    Attributes:
-        counts: of the events that were read.
-        partitions: published.
-        examples, clicks: in the log; clicks are examples with label 1.
-        counters: the sums of the partitions' counters.
-        shared_ids: of each feature with ``buckets`` the estimated share of its values that share their id.
-        warnings: what may be wrong, a line each.
-        seconds: for each stage.
-    """
+    """Result of a batch."""
 
     counts: EventCounts
     partitions: int
     examples: int
-    clicks: int
-    counters: dict[str, int]
-    shared_ids: dict[str, float]
+    clicks: int  # examples with label 1
+    counters: dict[str, int]  # the sums of the partitions' counters
+    shared_ids: dict[
+        str, float
+    ]  # of each feature with ``buckets`` the estimated share of its values that share their id
     warnings: list[str]
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # of each stage
 
 
 def ingest_events(
@@ -73,16 +54,9 @@ def ingest_events(
 ) -> EventsResult:
     """Publishes the examples that the events of ``folders`` make as the log ``log``.
 
-    Args:
-        mapping: how events become examples.
-        folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``).
-        log: the log's folder. Every partition with events is closed: it cannot be published with others later.
-        max_reject_share: the job stops when a larger share of events, in [0, 1], is rejected.
-        options: Beam's. The workers of another runner must see the same folders under the same paths.
-
-    Raises:
-        InputError: no events, a damaged file, a missing column, too many rejects, a log of something else, or not a
-            single example.
+    Every partition with events is closed: it cannot be published with others later. The workers of another runner,
+    given by Beam's ``options``, must see the same folders under the same paths. Raises InputError: no events, a damaged
+    file, a missing column, too many rejects, a log of something else, or not a single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
@@ -100,7 +74,7 @@ def ingest_events(
         reports = [report for unit in units if (report := read_report(spool, unit)) is not None]
         if len(reports) != len(units):
             raise InputError("--beam-options: workers must see the log's folder under the same path")
-        counts = count_reports(reports)
+        counts = functools.reduce(EventCounts.plus, reports, EventCounts())
         write_rejects(log, reports)
         check_rejects(reports, max_reject_share)
         seconds["spool"] = time.perf_counter() - begun
@@ -113,7 +87,10 @@ def ingest_events(
     counters = sum_counters(published)
     check_conservation(counts, counters, 0)
     if not any(manifest.rows for manifest in published):
-        raise InputError(f"{log}: {_why_empty(log, counts)}")
+        shown = counts.impressions
+        fate = f"{shown.rejected} were rejected and {shown.late} came too late"
+        see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
+        raise InputError(f"{log}: none of {shown.read} impressions became an example: {fate}; {see}")
     return EventsResult(
         counts,
         len(published),
@@ -123,12 +100,4 @@ def ingest_events(
         shared_ids,
         warnings,
         seconds,
-    )
-
-
-def _why_empty(log: Path, counts: EventCounts) -> str:
-    shown = counts.impressions
-    return (
-        f"none of {shown.read} impressions became an example: {shown.rejected} were rejected and {shown.late} came too "
-        f"late; see {log / 'rejects'} and {log / LATE_EVENTS}"
     )

@@ -1,4 +1,4 @@
-"""``ctr ingest events``: checks its arguments, runs a driver and describes the result."""
+"""Command ``ctr ingest events``: checks its arguments, runs a driver and describes the result."""
 
 import argparse
 import dataclasses
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 def check_events(arguments: argparse.Namespace) -> EventMapping:
     """Reads the mapping and refuses what cannot be run; loads no TensorFlow.
 
-    Raises:
-        InputError: a wrong mapping, arguments that do not go together, a missing folder, or an ``--out`` that holds
-            something else.
+    Raises InputError: a wrong mapping, arguments that do not go together, a missing folder, or an ``--out`` that holds
+    something else.
     """
     mapping = load_event_mapping(arguments.mapping)
     if arguments.keep_values is not None:
@@ -72,17 +71,14 @@ def _run_watch(
     from ctr.pipelines.events.watch import WatchSettings, watch_events
 
     watched = WatchSettings(
-        **vars(settings),
-        max_reject_share=arguments.max_reject_share,
-        beam_options=arguments.beam_options,
+        **vars(settings), max_reject_share=arguments.max_reject_share, beam_options=arguments.beam_options
     )
     with stop_signals() as stop:
         progress = watch_events(
             mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
         )
-    return dataclasses.asdict(
-        progress
-    ), f"{arguments.out}: {_progress_text(progress)}{_live_note(arguments, mapping)}"
+    text = f"{arguments.out}: {_progress_text(progress)}{_live_note(arguments, mapping)}"
+    return dataclasses.asdict(progress), text
 
 
 def _run_stream(
@@ -92,9 +88,8 @@ def _run_stream(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from ctr.pipelines.events.kafka import EventsInKafka
     from ctr.pipelines.events.publish import last_published
-    from ctr.pipelines.events.stream import first_needed, stream_events
+    from ctr.pipelines.events.stream import first_needed, silent_workers, stream_events, streaming_options
     from ctr.pipelines.events.stream_files import EventsInFolders
-    from ctr.pipelines.events.stream_job import silent_workers, streaming_options
 
     log = arguments.out.resolve()
 
@@ -115,12 +110,11 @@ def _run_stream(
 
 
 def _live_note(arguments: argparse.Namespace, mapping: EventMapping) -> str:
-    """Where ids are shared, a line that names what estimates how many; a job knows what it met since it began alone."""
     from ctr.pipelines.collisions import hashed_buckets
 
-    if not hashed_buckets(mapping.feature_schema):
-        return ""
-    return f"\nctr inspect {arguments.out} estimates how many values share an id"
+    # A job knows what it met since it began alone.
+    shares = bool(hashed_buckets(mapping.feature_schema))
+    return f"\nctr inspect {arguments.out} estimates how many values share an id" if shares else ""
 
 
 def _report_progress(progress: "Progress", published: list[Manifest]) -> None:
@@ -136,10 +130,8 @@ def _progress_text(progress: "Progress") -> str:
 
 
 def _result_text(result: "EventsResult") -> str:
-    counters = result.counters
-    counted = ", ".join(
-        f"{counters[name]} {name.replace('_', ' ')}" for name in sorted(counters) if counters[name]
-    )
+    counters = sorted(result.counters.items())
+    counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counters if count)
     warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
     return (
         f"{result.examples} examples, {result.clicks} clicks, {result.partitions} partitions, "

@@ -1,4 +1,4 @@
-"""The join of one closed partition: impressions and clicks in, labeled examples and side tables out. Pure.
+"""Join of one closed partition: impressions and clicks in, labeled examples and side tables out. Pure.
 
 The result does not depend on the order of the input, how it is cut into chunks, or repeated deliveries. Every event is
 counted once, and the counts are checked to add up before anything is returned.
@@ -27,7 +27,7 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 @dataclass(frozen=True)
 class Sampling:
-    """How examples are sampled: the rule, and which ids of a feature, of a log's schema, mean low visibility."""
+    """Rule by which examples are sampled, and which ids of a feature, of a log's schema, mean low visibility."""
 
     rule: SamplingConfig
     low_visibility: tuple[Schema, str, np.ndarray] | None = None
@@ -35,21 +35,16 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Joined:
-    """The examples and the other events of a partition.
+    """Examples and the other events of a partition."""
 
-    Attributes:
-        examples: rows of a shard, in the order of a log, and the raw values that are kept of them.
-        unmatched: clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted.
-        conflicting: impressions with the id of another one, in the columns of the input without raw values, sorted.
-        counters: ``impressions``, which is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this
-            home, which is the sum of ``CLICK_COUNTERS``.
-        teacher_logit: float32, of the examples in their order; None where no teacher scored them.
-    """
-
-    examples: pa.Table
-    unmatched: pa.Table
+    examples: pa.Table  # rows of a shard, in the order of a log, and the raw values that are kept of them
+    unmatched: pa.Table  # clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted
+    # Impressions with the id of another one, in the input's columns without raw values, sorted.
     conflicting: pa.Table
+    # ``impressions`` is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this home is the sum of
+    # ``CLICK_COUNTERS``.
     counters: dict[str, int]
+    # Float32, of the examples in their order; None where no teacher scored them.
     teacher_logit: np.ndarray | None = None
 
     @property
@@ -69,21 +64,18 @@ def join_partition(
     """Joins the events of the partition that begins at ``start`` (microseconds of query time).
 
     A click counts for the impression of its id if it happened at most ``rules.window`` after it was shown and at most
-    ``rules.skew`` before. Of impressions with one
-    id the earliest stays. One that differs from it in its arrival alone is a duplicate; any other one conflicts.
-    A second click on one impression at another time matches as the first one does; at the same time it is a duplicate.
+    ``rules.skew`` before. Of impressions with one id the earliest stays. One that differs from it in its arrival alone
+    is a duplicate; any other one conflicts. A second click on one impression at another time matches as the first one
+    does; at the same time it is a duplicate.
 
-    Args:
-        schema: the features.
-        impressions: those of this partition, ``ctr.pipelines.events.tables.impression_schema``.
-        earlier: ``example_id, query_time, timestamp`` of impressions before the partition; those before
-            ``known_from`` are ignored.
-        clicks: whatever ``rules.route_clicks`` gives the partition, ``CLICK_SCHEMA``.
+    ``impressions`` are those of this partition (``impression_schema``), ``earlier`` those before it
+    (``EARLIER_SCHEMA``; before ``known_from`` they are ignored), ``clicks`` what ``route_clicks`` gives the partition.
     """
     impressions, clicks, earlier = (table.combine_chunks() for table in (impressions, clicks, earlier))
     recent = pc.greater_equal(earlier.column("query_time"), known_from(rules, start))
     earlier = earlier.filter(recent)
-    counters = {"impressions": impressions.num_rows, "clicks": _home_clicks(rules, start, clicks)}
+    at_home = rules.home_of(clicks.column("time").to_numpy()) == start
+    counters = {"impressions": impressions.num_rows, "clicks": int(np.count_nonzero(at_home))}
     rows, duplicates, conflicting = _first_of_each(impressions, earlier)
     counters["duplicate_impressions"] = duplicates
     counters["conflicting_impressions"] = conflicting.num_rows
@@ -102,11 +94,7 @@ def join_partition(
 
 
 def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: Sampling | None) -> Joined:
-    """Keeps the examples that the rule keeps, with their weights multiplied (FF 3.3).
-
-    Raises:
-        InputError: the rule requires a teacher's logit, and that of an example is missing or not finite.
-    """
+    """Keeps the examples that the rule keeps, weights multiplied (FF 3.3); InputError without a teacher's logit."""
     if sampling is None:
         return joined
     rows = joined.examples
@@ -192,16 +180,12 @@ def _among(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
 
 
 def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
-    """Of each row its id, and all else as a tuple that can be ordered: query time first, arrival last.
-
-    The label is not there yet.
-    """
+    """Of each row its id, and all else but the label as a tuple that can be ordered: query time first, arrival last."""
     table = without_values(table)
     names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
     columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
-    return list(
-        zip(table.column("example_id").to_pylist(), map(tuple, zip(*columns, strict=True)), strict=True)
-    )
+    ids = table.column("example_id").to_pylist()
+    return list(zip(ids, map(tuple, zip(*columns, strict=True)), strict=True))
 
 
 def _kept_values(table: pa.Table) -> list[str]:
@@ -211,10 +195,6 @@ def _kept_values(table: pa.Table) -> list[str]:
 
 
 # ---------------------------------------------------------------- clicks
-
-
-def _home_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> int:
-    return int(np.count_nonzero(rules.home_of(clicks.column("time").to_numpy()) == start))
 
 
 def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:

@@ -41,15 +41,9 @@ def kafka_options(given: Sequence[str]) -> dict[str, str]:
 
 
 class EventsInKafka(beam.PTransform[Any, Any]):
-    """The records of a mapping's two topics as ``RawEvents``.
+    """Records of a mapping's two topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
 
-    Args:
-        mapping: with topics.
-        settings: the servers, the consumer and the expansion service.
-        since_us: records with an earlier timestamp are not read; 0: all are.
-
-    Raises:
-        InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
+    Raises InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
     """
 
     def __init__(self, mapping: EventMapping, settings: KafkaSettings, since_us: int = 0) -> None:
@@ -57,9 +51,8 @@ class EventsInKafka(beam.PTransform[Any, Any]):
         if mapping.impressions.topic is None:
             raise InputError("mapping: impressions.topic and clicks.topic are required to read from Kafka")
         if mapping.impressions.hashed:
-            raise InputError(
-                "mapping: impressions.hashed: records are JSON objects, hashed impressions are Parquet"
-            )
+            fault = "records are JSON objects, hashed impressions are Parquet"
+            raise InputError(f"mapping: impressions.hashed: {fault}")
         self._mapping, self._since_us = mapping, since_us
         self._expansion_service = settings.expansion_service
         self._consumer = {
@@ -108,7 +101,7 @@ def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
 
 @beam.typehints.with_output_types(RawEvents)
 class _Gather(beam.DoFn):
-    """Gathers the records of a Kafka partition to chunks: those of a bundle, or as many bytes as are read at a time."""
+    # The records of a Kafka partition as chunks: those of a bundle, or as many bytes as are read at a time.
 
     def __init__(self, mapping: EventMapping, kind: Kind) -> None:
         self._mapping, self._kind = mapping, kind

@@ -45,11 +45,7 @@ UNMATCHED, CONFLICTING, LATE_EVENTS = "unmatched", "conflicting", "late"
 
 
 def begin_log(log: Path, mapping: EventMapping) -> None:
-    """Makes a folder the log of a mapping, or checks that it is.
-
-    Raises:
-        InputError: the folder holds something else, or a log of another mapping.
-    """
+    """Makes a folder the log of a mapping; InputError where it holds something else, or a log of another mapping."""
     schema = mapping.feature_schema
     check_log(log, schema)
     if not (log / MAPPING_FILE).exists() and list_partitions(log):
@@ -62,16 +58,12 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
 
 
 def last_published(log: Path) -> int:
-    """The start of the last published partition, -1 where there is none."""
+    """Returns the start of the last published partition, -1 where there is none."""
     return max((start for start, _ in list_partitions(log)), default=-1)
 
 
 def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[Manifest]:
-    """Publishes staged partitions in order of time, so that no reader ever sees one before an earlier one.
-
-    Args:
-        staged: the start of each partition and its manifest as JSON; without content, there is nothing to publish.
-    """
+    """Publishes staged manifests (JSON; empty: none) by time, so that no reader sees one before an earlier one."""
     for start, content in sorted(staged):
         if content:
             manifest = parse_manifest(content, f"the staged partition from {start} on")
@@ -80,48 +72,37 @@ def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[M
 
 
 def make_sampling(mapping: EventMapping) -> Sampling | None:
-    """The sampling of a mapping. Raises InputError for an unknown feature or value."""
+    """Makes the sampling of a mapping. Raises InputError for an unknown feature or value."""
     if mapping.sampling is None:
         return None
-    rule = mapping.sampling.rule
-    uninformative = rule.uninformative
-    if uninformative is None or uninformative.low_visibility is None:
+    rule, schema = mapping.sampling.rule, mapping.feature_schema
+    seldom_seen = None if rule.uninformative is None else rule.uninformative.low_visibility
+    if seldom_seen is None:
         return Sampling(rule)
-    schema, seldom_seen = mapping.feature_schema, uninformative.low_visibility
-    ids = low_visibility_ids(schema, seldom_seen)
-    return Sampling(rule, (schema, seldom_seen.feature, ids))
+    return Sampling(rule, (schema, seldom_seen.feature, low_visibility_ids(schema, seldom_seen)))
 
 
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
-    """Writes all of the partition that begins at ``start`` but the manifest, and returns that.
-
-    Raises:
-        InputError: something else was written for this partition before.
-    """
+    """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
     schema, kept = mapping.feature_schema, mapping.kept_values
     end = start + duration_us(mapping.partition)
     examples = without_values(joined.examples)
     manifest = stage_partition(log, schema, start, end, examples, joined.counters, mapping.shard_rows)
-    _check_unpublished(log, manifest)
-    for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
-        if table.num_rows:
-            write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
-    if mapping.teacher is not None and joined.teacher_logit is not None:
-        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
-        write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
-    if kept and examples.num_rows:
-        write_values(log, manifest, partition_values(schema, kept, joined.examples))
-    return manifest
-
-
-def _check_unpublished(log: Path, manifest: Manifest) -> None:
-    """Refuses to change the files beside a published partition."""
     path = manifest_path(log, manifest)
     if path.exists() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
             "the first version is kept: publish later events to another log"
         )
+    for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
+        if table.num_rows:
+            write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
+    if mapping.teacher is not None and joined.teacher_logit is not None:
+        columns = {"example_id": examples.column("example_id"), "logit": joined.teacher_logit}
+        write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
+    if kept and examples.num_rows:
+        write_values(log, manifest, partition_values(schema, kept, joined.examples))
+    return manifest
 
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:

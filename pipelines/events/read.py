@@ -1,50 +1,47 @@
-"""Finds files of raw events, and reads files and records to chunks of raw columns."""
+"""Files of raw events: finds them, sees which are new and complete, and reads them to chunks of raw columns.
 
-from collections.abc import Iterator, Sequence
+What was read before is kept by the two drivers, each in its own way: ``FilesRead`` knows every file, ``ReadSoFar`` only
+the last one, because it is part of a runner's checkpoint.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.mapping import JsonlInput, ParquetInput, input_patterns
 from ctr.io.errors import InputError
+from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.tables import KINDS, Kind, source_of, wanted_columns
-from ctr.pipelines.rows.chunks import Chunk, with_constants
 from ctr.pipelines.rows.jsonl import JsonlReader
-from ctr.pipelines.rows.parquet import read_parquet, row_group_sizes
-from ctr.pipelines.rows.sources import SourceFile, natural_order
-from ctr.pipelines.rows.table_files import absent_columns, read_table_file, table_file_columns
+from ctr.pipelines.rows.sources import Chunk, SourceFile, natural_order, with_constants
+from ctr.pipelines.rows.table_files import (
+    absent_columns,
+    read_parquet,
+    read_table_file,
+    row_group_sizes,
+    table_file_columns,
+)
 
-BLOCK_BYTES = 16 << 20
-"""Bytes of a file that are read, parsed and transformed at a time."""
+BLOCK_BYTES = 16 << 20  # of a file that are read, parsed and transformed at a time
 
 _UNIT_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The work of one worker at a time: a file of events, or some row groups of one.
-
-    Attributes:
-        kind: of its events.
-        name: of the file, which does not depend on the machine.
-        path: of the file.
-        row_groups: those [begin, end) of the unit; None: the whole file.
-    """
+    """Work of one worker at a time: a file of events, or some row groups of one."""
 
     kind: Kind
-    name: str
+    name: str  # of the file, which does not depend on the machine
     path: Path
-    row_groups: tuple[int, int] | None = None
+    row_groups: tuple[int, int] | None = None  # [begin, end); None: the whole file
 
 
 @dataclass(frozen=True)
 class Version:
-    """Distinguishes the content of a file from an earlier or later one.
-
-    Attributes:
-        size: in bytes.
-        modified_ns: in nanoseconds since 1970.
-    """
+    """Size and time that distinguish the content of a file from an earlier or later one."""
 
     size: int = 0
     modified_ns: int = 0
@@ -57,13 +54,11 @@ class Version:
 
 
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
-    """The files of events in some folders, in the order in which they count as arriving.
+    """Finds the files of events in some folders, in the order in which they count as arriving.
 
     Searches ``impressions/`` and ``clicks/`` for files of the mapping's formats, or for the mapping's patterns. Skips
-    files that are being written: their names begin with a dot or end in ``.tmp``.
-
-    Raises:
-        InputError: no such folder, or two files of one name.
+    files that are being written: their names begin with a dot or end in ``.tmp``. Raises InputError: no such folder, or
+    two files of one name.
     """
     found: dict[str, Unit] = {}
     for folder in folders:
@@ -79,9 +74,8 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
                 if path.name.startswith(".") or path.name.endswith(".tmp") or not path.is_file():
                     continue
                 if name in found:
-                    raise InputError(
-                        f"events {path} and {found[name].path} are both named {name}: give the folder above them"
-                    )
+                    places = f"{path} and {found[name].path}"
+                    raise InputError(f"events {places} are both named {name}: give the folder above them")
                 found[name] = Unit(kind, name, path)
     return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 
@@ -95,11 +89,7 @@ def _matches(folder: Path, patterns: Sequence[str]) -> set[Path]:
 
 
 def split_units(units: Sequence[Unit]) -> list[Unit]:
-    """Splits Parquet files into units of about a million rows; other files stay whole.
-
-    Raises:
-        InputError: a damaged file.
-    """
+    """Splits Parquet files into units of about a million rows; other files stay whole. InputError for a damaged one."""
     parts: list[Unit] = []
     for unit in units:
         if unit.path.suffix != ".parquet":
@@ -116,11 +106,7 @@ def split_units(units: Sequence[Unit]) -> list[Unit]:
 
 
 def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[Chunk]:
-    """Yields the raw columns of a unit's events.
-
-    Raises:
-        InputError: a damaged file, or one that lacks a column.
-    """
+    """Yields the raw columns of a unit's events; InputError for a damaged file, or one that lacks a column."""
     source = SourceFile(0, unit.path, unit.name)
     form = source_of(mapping, unit.kind).input
     wanted = wanted_columns(mapping, unit.kind)
@@ -138,17 +124,117 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
-    """A reader of events that are JSON objects; a key that an object lacks is null."""
+    """Makes the reader of events that are JSON objects; a key that an object lacks is null."""
     source = source_of(mapping, kind)
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
     texts = {source.impression_id}
     lists: dict[str, str | None] = {}
     if kind == "impressions":
-        numbers |= {
-            *mapping.number_sources,
-            *([mapping.impressions.weight] if mapping.impressions.weight else []),
-        }
+        numbers |= {*mapping.number_sources, *filter(None, [mapping.impressions.weight])}
         texts |= {mapping.impressions.query_id, *mapping.feature_schema.sources} - set(mapping.number_sources)
         texts |= {derived.source for derived in mapping.impressions.derive.values()}
         lists = mapping.list_sources
     return JsonlReader(wanted_columns(mapping, kind), sorted(numbers - texts), lists, all_needed=False)
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """File to read, and its version when it was found."""
+
+    unit: Unit
+    version: Version
+
+
+class FilesRead:
+    """Files that were read, with their versions; reports once each file that has changed since."""
+
+    def __init__(self, report_change: Callable[[Unit], None]) -> None:
+        self._report_change = report_change
+        self._read: dict[tuple[Kind, str], Version] = {}
+        self._changed: set[tuple[Kind, str]] = set()
+
+    def add(self, kind: Kind, name: str, version: Version) -> None:
+        self._read[kind, name] = version
+
+    def unread(self, units: Sequence[Unit]) -> list[Unit]:
+        """Returns the units of which nothing was read."""
+        return [unit for unit in units if not self._is_read(unit)]
+
+    def _is_read(self, unit: Unit) -> bool:
+        key = unit.kind, unit.name
+        if key not in self._read:
+            return False
+        if key not in self._changed and _version(unit.path) not in (None, self._read[key]):
+            self._changed.add(key)
+            self._report_change(unit)
+        return True
+
+
+@dataclass(frozen=True)
+class ReadSoFar:
+    """Files read of a kind whose new files always sort after the older ones."""
+
+    last: str = ""  # the name of the last file; empty before the first
+    files: int = 0  # how many there were up to that name when it was read
+    arrival: int = 0  # the latest, in microseconds; 0 before the first
+    # When the last file was written, before the first when the job began; seconds since 1970.
+    written: float = 0.0
+    over: bool = False  # this part of the work is done
+
+    def unread(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """Returns the units after the last one read; InputError where a file was added before that."""
+        place = natural_order(self.last)
+        before = sum(1 for unit in units if self.last and natural_order(unit.name) <= place)
+        if before > self.files:
+            raise InputError(
+                f"events: there are {before} files up to {self.last}, of which {self.files} were read: the "
+                "names of new files must sort after those of older ones"
+            )
+        return units[before:]
+
+
+class EventFolders:
+    """Scan of folders for files of events that are new and complete.
+
+    The files of a kind count as arriving in the order of their names, and must not change once they are there under
+    their name. If the folders are drained, all files are complete.
+    """
+
+    def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
+        self._mapping, self._folders, self._settings = mapping, tuple(folders), settings
+        self._waiting: dict[Kind, dict[str, tuple[Version, float]]] = {}
+
+    def scan(self) -> list[Unit]:
+        """Finds all files, in the order in which they count as arriving."""
+        return find_events(self._mapping, self._folders)
+
+    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[NewFile], bool]:
+        """Chooses the files to read now of all unread ones; also whether files being written hold back others."""
+        versions = [(unit, _version(unit.path)) for unit in unread]
+        found = [NewFile(unit, version) for unit, version in versions if version is not None]
+        if self._settings.drain:
+            return found, False
+        before, self._waiting[kind] = self._waiting.get(kind, {}), {}
+        settled = [self._is_settled(file, before) for file in found]
+        end = settled.index(False) if False in settled else len(found)
+        return found[:end], end < len(found)
+
+    def _is_settled(self, file: NewFile, before: dict[str, tuple[Version, float]]) -> bool:
+        """Whether a file has not changed for long enough, by its own time or by what earlier scans have seen."""
+        limit, now = self._settings.settle_seconds, time.monotonic()
+        if time.time_ns() - file.version.modified_ns >= limit * 1e9:
+            return True
+        # The clock of its machine may be ahead of ours.
+        version, since = before.get(file.unit.name, (file.version, now))
+        if version != file.version:
+            since = now
+        self._waiting[file.unit.kind][file.unit.name] = file.version, since
+        return now - since >= limit
+
+
+def _version(path: Path) -> Version | None:
+    """None: the file was deleted since the scan."""
+    try:
+        return Version.read(path)
+    except FileNotFoundError:
+        return None

@@ -1,4 +1,4 @@
-"""Which partitions an event belongs to, and when each partition is closed. Times are microseconds, UTC.
+"""Rules of which partitions an event belongs to, and when each is closed. Times are microseconds, UTC.
 
 An impression is published in the partition of its query time. A click is needed in every partition that may have its
 impression, and has one *home*, which counts it and reports whether it was matched: the partition of its own time plus
@@ -24,36 +24,26 @@ Times = TypeVar("Times", int, np.ndarray)
 
 @dataclass(frozen=True)
 class PartitionRules:
-    """The durations of the join, in microseconds.
+    """Durations of the join, in microseconds."""
 
-    Attributes:
-        length: of a partition; they begin at multiples of it.
-        window: from when an impression was shown, in which a click counts.
-        late_window: after the window, in which a click is called late.
-        delay: from an event to its arrival, at most.
-        overlap: from an arrival in a file back to earlier ones in files after it, at most.
-        skew: from a click to when its impression was shown, and from there to its query, at most: clocks differ.
-        show: from a query to when its impressions are shown, at most; 0 where that is one time.
-    """
-
-    length: int
-    window: int
-    late_window: int
-    delay: int
-    overlap: int = 0
-    skew: int = 0
-    show: int = 0
+    length: int  # of a partition; they begin at multiples of it
+    window: int  # from when an impression was shown, in which a click counts
+    late_window: int  # after the window, in which a click is called late
+    delay: int  # from an event to its arrival, at most
+    overlap: int = 0  # from an arrival in a file back to earlier ones in files after it, at most
+    skew: int = 0  # from a click to when its impression was shown, and from there to its query, at most: clocks differ
+    show: int = 0  # from a query to when its impressions are shown, at most; 0 where that is one time
 
     def start_of(self, times: Times) -> Times:
-        """The begin of the partition of each time."""
+        """Returns the begin of the partition of each time."""
         return times - times % self.length
 
     def home_of(self, times: Times) -> Times:
-        """The begin of the partition that counts clicks of these times."""
+        """Returns the begin of the partition that counts clicks of these times."""
         return self.start_of(times + self.ahead)
 
     def closes_at(self, start: Times) -> Times:
-        """The arrival from which on an event is too late for the partition that begins at ``start``."""
+        """Returns the arrival from which on an event is too late for the partition that begins at ``start``."""
         return start + (self.length + self.show + self.window + self.delay)
 
     @property
@@ -68,7 +58,7 @@ class PartitionRules:
 
 
 def partition_rules(mapping: EventMapping) -> PartitionRules:
-    """The durations of a mapping."""
+    """Returns the durations of a mapping."""
     window, late_window = mapping.windows_us
     overlap = 0 if mapping.overlap is None else duration_us(mapping.overlap)
     return PartitionRules(
@@ -83,12 +73,12 @@ def partition_rules(mapping: EventMapping) -> PartitionRules:
 
 
 def route(rules: PartitionRules, kind: Kind, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Events by the partitions that need them, and those that are too late for their own one."""
+    """Splits events by the partitions that need them; also returns those that are too late for their own one."""
     return (route_impressions if kind == "impressions" else route_clicks)(rules, table)
 
 
 def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Impressions by the partition that publishes them, and those that are too late for it."""
+    """Splits impressions by the partition that publishes them; also returns those that are too late for it."""
     starts = rules.start_of(table.column("query_time").to_numpy())
     late = table.column("arrival").to_numpy() >= rules.closes_at(starts)
     if not late.any():
@@ -98,7 +88,7 @@ def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int,
 
 
 def route_clicks(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Clicks by each partition that may hold their impression, and those that are too late for their home."""
+    """Splits clicks by each partition that may hold their impression; also returns those too late for their home."""
     times = table.column("time").to_numpy()
     arrival = table.column("arrival").to_numpy()
     home = rules.home_of(times)
@@ -119,5 +109,5 @@ def route_clicks(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.T
 
 
 def known_from(rules: PartitionRules, start: int) -> int:
-    """The query time from which on earlier impressions matter to the partition that begins at ``start``."""
+    """Returns the query time from which on earlier impressions matter to the partition that begins at ``start``."""
     return start - rules.ahead - rules.lookback

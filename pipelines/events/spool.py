@@ -26,8 +26,7 @@ from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events
 from ctr.pipelines.rows.rejects import Reject
 
-SPOOL = ".events"
-"""Inside a log that is made by following events."""
+SPOOL = ".events"  # inside a log that is made by following events
 
 _REJECTS_KEPT = 1000
 _SHARED_IDS = "shared_ids.json"
@@ -35,32 +34,21 @@ _SHARED_IDS = "shared_ids.json"
 
 @dataclass
 class UnitReport:
-    """The events of a unit, counted.
-
-    Attributes:
-        kind, name: of the unit.
-        size, modified_ns: of the file when it was read.
-        events: of the input; ``good`` of them are stored, ``late`` were too late, the others rejected.
-        last_arrival: the latest arrival, -1 without good events.
-        rejected: how many.
-        rejects: the first of them.
-        damaged: why the unit could not be read to its end; empty: it was.
-    """
+    """Counts of the events of a unit: ``good`` ones are stored, ``late`` were too late, the others rejected."""
 
     kind: Kind
     name: str
-    size: int = 0
+    size: int = 0  # of the file when it was read
     modified_ns: int = 0
     events: int = 0
     good: int = 0
     late: int = 0
-    last_arrival: int = -1
+    last_arrival: int = -1  # -1 without good events
     rejected: int = 0
-    rejects: list[Reject] = field(default_factory=list)
-    damaged: str = ""
+    rejects: list[Reject] = field(default_factory=list)  # the first of them
+    damaged: str = ""  # why the unit could not be read to its end
 
     def add_rejects(self, rejects: Iterable[Reject]) -> None:
-        """Counts all and keeps the first."""
         for reject in rejects:
             self.rejected += 1
             if len(self.rejects) < _REJECTS_KEPT:
@@ -68,12 +56,12 @@ class UnitReport:
 
 
 def is_followed(log: Path) -> bool:
-    """Whether the log has a spool that outlives the process: that of a job that follows folders."""
+    """Tells whether the log has a spool that outlives the process: that of a job that follows folders."""
     return (log / SPOOL / "units").is_dir()
 
 
 def unit_digest(unit: Unit) -> str:
-    """The part of the names of a unit's files that identifies it."""
+    """Makes the part of the names of a unit's files that identifies it."""
     text = f"{unit.kind}\0{unit.name}\0{unit.row_groups}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -99,7 +87,7 @@ def _report_path(spool: Path, unit: Unit) -> Path:
 
 
 def read_report(spool: Path, unit: Unit) -> UnitReport | None:
-    """The report of a unit; None if it was not read to its end."""
+    """Reads the report of a unit; None if it was not read to its end."""
     try:
         return _report_of(_report_path(spool, unit).read_bytes())
     except FileNotFoundError:
@@ -107,7 +95,7 @@ def read_report(spool: Path, unit: Unit) -> UnitReport | None:
 
 
 def list_reports(spool: Path) -> list[UnitReport]:
-    """The reports of all units that were ever read."""
+    """Reads the reports of all units that were ever read."""
     return [_report_of(path.read_bytes()) for path in sorted((spool / "units").glob("*.json"))]
 
 
@@ -118,7 +106,7 @@ def _report_of(text: bytes) -> UnitReport:
 
 
 def list_starts(spool: Path) -> list[int]:
-    """The partitions that have segments, in order."""
+    """Lists the partitions that have segments, in order."""
     folder = spool / "segments"
     return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
 
@@ -126,7 +114,7 @@ def list_starts(spool: Path) -> list[int]:
 def read_partition(
     spool: Path, mapping: EventMapping, rules: PartitionRules, start: int
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Impressions, earlier impressions and clicks of a partition, as ``join_partition`` takes them."""
+    """Reads impressions, earlier impressions and clicks of a partition, as ``join_partition`` takes them."""
     found = {kind: _read(_segments(spool, start, kind)) for kind in KINDS}
     first = known_from(rules, start)
     earlier: list[pa.Table] = []
@@ -139,7 +127,7 @@ def read_partition(
 
 
 def count_impressions(spool: Path, starts: Sequence[int]) -> int:
-    """How many impressions wait in some partitions."""
+    """Counts the impressions that wait in some partitions."""
     paths = (path for start in starts for path in _segments(spool, start, "impressions"))
     return sum(table.num_rows for path in paths for table in _read([path]))
 
@@ -172,7 +160,7 @@ def drop_partitions(spool: Path, before: int) -> None:
 
 
 def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
-    """The manifests of staged partitions, as ``ctr.pipelines.events.publish.publish_staged`` takes them."""
+    """Reads the manifests of staged partitions, as ``publish_staged`` takes them."""
     return [(start, staged_path(spool, start).read_bytes()) for start in starts]
 
 
@@ -182,11 +170,11 @@ def write_shared_ids(spool: Path, shares: dict[str, float], warnings: Sequence[s
 
 
 def read_shared_ids(spool: Path) -> tuple[dict[str, float], list[str]]:
-    """The inverse of ``write_shared_ids``."""
+    """Reads what ``write_shared_ids`` has stored."""
     shares, warnings = json.loads((spool / _SHARED_IDS).read_bytes())
     return shares, warnings
 
 
 def staged_path(spool: Path, start: int) -> Path:
-    """Where the manifest of a partition waits to be published."""
+    """Returns where the manifest of a partition waits to be published."""
     return spool / "staged" / f"{start:019d}.json"

@@ -1,4 +1,4 @@
-"""The steps of the job as Beam transforms, which the drivers combine.
+"""Steps of the job as Beam transforms, and the batches that put events into the spool and closed partitions out of it.
 
 Elements are whole tables: rows one by one would cost fifty times as much.
 """
@@ -6,9 +6,11 @@ Elements are whole tables: rows one by one would cost fifty times as much.
 # Beam types its classes, few of its functions.
 # mypy: allow-untyped-calls
 
+import contextlib
 import pickle
+import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,18 @@ import numpy as np
 from apache_beam.coders import Coder
 from apache_beam.coders.typecoders import registry
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from ctr.data.event_mapping import EventMapping
+from ctr.config import load_model
+from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.log import manifest_bytes
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
+from ctr.pipelines.beam import in_this_process, make_pipeline, read_beam_options, split_beam_options
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.join import Joined, Sampling, join_partition, sample_joined
-from ctr.pipelines.events.publish import make_sampling, stage_joined, write_late
+from ctr.pipelines.events.publish import MAPPING_FILE, make_sampling, stage_joined, write_late
 from ctr.pipelines.events.read import BLOCK_BYTES, Unit, Version, read_unit
 from ctr.pipelines.events.rules import partition_rules, route
 from ctr.pipelines.events.spool import (
@@ -38,13 +43,12 @@ from ctr.pipelines.events.spool import (
     write_shared_ids,
 )
 from ctr.pipelines.events.tables import Prepared, prepare
-from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.sources import UnreadableNowError, faults_named
+from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 
 
 @dataclass(frozen=True)
 class JoinedPartition:
-    """A partition's start and its joined events."""
+    """Start of a partition and its joined events."""
 
     start: int
     joined: Joined
@@ -52,16 +56,13 @@ class JoinedPartition:
 
 @dataclass(frozen=True)
 class Piece:
-    """A chunk of a unit, or, where there is no chunk, the end of the unit.
-
-    The end has the version of the file before it was read, and why it could not be read to its end.
-    """
+    """Chunk of a unit; one without content is its end, with the version of the file before it was read."""
 
     unit: Unit
     number: int
     content: Any
     version: Version = field(default_factory=Version)
-    damaged: str = ""
+    damaged: str = ""  # why the unit could not be read to its end
 
 
 class _TablesCoder(Coder):
@@ -86,11 +87,7 @@ for _kind in (Piece, JoinedPartition):
 
 @beam.typehints.with_output_types(Piece)
 class ReadEvents(beam.DoFn):
-    """Units to pieces of raw columns; after the last one a piece without content.
-
-    Args:
-        keep_going: whether a unit that cannot be read ends there instead of ending the job.
-    """
+    """Reads units to pieces of raw columns; with ``keep_going`` a unit that cannot be read ends there, not the job."""
 
     def __init__(self, mapping: EventMapping, keep_going: bool, block_bytes: int = BLOCK_BYTES) -> None:
         self._mapping, self._keep_going, self._block_bytes = mapping, keep_going, block_bytes
@@ -114,7 +111,7 @@ class ReadEvents(beam.DoFn):
 
 
 def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
-    """Parses events and transforms features: ``ctr.pipelines.events.tables.prepare`` on a piece."""
+    """Parses the events of a piece and transforms their features (``prepare``)."""
     if piece.content is None:
         return piece
     assert isinstance(piece.content, Chunk)
@@ -123,7 +120,7 @@ def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
 
 
 class SpoolEvents(beam.DoFn):
-    """Prepared pieces to segments of the spool; at the end of each unit its report.
+    """Stores prepared pieces as segments of the spool; at the end of each unit its report.
 
     The pieces of a unit come in order and in one bundle, since they are made of one element.
     """
@@ -204,8 +201,6 @@ def _with_logit(result: PredictionResult) -> JoinedPartition:
 
 @beam.typehints.with_output_types(JoinedPartition)
 class _Sample(beam.DoFn):
-    """Samples the examples of a partition."""
-
     def __init__(self, mapping: EventMapping) -> None:
         self._mapping = mapping
         self._sampling: Sampling | None = None
@@ -234,11 +229,7 @@ class SamplePartitions(beam.PTransform[Any, Any]):
 
 
 def stage_sampled(element: JoinedPartition, mapping: EventMapping, log: Path) -> tuple[int, bytes]:
-    """Writes everything of a partition but its manifest.
-
-    Returns:
-        The start, and the manifest as JSON, empty without events.
-    """
+    """Writes everything of a partition but its manifest; returns its start and that as JSON, empty without events."""
     if element.joined.is_empty:
         return element.start, b""
     manifest = stage_joined(log, mapping, element.start, element.joined)
@@ -246,7 +237,7 @@ def stage_sampled(element: JoinedPartition, mapping: EventMapping, log: Path) ->
 
 
 class CombineIds(beam.CombineFn):
-    """The ids of the examples of joined partitions, combined to ``Collisions``."""
+    """Combines the ids of the examples of joined partitions to ``Collisions``."""
 
     def __init__(self, mapping: EventMapping) -> None:
         super().__init__()
@@ -284,3 +275,128 @@ def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedPartit
 def store_staged(staged: tuple[int, bytes], spool: Path) -> None:
     """Stores a partition's manifest where the driver finds it."""
     write_atomic_bytes(staged_path(spool, staged[0]), staged[1])
+
+
+# What a runner reports of an error in a worker has its class and its message.
+_NAMES = [re.escape(f"{error.__module__}.{error.__name__}") for error in (InputError, UnreadableNowError)]
+_INPUT_ERROR = re.compile(
+    rf"(?:{'|'.join(_NAMES)}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
+)
+
+# The text of the system's errors, which differs from that of the command line.
+_SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
+
+
+def beam_options(given: str, workers: int) -> PipelineOptions:
+    """Reads Beam's options (or InputError); without a runner among them, that of this process with so many workers."""
+    arguments = split_beam_options(given)
+    if not any(argument.startswith("--runner") for argument in arguments):
+        arguments += in_this_process(workers)
+    return read_beam_options(arguments, f"--beam-options {given}")
+
+
+@contextlib.contextmanager
+def input_errors_of_workers() -> Iterator[None]:
+    """Turns a runner's report of an InputError in a worker into that InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        found = _INPUT_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise InputError(_SYSTEM_ERROR.sub(r"\2: \1", found[1])) from None
+
+
+def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> None:
+    """Builds a pipeline and waits until it is done; InputError of a worker, or of options that fit no runner."""
+    pipeline = make_pipeline(options)
+    build(pipeline)
+    with input_errors_of_workers():
+        pipeline.run().wait_until_finish()
+
+
+def runner_name(options: PipelineOptions) -> str:
+    """Returns the name of the runner's class."""
+    return str(options.view_as(StandardOptions).runner).rpartition(".")[2]
+
+
+def spool_units(
+    options: PipelineOptions,
+    mapping: EventMapping,
+    log: Path,
+    spool: Path,
+    units: Sequence[Unit],
+    clock_us: int = 0,
+    keep_going: bool = False,
+) -> None:
+    """Reads units and stores their events in the spool by partition, with a report of each unit.
+
+    Arrivals before ``clock_us`` count as this one. With ``keep_going`` a unit that cannot be read is recorded as
+    damaged instead of ending the job.
+    """
+
+    def build(pipeline: Any) -> object:
+        return (
+            pipeline
+            | "Units" >> beam.Create(list(units), reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> beam.ParDo(ReadEvents(mapping, keep_going))
+            | "Prepare" >> beam.Map(prepare_piece, mapping, clock_us)
+            | "Store" >> beam.ParDo(SpoolEvents(mapping, log, spool))
+        )
+
+    run_pipeline(options, build)
+
+
+def stage_spooled(
+    options: PipelineOptions,
+    mapping: EventMapping,
+    log: Path,
+    spool: Path,
+    starts: Sequence[int],
+    count_ids: bool = False,
+) -> None:
+    """Joins, scores, samples and writes partitions whose events are in the spool, but publishes none of them.
+
+    With ``count_ids``, also estimates how many values share an id (``read_shared_ids``).
+    """
+
+    def build(pipeline: Any) -> object:
+        sampled = (
+            pipeline
+            | "Partitions" >> beam.Create(list(starts), reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "Join" >> beam.Map(join_spooled, mapping, spool)
+            | SamplePartitions(mapping)
+        )
+        if count_ids:
+            combined = sampled | "Combine ids" >> beam.CombineGlobally(CombineIds(mapping))
+            _ = combined | "Store collisions" >> beam.Map(store_collisions, spool)
+        written = sampled | "Write" >> beam.Map(stage_sampled, mapping, log)
+        return written | "Store" >> beam.Map(store_staged, spool)
+
+    run_pipeline(options, build)
+
+
+def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
+    """Pins the teacher's model: that which the log began with, else the newest; InputError for other features."""
+    if mapping.teacher is None:
+        return mapping
+    from ctr.serving.metadata import find_model, model_schema, read_metadata
+
+    model, record = mapping.teacher.model.resolve(), log / MAPPING_FILE
+    before = load_model(EventMapping, record, "record of events") if record.exists() else None
+    recorded = None if before is None or before.teacher is None else before.teacher.model
+    pinned = find_model(model)
+    if recorded is not None and model in (recorded, *recorded.parents):
+        pinned = recorded
+    version = model_schema(read_metadata(pinned), pinned).version
+    if version != mapping.feature_schema.version:
+        raise InputError(
+            f"teacher {pinned}: the model has the features of schema {version}, the mapping those of "
+            f"{mapping.feature_schema.version}: both must have the same"
+        )
+    teacher = EventTeacher(name=mapping.teacher.name, model=pinned.resolve())
+    return mapping.model_copy(update={"teacher": teacher})

@@ -1,4 +1,4 @@
-"""The job as a Beam streaming pipeline, for runners such as Flink and Dataflow.
+"""Beam streaming pipeline of the job, for runners such as Flink and Dataflow.
 
 A partition is a window of Beam's event time, which here is the time of arrival. The events of a partition get the last
 moment before it closes as their timestamp, so that its window ends when it closes, and fires once, when the watermark
@@ -13,7 +13,12 @@ checkpoint of the runner.
 # Beam types its classes, few of its functions.
 # mypy: allow-untyped-calls
 
+import contextlib
 import hashlib
+import os
+import shlex
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import grpc
 import numpy as np
 import pyarrow as pa
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
@@ -34,28 +40,30 @@ from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
+from ctr.pipelines.beam import make_pipeline
 from ctr.pipelines.events.accounts import RecentReports, describe_rejects
 from ctr.pipelines.events.join import join_partition
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
-from ctr.pipelines.events.rules import (
-    PartitionRules,
-    known_from,
-    partition_rules,
-    route,
-)
-from ctr.pipelines.events.run import is_local, with_pinned_teacher
+from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules, route
 from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.events.steps import JoinedPartition, SamplePartitions, stage_sampled
-from ctr.pipelines.events.stream_job import run_until_stopped
+from ctr.pipelines.events.steps import (
+    JoinedPartition,
+    SamplePartitions,
+    beam_options,
+    input_errors_of_workers,
+    runner_name,
+    stage_sampled,
+    with_pinned_teacher,
+)
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events, prepare
-from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.sources import Chunk
 from ctr.pipelines.spill import split_by_partition
 
 _EARLIER = "earlier"
 _MILLISECOND = 1000
 
+# How long after a partition closes its late events are still recorded; the runner drops later ones.
 LATE_FOR = Duration(seconds=7 * 24 * 3600)
-"""How long after a partition closes its late events are still recorded; the runner drops later ones."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class RawEvents:
 
 
 def first_needed(mapping: EventMapping, log: Path) -> int:
-    """The arrival, in microseconds, from which on a source must be read again for the open partitions."""
+    """Returns the arrival, in microseconds, from which on open partitions need the source to be read again."""
     rules, last = partition_rules(mapping), last_published(log)
     if last < 0 or mapping.future is None:
         return 0
@@ -76,23 +84,19 @@ def first_needed(mapping: EventMapping, log: Path) -> int:
 
 
 def check_rules(mapping: EventMapping) -> PartitionRules:
-    """The durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
+    """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
     rules = partition_rules(mapping)
     for name in ("length", "window", "late_window", "delay", "skew", "show"):
-        if getattr(rules, name) % _MILLISECOND:
-            raise InputError(
-                f"mapping: a stream requires whole milliseconds; {name} is {getattr(rules, name)} us"
-            )
+        if (value := getattr(rules, name)) % _MILLISECOND:
+            raise InputError(f"mapping: a stream requires whole milliseconds; {name} is {value} us")
     return rules
 
 
 class PublishStream(beam.PTransform[Any, Any]):
-    """``RawEvents`` with their arrival as Beam's timestamp, to published partitions.
+    """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
-    Args:
-        mapping: with the pinned teacher.
-        log: the log's folder, which was begun; all workers must see it under this path.
-        max_reject_share: of the latest events of a worker; more of them end the job.
+    The mapping has its teacher pinned; all workers see the log, which was begun, under its path; the share of rejects
+    is that of the latest events of a worker.
     """
 
     def __init__(self, mapping: EventMapping, log: Path, max_reject_share: float) -> None:
@@ -102,15 +106,13 @@ class PublishStream(beam.PTransform[Any, Any]):
     def expand(self, events: Any) -> Any:
         mapping, log, rules = self._mapping, self._log, check_rules(self._mapping)
         last = last_published(log)
-        windows = FixedWindows(
-            Duration(micros=rules.length), Timestamp(micros=rules.closes_at(0) % rules.length)
-        )
+        length, offset = Duration(micros=rules.length), Timestamp(micros=rules.closes_at(0) % rules.length)
         return (
             events
             | "Prepare and route" >> beam.ParDo(_Route(mapping, log, last, self._max_reject_share))
             | "Until closed"
             >> beam.WindowInto(
-                windows,
+                FixedWindows(length, offset),
                 trigger=AfterWatermark(late=AfterCount(1)),
                 accumulation_mode=AccumulationMode.DISCARDING,
                 allowed_lateness=LATE_FOR,
@@ -139,7 +141,7 @@ def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> I
 
 @beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
 class _Route(beam.DoFn):
-    """Parses events, transforms features, and sends each partition the events that it needs, as an Arrow stream."""
+    # Parses events, transforms features, and sends each partition the events that it needs, as an Arrow stream.
 
     def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
         self._mapping, self._log, self._last = mapping, log, last
@@ -160,7 +162,7 @@ class _Route(beam.DoFn):
             yield from self._earlier(routed)
 
     def _earlier(self, routed: dict[int, pa.Table]) -> Iterator[Any]:
-        """Ids and times for the later partitions whose clicks may be those of these impressions."""
+        # Ids and times for the later partitions whose clicks may be those of these impressions.
         for table in routed.values():
             known = table.select(EARLIER_SCHEMA.names)
             times = known.column("query_time").to_numpy()
@@ -201,7 +203,7 @@ def _from_bytes(content: bytes) -> pa.Table:
 
 @beam.typehints.with_output_types(JoinedPartition)
 class _Join(beam.DoFn):
-    """Joins a partition when its window fires; events that come after that are too late, and are written apart."""
+    # Joins a partition when its window fires; events that come after that are too late, and are written apart.
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
@@ -248,18 +250,11 @@ def stream_events(
 ) -> None:
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
-    Args:
-        mapping: how events become examples.
-        log: the log's folder; all workers must see it under this path.
-        source: makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned.
-        options: Beam's, with a runner (``ctr.pipelines.events.stream_job.streaming_options``).
-        max_reject_share: of the latest events of each worker; more of them end the job.
-        stop: called ten times a second; a signal cancels the job.
-
-    Raises:
-        InputError: a runner that cannot do it, another mapping's log, or too many rejects.
+    ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
+    log under its path; a signal of ``stop``, called ten times a second, cancels the job. Raises InputError: a runner
+    that cannot do it, another mapping's log, or too many rejects.
     """
-    if is_local(options):
+    if runner_name(options) == "FnApiRunner":
         raise InputError(
             "--stream requires a runner that waits for watermarks: --beam-options='--runner=FlinkRunner ...'; without "
             "one, --follow does the same on this machine"
@@ -268,8 +263,111 @@ def stream_events(
     mapping = with_pinned_teacher(mapping, log)
     events = source(mapping)
     begin_log(log, mapping)
-    run_until_stopped(
-        options,
-        lambda pipeline: pipeline | "Events" >> events | PublishStream(mapping, log, max_reject_share),
-        stop,
-    )
+    publish = PublishStream(mapping, log, max_reject_share)
+    run_until_stopped(options, lambda pipeline: pipeline | "Events" >> events | publish, stop)
+
+
+_FLINK = ("FlinkRunner", "PortableRunner")
+_CHECKPOINTING = "--checkpointing_interval"
+_CANCEL_SECONDS = 60
+_CONNECT_SECONDS = 10
+
+_WITH_CHECKPOINTS = {
+    # Without it the output of a bundle that a checkpoint ends waits for the next bundle, which may never come.
+    "--finish_bundle_before_checkpointing": "",
+    # By default Flink restarts a failing job forever.
+    "--number_of_execution_retries": "=3",
+}
+# How long finished sources stay; Flink's own default depends on whether there are checkpoints. Without these sources
+# the watermark of Kafka no longer moves; with them a job that has read everything does not end.
+_SOURCES_STAY = "--shutdown_sources_after_idle_ms"
+_FOR_EVER = 2**63 - 1
+# A watermark moves when a bundle ends, so that partitions are published this much late; by default a second.
+_ALWAYS = {"--max_bundle_time_mills": "=100"}
+
+
+def streaming_options(given: str, drain: bool) -> PipelineOptions:
+    """Reads Beam's options (or InputError), and adds for Flink those that such a job needs where they are not given."""
+    options = beam_options(given, 1)
+    options.view_as(StandardOptions).streaming = True
+    if runner_name(options) not in _FLINK:
+        return options
+    arguments = shlex.split(given)
+    names = {argument.partition("=")[0] for argument in arguments}
+    stay = {_SOURCES_STAY: f"={1 if drain else _FOR_EVER}"}
+    needed = _ALWAYS | stay | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
+    added = [name + value for name, value in needed.items() if name not in names]
+    options = beam_options(shlex.join([*arguments, *added]), 1)
+    options.view_as(StandardOptions).streaming = True
+    return options
+
+
+def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:
+    """Runs a pipeline until it is done, or canceled; InputError of a worker or a runner that cannot be reached."""
+    _check_endpoint(options)
+    pipeline = make_pipeline(options)
+    build(pipeline)
+    with _runner_errors(), input_errors_of_workers():
+        _run(pipeline, stop)
+
+
+def _check_endpoint(options: PipelineOptions) -> None:
+    """Refuses a job server that does not answer; Beam itself would wait minutes for it."""
+    endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+    host, colon, port = endpoint.rpartition(":")
+    if runner_name(options) not in _FLINK or not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise InputError(f"--beam-options: no job server at {endpoint}: {error.strerror or error}") from None
+
+
+def _run(pipeline: Any, stop: Stop) -> None:
+    submitted: list[Any] = []
+    failures: list[Exception] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            submitted.append(pipeline.run())
+            submitted[0].wait_until_finish()
+        except Exception as error:
+            failures.append(error)
+        finally:
+            ended.set()
+
+    # A thread of its own: a signal must not interrupt Beam.
+    threading.Thread(target=run, daemon=True).start()
+    while not ended.wait(0.1):
+        if stop() is not None:
+            for result in submitted:
+                result.cancel()
+                ended.wait(_CANCEL_SECONDS)
+            return
+    if failures:
+        raise failures[0]
+
+
+@contextlib.contextmanager
+def _runner_errors() -> Iterator[None]:
+    # A runner that cannot be reached, or cannot run the job, gives an error of one line.
+    try:
+        yield
+    except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+        details = error.details() if hasattr(error, "details") else "no answer"
+        raise InputError(f"--beam-options: the runner cannot be reached (any more): {details}") from None
+    except RuntimeError as error:
+        if "Traceback" in str(error):
+            raise
+        # Not from a worker: the runner itself has failed.
+        raise InputError(f"--beam-options: {error}") from None
+
+
+@contextlib.contextmanager
+def silent_workers() -> Iterator[None]:
+    """Hides what workers inside this process print, in each try and thread again: the error of the job has it all."""
+    # Also after the block: threads of a worker that has lost its runner end some time later.
+    threading.excepthook = lambda failure: None
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield

@@ -24,20 +24,18 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Duration, Timestamp
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
-from ctr.pipelines.events.folders import EventFolders, ReadSoFar
-from ctr.pipelines.events.read import Unit, read_unit
+from ctr.pipelines.events.read import EventFolders, ReadSoFar, Unit, read_unit
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, arrivals, wanted_columns
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.rejects import make_reject
-from ctr.pipelines.rows.sources import UnreadableNowError
+from ctr.pipelines.rows.sources import Chunk, UnreadableNowError
 
 _FILES_A_BUNDLE = 16
 
 
 class FilesTracker(RestrictionTracker):
-    """Claims files one after the other; the rest can be deferred, never divided."""
+    """Tracker that claims files one after the other; the rest can be deferred, never divided."""
 
     def __init__(self, restriction: ReadSoFar) -> None:
         self._restriction = restriction
@@ -70,8 +68,6 @@ class FilesTracker(RestrictionTracker):
 
 
 class _Files(RestrictionProvider):
-    """All files of a kind, also future ones."""
-
     def initial_restriction(self, element: Kind) -> ReadSoFar:
         return ReadSoFar(written=time.time())
 
@@ -91,7 +87,7 @@ _ESTIMATOR = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_
 
 @beam.typehints.with_output_types(RawEvents)
 class FollowFiles(beam.DoFn):
-    """The files of a kind as ``RawEvents``, some at a time; then it defers the rest."""
+    """Files of a kind as ``RawEvents``, some at a time; then it defers the rest."""
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
         self._mapping, self._settings = mapping, settings
@@ -155,13 +151,10 @@ def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
 
 
 class EventsInFolders(beam.PTransform[Any, Any]):
-    """The events of some folders as ``RawEvents``, file by file in the order of their names.
+    """Events of some folders as ``RawEvents``, file by file in the order of their names.
 
-    Args:
-        mapping: how they are read.
-        folders: which all workers see under these paths.
-        settings: how they are followed. Drained folders end with the watermark at the end of time. A kind is idle by
-            itself, from when its last file was written.
+    All workers see the folders under their paths. Drained folders end with the watermark at the end of time. A kind is
+    idle by itself, from when its last file was written.
     """
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:

@@ -1,4 +1,4 @@
-"""From raw events to tables: parses keys, transforms features to ids, and rejects bad events one by one.
+"""Tables of raw events: parses keys, transforms features to ids, and rejects bad events one by one.
 
 An impression is a row of a shard (``ctr.data.shards.shard_schema``) without its label yet, followed by the raw values
 that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click is ``impression_id, time,
@@ -21,8 +21,7 @@ from ctr.data.shards import shard_schema
 from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, parse_weights
+from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, is_text, parse_weights
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
@@ -34,6 +33,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_time_column,
 )
 from ctr.pipelines.rows.rejects import Reject, make_reject
+from ctr.pipelines.rows.sources import Chunk
 
 Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")
@@ -46,13 +46,7 @@ EARLIER_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A chunk of events, parsed.
-
-    Attributes:
-        kind: of the events.
-        table: the good ones.
-        rejects: the bad ones.
-    """
+    """Chunk of events, parsed: the good ones and the rejects."""
 
     kind: Kind
     table: pa.Table
@@ -71,7 +65,7 @@ class Prepared:
 
 
 def impression_schema(mapping: EventMapping) -> pa.Schema:
-    """The columns of an impression."""
+    """Returns the columns of an impression."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.kept_values).items()
     kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
@@ -81,21 +75,16 @@ def impression_schema(mapping: EventMapping) -> pa.Schema:
 def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0) -> Prepared:
     """Parses a chunk of raw events and transforms the features of impressions.
 
-    Args:
-        kind: what its rows are.
-        chunk: the raw columns.
-        now_us: the present; an event cannot have arrived later than ``mapping.future`` after it.
-        clock_us: an earlier arrival counts as this one. Without arrivals, an event's own time is used.
-
-    A column whose type cannot be read rejects each row.
+    At ``now_us`` an event cannot have arrived later than ``mapping.future`` after it. An arrival earlier than
+    ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose type cannot be read
+    rejects each row.
     """
     try:
         return _prepare(mapping, kind, chunk, now_us, clock_us)
     except (InputError, pa.ArrowException) as error:
         why = " ".join(str(error).split())
-        refused = [
-            make_reject(chunk.file, row, "events", "unreadable", None, why) for row in chunk.rows.tolist()
-        ]
+        rows = chunk.rows.tolist()
+        refused = [make_reject(chunk.file, row, "events", "unreadable", None, why) for row in rows]
         return Prepared(kind, empty(kind, mapping), [*chunk.rejects, *refused])
 
 
@@ -127,13 +116,12 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
     }
     pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
     table, kept = pack(mapping, keys, columns, verdict)
-    return Prepared(
-        kind, table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]]), verdict.rejects
-    )
+    table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]])
+    return Prepared(kind, table, verdict.rejects)
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
-    """The first and the last arrival of the raw events with valid times, see ``prepare``; None without any."""
+    """Returns the first and the last arrival of the raw events with valid times, see ``prepare``; None without any."""
     source = source_of(mapping, kind)
     names = dict.fromkeys(time.column or "" for time in source.times.values())
     slim = replace(chunk, table=chunk.table.select(list(names)), rejects=[])
@@ -147,7 +135,7 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tu
 
 
 def source_of(mapping: EventMapping, kind: Kind) -> EventSource:
-    """How events of a kind are read."""
+    """Returns how events of a kind are read."""
     return mapping.impressions if kind == "impressions" else mapping.clicks
 
 
@@ -191,16 +179,15 @@ def _pack_hashed(
     target = shard_schema(schema)
     arrays = []
     for field in target:
-        column = columns[field.name] if field.name not in keys else pa.array(keys[field.name])
-        if field.name not in keys:
-            column = _whole_lists(field, column, verdict)
-        if field.name not in keys and column.null_count:
+        is_key = field.name in keys
+        column = pa.array(keys[field.name]) if is_key else _whole_lists(field, columns[field.name], verdict)
+        if not is_key and column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
             verdict.refuse(missing, field.name, "missing", column, "ids")
             column = pc.fill_null(column, _nothing(field.type))
         try:
             # Values beyond the type are refused by now; what stands under a refused row is of no account.
-            arrays.append(column.cast(field.type, safe=field.name in keys))
+            arrays.append(column.cast(field.type, safe=is_key))
         except pa.ArrowException as error:
             raise InputError(
                 f"the column {field.name} is of type {column.type}; hashed impressions have {field.type}: {error}"
@@ -213,10 +200,7 @@ def _pack_hashed(
 
 
 def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
-    """The column with null for each list that lacks an item or has a value that is no id.
-
-    A column of nulls gets the type of ``field``.
-    """
+    """Makes null each list that lacks an item or has a value that is no id; a column of nulls gets its type."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), field.type)
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
@@ -242,10 +226,9 @@ def _nothing(kind: pa.DataType) -> pa.Scalar:
 
 def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
     for name, column in columns.items():
-        kind = column.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text(column.type):
             lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
-        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             lengths = _list_sizes(column)
         else:
             continue
@@ -257,8 +240,7 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
 def _list_sizes(column: pa.Array) -> np.ndarray:
     """The number of items of each list or, if that is more, the bytes of its texts; int64."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    kind = column.type.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not is_text(column.type.value_type):
         return counts
     lengths = pc.fill_null(pc.binary_length(column.flatten()), 0).to_numpy()
     parents = column.value_parent_indices().to_numpy()
@@ -275,14 +257,13 @@ def _refuse_future(
     now_us: int,
 ) -> None:
     """Rejects events of the future: one wrong clock must not close partitions before their events are there."""
-    latest = {"arrival": now_us} if "arrival" in times else {"time": now_us}
     if mapping.future is None:
         return
     future = duration_us(mapping.future)
     allowed = f"at most {mapping.future} ahead"
-    for key, limit in latest.items():
-        column = columns[source.times[key].column or ""]
-        verdict.refuse(times[key] > limit + future, key, "in the future", column, allowed)
+    key = "arrival" if "arrival" in times else "time"
+    column = columns[source.times[key].column or ""]
+    verdict.refuse(times[key] > now_us + future, key, "in the future", column, allowed)
     if "arrival" in times:
         column = columns[source.time.column or ""]
         ahead = times["time"] > times["arrival"] + future
@@ -290,16 +271,16 @@ def _refuse_future(
 
 
 def empty(kind: Kind, mapping: EventMapping) -> pa.Table:
-    """A table without events."""
+    """Makes a table without events."""
     return (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA).empty_table()
 
 
 def concat_events(kind: Kind, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
-    """Events of one kind as one table; raw values are null where the job kept none when it read them."""
+    """Concatenates events of one kind; raw values are null where the job kept none when it read them."""
     first = empty(kind, mapping)
     return pa.concat_tables([first, *tables], promote_options="default").select(first.column_names)
 
 
 def wanted_columns(mapping: EventMapping, kind: Kind) -> Sequence[str]:
-    """The raw columns that events of a kind must have, each once."""
+    """Returns the raw columns that events of a kind must have, each once."""
     return mapping.raw_columns if kind == "impressions" else tuple(dict.fromkeys(mapping.clicks.key_columns))

@@ -13,8 +13,7 @@ manifest is.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from ctr.pipelines.events.accounts import (
     write_rejects,
 )
 from ctr.pipelines.events.drivers import FollowSettings
-from ctr.pipelines.events.folders import EventFolders, FilesRead
 from ctr.pipelines.events.publish import (
     CONFLICTING,
     LATE_EVENTS,
@@ -41,9 +39,8 @@ from ctr.pipelines.events.publish import (
     last_published,
     publish_staged,
 )
-from ctr.pipelines.events.read import Unit, Version
+from ctr.pipelines.events.read import EventFolders, FilesRead, Unit, Version
 from ctr.pipelines.events.rules import known_from, partition_rules
-from ctr.pipelines.events.run import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.spool import (
     SPOOL,
     UnitReport,
@@ -55,6 +52,7 @@ from ctr.pipelines.events.spool import (
     read_report,
     read_staged,
 )
+from ctr.pipelines.events.steps import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.tables import KINDS, Kind
 
 _CLOCK = "clock.json"
@@ -65,36 +63,22 @@ _CHANGED = "changed after it was read: the added part is not read; put new event
 
 @dataclass(frozen=True)
 class WatchSettings(FollowSettings):
-    """How folders are watched.
+    """Settings of a watch; ``beam_options`` are of another runner, whose workers see the folders under their paths."""
 
-    Attributes:
-        max_reject_share: of the latest events; more of them end the job.
-        workers: threads of the runner inside this process.
-        beam_options: of another runner, whose workers see the same folders under the same paths.
-    """
-
-    max_reject_share: float = 0.01
-    workers: int = 1
+    max_reject_share: float = 0.01  # of the latest events; more of them end the job
+    workers: int = 1  # threads of the runner inside this process
     beam_options: str = ""
 
 
 @dataclass
 class Progress:
-    """What a watch has done so far, also before this process.
-
-    Attributes:
-        counts: of the events that were read.
-        clock_us: the arrival that the clock has reached, -1 before the first.
-        pending: impressions that wait in open partitions.
-        published: partitions, by this process.
-        rows: of these.
-    """
+    """Work of a watch so far, also before this process."""
 
     counts: EventCounts = field(default_factory=EventCounts)
-    clock_us: int = -1
-    pending: int = 0
-    published: int = 0
-    rows: int = 0
+    clock_us: int = -1  # the arrival that the clock has reached, -1 before the first
+    pending: int = 0  # impressions that wait in open partitions
+    published: int = 0  # partitions, by this process
+    rows: int = 0  # of these partitions
 
 
 def watch_events(
@@ -107,21 +91,14 @@ def watch_events(
 ) -> Progress:
     """Publishes partitions as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
 
-    Args:
-        mapping: how events become examples.
-        folders: with impressions and clicks (``ctr.pipelines.events.folders``).
-        log: the log's folder.
-        settings: how the folders are watched.
-        stop: called between rounds.
-        report: called after each round with what it published.
-
-    Raises:
-        InputError: too many rejects, another mapping or another process at work on the log, or wrong options.
+    ``stop`` is called between rounds, ``report`` after each round with what it published. Raises InputError: too many
+    rejects, another mapping or another process at work on the log, or wrong options.
     """
     mapping = with_pinned_teacher(mapping, log)
     options = beam_options(settings.beam_options, settings.workers)
     begin_log(log, mapping)
-    with _only_process(log / SPOOL):
+    make_folder(log / SPOOL)
+    with hold(log / SPOOL, f"{log}: another process publishes events there"):
         watch = _Watch(mapping, folders, log, settings)
         while not stop():
             new = watch.new_units()
@@ -145,15 +122,8 @@ def watch_events(
         return watch.progress
 
 
-@contextmanager
-def _only_process(spool: Path) -> Iterator[None]:
-    make_folder(spool)
-    with hold(spool, f"{spool.parent}: another process publishes events there"):
-        yield
-
-
 class _Watch:
-    """The state of a watch: the files that were read, the arrivals and the clock, and what is published."""
+    """State of a watch: the files that were read, the arrivals and the clock, and what is published."""
 
     def __init__(
         self, mapping: EventMapping, folders: Sequence[Path], log: Path, settings: WatchSettings
@@ -200,13 +170,13 @@ class _Watch:
         self._recent.check_rejects()
 
     def _report_change(self, unit: Unit) -> None:
-        """Describes a file that was changed among the rejects: what was added to it is not read."""
+        # What was added to a file is not read; that is among the rejects.
         report = read_report(self.spool, unit)
         if report is not None:
             write_rejects(self._log, [replace(report, damaged=_CHANGED)])
 
     def new_units(self) -> list[Unit]:
-        """The next files to read, some at a time; of each kind those that arrived first."""
+        """Returns the next files to read, some at a time; of each kind those that arrived first."""
         unread = self._files.unread(self._folders.scan())
         units: list[Unit] = []
         for kind in KINDS:
@@ -219,11 +189,7 @@ class _Watch:
         return units
 
     def add_units(self, units: Sequence[Unit]) -> None:
-        """Counts units that are in the spool now.
-
-        Raises:
-            InputError: too many of their events were rejected, or the runner has written no reports here.
-        """
+        """Counts units that are in the spool now; InputError for too many rejects, or no reports of the runner here."""
         reports = [report for unit in units if (report := read_report(self.spool, unit)) is not None]
         if len(reports) != len(units):
             raise InputError("--beam-options: workers must see the log's folder under the same path")
@@ -250,7 +216,7 @@ class _Watch:
             write_atomic_bytes(self.spool / _CLOCK, json.dumps({"clock_us": clock}).encode())
 
     def due_starts(self) -> list[int]:
-        """The starts of the partitions with events that are closed and not published, in order."""
+        """Returns the starts of the partitions with events that are closed and not published, in order."""
         return [
             start
             for start in list_starts(self.spool)
@@ -263,20 +229,14 @@ class _Watch:
         self.progress.published += len(published)
         self.progress.rows += sum(manifest.rows for manifest in published)
         # The next partition to be published begins after these.
-        drop_partitions(
-            self.spool, known_from(self._rules, self._published + self._rules.length) - self._rules.length
-        )
+        length = self._rules.length
+        drop_partitions(self.spool, known_from(self._rules, self._published + length) - length)
 
     def finish(self) -> None:
-        """Counts what is pending, and checks that every impression that was ever read is accounted for.
-
-        Raises:
-            InputError: a drained job had too many rejects, for fewer events than are judged before the end.
-        """
+        """Checks that every impression ever read is accounted for, and in a drained job the share of rejects."""
         open_starts = [start for start in list_starts(self.spool) if start > self._published]
         self.progress.pending = count_impressions(self.spool, open_starts)
-        check_conservation(
-            self.progress.counts, sum_counters(read_manifests(self._log)), self.progress.pending
-        )
+        counters = sum_counters(read_manifests(self._log))
+        check_conservation(self.progress.counts, counters, self.progress.pending)
         if self._settings.drain:
             self._recent.check_rejects(at_least=1)

@@ -1,5 +1,6 @@
-"""What the values of a column are: how many, how often, numbers, lists, texts or times."""
+"""Facts about a column's values: how many, how often, numbers, texts, times, or lists and how they are written."""
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,14 +13,126 @@ import pyarrow.compute as pc
 
 from ctr.data.spelling import CASTS
 from ctr.data.text_arrays import text_array
-from ctr.pipelines.inference.lists import LOOKED, ListForm, find_list_form, is_vector
 from ctr.pipelines.rows.convert import is_text, parse_numbers
 
-NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")
-"""Texts that mean a missing value where they stand among numbers, and the first three everywhere."""
+LOOKED = 2000  # so many distinct values are looked at
 
+_MARKS = (*"|;,^#~\x01\x02\x03\x1c\x1d\x1e\x1f\t", ", ", " ")
+# What no text but a list has between its parts.
+_CONTROLS = "^\x01\x02\x03\x1c\x1d\x1e\x1f"
+_BRACKETS = ("[]", "()", "{}")
+_QUOTES = "'\""
+_QUOTED_MARKS = (",", "', '", '", "', "','", '","', "' '", " ")
+_FRACTION = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|nan|NaN|None|null")
+_ITEMS = re.compile(r"""'[^']*'|"[^"]*"|[^\s,]+""")
+_FEW_BAD = 0.01
+
+
+@dataclass(frozen=True)
+class ListForm:
+    """Separator of the items of lists, and the characters around the items that are none of them."""
+
+    separator: str
+    strip: str = ""
+
+    def items(self, text: str) -> list[str]:
+        """The items of a text, as the feature of a mapping has them."""
+        parts = text.split(self.separator)
+        return [item for part in parts if (item := part.strip(self.strip) if self.strip else part)]
+
+
+def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> ListForm | None:
+    """Finds out how distinct texts, each in so many rows, hold lists; None where they do not."""
+    brackets = next((pair for pair in _BRACKETS if _are_within(texts, pair)), None)
+    if brackets is not None:
+        return _bracketed_form(texts, brackets)
+    return next((ListForm(mark) for mark in _MARKS if _is_separator(texts, counts, mark)), None)
+
+
+def is_vector(texts: Sequence[str]) -> bool:
+    """Tells whether texts are lists of numbers with fractions."""
+    brackets = next((pair for pair in _BRACKETS if _are_within(texts, pair)), "")
+    for mark in _MARKS:
+        several = fractions = bad = 0
+        for text in texts:
+            items = [item for part in text.strip(brackets + " ").split(mark) if (item := part.strip())]
+            several += len(items) > 1
+            bad += not all(map(_NUMBER.fullmatch, items))
+            fractions += any(map(_FRACTION.fullmatch, items))
+        few = _FEW_BAD * len(texts)
+        if bad <= few and several >= 0.5 * len(texts) and fractions >= 0.5 * len(texts):
+            return True
+    return False
+
+
+def _are_within(texts: Sequence[str], pair: str) -> bool:
+    """Whether nearly all texts begin and end with a pair of brackets."""
+    stripped = [text.strip() for text in texts]
+    within = sum(len(text) > 1 and text[0] == pair[0] and text[-1] == pair[1] for text in stripped)
+    return within >= (1 - _FEW_BAD) * len(texts)
+
+
+def _bracketed_form(texts: Sequence[str], brackets: str) -> ListForm | None:
+    """The separator by which the items of most texts are what Python, JSON or NumPy has written."""
+    written = [_written_items(text.strip()[1:-1]) for text in texts]
+    if not any(written):
+        return None
+    quoted = any(mark in text for mark in _QUOTES for text in texts)
+    strip = brackets + (_QUOTES if quoted else "") + " "
+    forms = [ListForm(mark, strip) for mark in _QUOTED_MARKS]
+    fits = [
+        sum(form.items(text) == items for text, items in zip(texts, written, strict=True)) for form in forms
+    ]
+    return forms[fits.index(max(fits))]
+
+
+def _written_items(content: str) -> list[str]:
+    try:
+        found = ast.literal_eval(f"[{content}]")
+        texts = [str(item) for item in found]
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        texts = [item[1:-1] if item[0] in _QUOTES else item for item in _ITEMS.findall(content)]
+    return [item for text in texts if (item := text.strip())]
+
+
+def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> bool:
+    """Whether distinct texts, each in so many rows, are lists of items that come back, some longer than others."""
+    parts = [text.split(mark) for text in texts]
+    lengths = [len(part) for part in parts]
+    several = sum(length > 1 for length in lengths)
+    if several < 0.05 * len(texts) or several < 3 or (len(set(lengths)) < 2 and not _change_places(parts)):
+        return False
+    items = [item for part in parts for item in part]
+    distinct = set(items)
+    if any(item != item.strip() or not item for item in distinct) and mark in (" ", ",", ", "):
+        # "Smith, John", or double spaces.
+        return False
+    if max(map(len, distinct)) > 40:
+        return False
+    if mark in (" ", ", "):
+        # Names such as New York have few words in common; genres are combined in many ways. What keeps quotes or
+        # brackets was not cut where it should be.
+        torn = sum(item[0] in "[({'\"" or item[-1] in "])}'\"," for item in distinct)
+        return len(distinct) <= min(0.5 * len(texts), 200) and torn <= _FEW_BAD * len(distinct)
+    if mark in _CONTROLS and len(distinct) <= 0.9 * len(items):
+        return True
+    rows = sum(length * count for length, count in zip(lengths, counts, strict=True))
+    return len(distinct) < len(items) and len(distinct) <= 0.2 * rows
+
+
+def _change_places(parts: Sequence[Sequence[str]]) -> bool:
+    """Whether lists of one length, of three items or more, have the same items at all places."""
+    if len(parts[0]) < 3:
+        return False
+    places = [set(place) for place in zip(*parts, strict=True)]
+    return len(set().union(*places)) <= 0.5 * sum(map(len, places))
+
+
+# Texts that mean a missing value where they stand among numbers, and the first three everywhere.
+NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")
+# A column is of a type when at most this share of its values is not: such rows become rejects.
 BAD_SHARE = 0.001
-"""A column is of a type when at most this share of its values is not: such rows become rejects."""
 
 _RECBOLE = re.compile(r":(token|float|token_seq|float_seq)$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -27,28 +140,19 @@ _WITH_COMMA = re.compile(r"[-+]?(\d+|\d*,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.
 _DECIMAL_COMMA = re.compile(r",(\d{1,2}|\d{4,})\s*$|\.\d{3},")
 _SHOWN = 24
 
-Kind = Literal["empty", "number", "word", "list", "text", "time", "other"]
+Kind = Literal["empty", "number", "word", "list", "text", "time"]
 
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """The values of one column in a sample of N rows.
-
-    Attributes:
-        name: of the column.
-        array: [N] the values, as an ingest has them.
-        texts: the distinct values as text, in order of their first row.
-        codes: [N] int64, the place of each value in ``texts``; -1 where it is missing.
-        row_numbers: [N] int64, as ``Sample`` has them; none where they are not known.
-        file: the name of the file that they count in, where there are several.
-    """
+    """Values of one column in a sample of N rows."""
 
     name: str
-    array: pa.Array
-    texts: Sequence[str]
-    codes: np.ndarray
-    row_numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    file: str = ""
+    array: pa.Array  # [N] the values, as an ingest has them
+    texts: Sequence[str]  # the distinct values, in order of their first row
+    codes: np.ndarray  # [N] int64, the place of each value in ``texts``; -1 where it is missing
+    row_numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # see ``Sample``
+    file: str = ""  # of the row numbers, where there are several files
 
     @property
     def stem(self) -> str:
@@ -57,18 +161,15 @@ class ColumnFacts:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """The words of the name, in lower case."""
         parts = re.split(r"[^A-Za-z0-9]+", _CAMEL.sub("_", self.stem))
         return tuple(part.lower() for part in parts if part)
 
     @property
     def plain_name(self) -> str:
-        """The words of the name, joined by underscores."""
         return "_".join(self.words)
 
     @property
     def rows(self) -> int:
-        """N."""
         return len(self.codes)
 
     @cached_property
@@ -78,22 +179,18 @@ class ColumnFacts:
 
     @property
     def distinct(self) -> int:
-        """The number of distinct values."""
         return len(self.texts)
 
     @cached_property
     def present(self) -> int:
-        """Rows with a value."""
         return int((self.codes >= 0).sum())
 
     @property
     def missing_share(self) -> float:
-        """The share of rows without a value."""
         return 1 - self.present / self.rows if self.rows else 0.0
 
     @cached_property
     def is_list(self) -> bool:
-        """Whether the values are lists already."""
         kind = self.array.type
         return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
@@ -125,7 +222,6 @@ class ColumnFacts:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the numbers are whole."""
         return bool(len(self.finite)) and bool((self.finite == np.floor(self.finite)).all())
 
     @cached_property
@@ -138,10 +234,7 @@ class ColumnFacts:
 
     @cached_property
     def with_points(self) -> "ColumnFacts | None":
-        """The same with decimal points; None unless all values are numbers with decimal commas.
-
-        ``1,250`` alone may have its comma between thousands.
-        """
+        """Decimal commas as points; None unless all values are such: ``1,250`` may have its comma between thousands."""
         if not self.has_commas or not any(map(_DECIMAL_COMMA.search, self.texts)):
             return None
         pattern, spelled = CASTS["decimal_comma"]
@@ -207,7 +300,7 @@ class ColumnFacts:
         return _shorten(self.texts[code]) if code >= 0 else ""
 
     def describe(self) -> str:
-        """Its distinct values, some of them, and the share of rows without one."""
+        """Lists some of its distinct values, and the share of rows without one."""
         if not self.present:
             return "no values"
         shown = [_shorten(self.texts[place]) for place in np.argsort(-self.counts, kind="stable")[:3]]
@@ -216,7 +309,7 @@ class ColumnFacts:
 
 
 def percent(share: float) -> str:
-    """A share with two significant digits."""
+    """Formats a share with two significant digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.4g}%"
 
 
@@ -228,7 +321,7 @@ def _shorten(text: str) -> str:
 def column_facts(
     name: str, array: pa.Array, row_numbers: np.ndarray | None = None, file: str = ""
 ) -> ColumnFacts:
-    """The facts of a column; empty text is missing, as in an ingest."""
+    """Collects the facts of a column; empty text is missing, as in an ingest."""
     values = array
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         items = array.cast(pa.list_(pa.string())) if not pa.types.is_null(array.type.value_type) else array
@@ -245,7 +338,7 @@ def column_facts(
 
 
 def find_nulls(columns: dict[str, pa.Array]) -> tuple[str, ...]:
-    """The texts in columns of a delimited file that mean a missing value, apart from the empty one."""
+    """Finds the texts in columns of a delimited file that mean a missing value, apart from the empty one."""
     found: dict[str, None] = {}
     for array in columns.values():
         if not is_text(array.type):
@@ -262,7 +355,7 @@ def find_nulls(columns: dict[str, pa.Array]) -> tuple[str, ...]:
 
 
 def without_nulls(array: pa.Array, nulls: Sequence[str]) -> pa.Array:
-    """A column with texts that mean a missing value made missing."""
+    """Makes texts of a column missing that mean a missing value."""
     if not nulls or not is_text(array.type):
         return array
     return pc.if_else(pc.is_in(array, pa.array(nulls, array.type)), None, array)

@@ -1,5 +1,6 @@
-"""What feature a column becomes: a category, a number in buckets, a list of categories or a text."""
+"""Feature that a column becomes: a category, a number in buckets, a list of categories or a text."""
 
+import itertools
 import math
 import unicodedata
 from collections.abc import Collection
@@ -10,12 +11,11 @@ import numpy as np
 
 from ctr.data.schema import RESERVED_NAMES
 from ctr.data.spelling import Cast
-from ctr.pipelines.inference.columns import ColumnFacts
-from ctr.pipelines.inference.lists import LOOKED, ListForm
+from ctr.pipelines.inference.columns import LOOKED, ColumnFacts, ListForm
 from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, NUMBERED_WORDS, PLACE_WORDS, VERSION_WORDS
 
+# So few whole numbers are categories, each with its own id: if they are amounts, and if they are not.
 FEWEST, FEW = 20, 64
-"""So few whole numbers are categories, each with its own id: if they are amounts, and if they are not."""
 
 _UNIQUE = 0.999
 _ENOUGH = 50
@@ -26,30 +26,22 @@ _STEPS = 40
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a column.
-
-    Attributes:
-        becomes: in a few words, for people.
-        because: the reason, without the values themselves.
-        feature: the feature of the mapping, without its name; None for a column that is none.
-        cast: of the column, before the feature reads it (``ctr.data.derived``); None where there is none.
-        is_outcome: whether it is none because it seems to be known only after the impression.
-    """
+    """Decision about a column: a feature, or why it is none."""
 
     becomes: str
-    because: str
-    feature: dict[str, Any] | None = None
-    cast: Cast | None = None
-    is_outcome: bool = False
+    because: str  # without the values themselves
+    feature: dict[str, Any] | None = None  # of the mapping, without its name
+    cast: Cast | None = None  # of the column, before the feature reads it (``ctr.data.derived``)
+    is_outcome: bool = False  # it is no feature because it seems to be known only after the impression
 
 
 def dropped(because: str) -> Decision:
-    """A column that is not used."""
+    """Returns the decision not to use a column."""
     return Decision("not used", because)
 
 
 def decide_feature(facts: ColumnFacts) -> Decision:
-    """The feature of a column that has no role, or why it is none."""
+    """Decides which feature a column without a role becomes, or why none."""
     if facts.kind == "empty":
         return dropped("it has no values")
     if facts.distinct == 1 and not facts.missing_share:
@@ -57,9 +49,8 @@ def decide_feature(facts: ColumnFacts) -> Decision:
     if facts.kind == "list":
         return _list_feature(facts)
     if facts.kind == "text":
-        return Decision(
-            "text, its words", "most values are several words", {"kind": "text", "source": facts.name}
-        )
+        feature = {"kind": "text", "source": facts.name}
+        return Decision("text, its words", "most values are several words", feature)
     if facts.kind == "number":
         return _number_or_category(facts)
     if facts.kind == "time":
@@ -67,9 +58,8 @@ def decide_feature(facts: ColumnFacts) -> Decision:
     if facts.with_points is not None:
         decision = _number_or_category(facts.with_points)
         if decision.feature is not None and decision.feature["kind"] == "number":
-            return replace(
-                decision, because=f"{decision.because}; with a decimal comma", cast="decimal_comma"
-            )
+            because = f"{decision.because}; with a decimal comma"
+            return replace(decision, because=because, cast="decimal_comma")
     return _category(facts, "")
 
 
@@ -88,7 +78,7 @@ def _category(facts: ColumnFacts, because: str) -> Decision:
 
 
 def is_unique(facts: ColumnFacts) -> bool:
-    """Whether nearly every row has its own value."""
+    """Tells whether nearly every row has its own value."""
     return facts.present >= _ENOUGH and facts.distinct > _UNIQUE * facts.present
 
 
@@ -108,13 +98,12 @@ def _list_feature(facts: ColumnFacts) -> Decision:
         feature["separator"] = "\x1f" if held or not texts else "|"
         return Decision("categories, a list", "the values are lists", feature)
     feature["separator"] = form.separator
-    shown = {" ": "space-separated", ",": "comma-separated"}.get(
-        form.separator, f"separated by {form.separator!r}"
-    )
+    shown = {" ": "space-separated", ",": "comma-separated"}.get(form.separator)
+    shown = shown or f"separated by {form.separator!r}"
     if form.strip:
         feature["strip"] = form.strip
-        return Decision("categories, a list", f"lists in brackets, {shown}", feature)
-    return Decision("categories, a list", f"{shown}; the items recur", feature)
+    because = f"lists in brackets, {shown}" if form.strip else f"{shown}; the items recur"
+    return Decision("categories, a list", because, feature)
 
 
 def _number_or_category(facts: ColumnFacts) -> Decision:
@@ -133,8 +122,7 @@ def _number_or_category(facts: ColumnFacts) -> Decision:
     if whole and (words & ID_WORDS) and not words & NUMBER_WORDS:
         return _category(facts, "named like an id or a kind")
     if not whole or words & NUMBER_WORDS or facts.name.endswith(":float"):
-        why = "named like a quantity" if whole else "fractions"
-        return _number(facts, why)
+        return _number(facts, "named like a quantity" if whole else "fractions")
     if is_unique(facts) and bool((np.diff(facts.finite) > 0).all()):
         return dropped("a number of the row: it grows from row to row")
     if _counts_something(facts.finite):
@@ -178,18 +166,12 @@ def _number(facts: ColumnFacts, because: str) -> Decision:
             return Decision("number, even buckets", f"{because}; {_range(values)}", feature)
     edges = sorted({float(f"{edge:.4g}") for edge in np.quantile(values, np.linspace(0, 1, 33)[1:-1])})
     edges = [edge for edge in edges if abs(edge) < 1e30 and edge > float(values.min())]
+    if not edges and values.min() < values.max():
+        edges = [float(f"{float(values[values > values.min()].min()):.4g}")]
+    if not edges and facts.missing_share:
+        return _category(facts, because)
     if not edges:
-        edges = (
-            [float(f"{float(values[values > values.min()].min()):.4g}")]
-            if values.min() < values.max()
-            else []
-        )
-    if not edges:
-        return (
-            dropped("it is constant but for missing values")
-            if not facts.missing_share
-            else _category(facts, because)
-        )
+        return dropped("it is constant but for missing values")
     feature["boundaries"] = edges
     return Decision(f"number, {len(edges) + 1} buckets", f"{because}; as many rows in each bucket", feature)
 
@@ -214,9 +196,9 @@ def _tidy(value: float) -> float:
 
 
 def feature_name(stem: str, taken: Collection[str]) -> str:
-    """A name of a feature like that of the column, which no other feature and no column of a log has.
+    """Makes a name like the column's, which no other feature and no column of a log has.
 
-    Letters and digits of all scripts stay as they are, and so do _ . and -; whatever else becomes _.
+    Letters and digits of all scripts, _ . and - stay as they are; whatever else becomes _.
     """
     name = "".join(letter if _stays(letter) else " " for letter in stem)
     name = "_".join(name.split()).strip("_") or "column"
@@ -225,12 +207,8 @@ def feature_name(stem: str, taken: Collection[str]) -> str:
     name = name[:90]
     if name in RESERVED_NAMES:
         name += "_value"
-    number = 2
-    found = name
-    while found in taken or found in RESERVED_NAMES:
-        found = f"{name}_{number}"
-        number += 1
-    return found
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken and name not in RESERVED_NAMES)
 
 
 def _stays(letter: str) -> bool:

@@ -1,4 +1,4 @@
-"""Formats of tables that are not read, recognized so that they can be named."""
+"""Formats of tables that are not read, recognized so that messages can name them."""
 
 import json
 import re
@@ -30,12 +30,7 @@ _LINE = "one JSON object a line"
 
 
 def check_lines(path: Path, text: str) -> None:
-    """Raises InputError where lines of text are of a format that is no table of single values.
-
-    Args:
-        path: the file, for the message.
-        text: its beginning, in whole lines.
-    """
+    """Raises InputError where the first whole lines of a file are of a format that is no table of single values."""
     lines = [line for line in text.split("\n", 4 * _LINES) if line.strip()][:_LINES]
     if not lines:
         return
@@ -57,13 +52,7 @@ def check_lines(path: Path, text: str) -> None:
 
 
 def check_json(path: Path, text: str, is_whole: bool) -> None:
-    """Raises InputError where JSON is not one object a line that is a row.
-
-    Args:
-        path: the file, for the message.
-        text: its beginning, from its first brace or bracket on.
-        is_whole: whether it is the whole file.
-    """
+    """Raises InputError where JSON, from its first brace or bracket on, is not one object a line that is a row."""
     if text.startswith("["):
         raise InputError(f"{path}: holds one JSON array; allowed: {_LINE}, as jq -c '.[]' writes the items")
     try:

@@ -1,4 +1,4 @@
-"""How the files of a table are read: which ones they are, their format, delimiter, quotes, header and columns."""
+"""Files of a table and how they are read: lines before it, format, delimiter, quotes, header and columns."""
 
 import re
 from collections import Counter
@@ -11,8 +11,17 @@ from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, format_names, load_format
 from ctr.io.errors import InputError
 from ctr.io.files import not_text
+from ctr.pipelines.inference.columns import NULLS
 from ctr.pipelines.inference.foreign import check_json, check_lines
-from ctr.pipelines.inference.headers import LINES, is_header, lines_before, title_lines
+from ctr.pipelines.inference.names import (
+    EXAMPLE_NAMES,
+    ID_WORDS,
+    LABEL_WORDS,
+    PLACE_WORDS,
+    QUERY_NAMES,
+    TIME_NAMES,
+    USER_WORDS,
+)
 from ctr.pipelines.rows.delimited import split_rows
 from ctr.pipelines.rows.sources import (
     SourceFile,
@@ -25,6 +34,116 @@ from ctr.pipelines.rows.sources import (
     open_bytes,
 )
 from ctr.pipelines.rows.table_files import table_file_columns
+
+LINES = 500  # so many lines at the beginning of a file are looked at
+
+_MOST_SKIPPED = 100
+_SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+_ITEM_WORDS = frozenset(("ad", "item", "product", "banner", "article"))
+_KNOWN = (
+    LABEL_WORDS | USER_WORDS | TIME_NAMES | QUERY_NAMES | EXAMPLE_NAMES | PLACE_WORDS | ID_WORDS | _ITEM_WORDS
+)
+# Values that stand for none, among numbers.
+_NO_NAMES = frozenset(
+    ("unknown", "missing", "none", "null", "nan", "inf", "infinity", *(text.lower() for text in NULLS))
+)
+# So many columns that are named 1, 2, 3, ... in order.
+_NUMBERED = 5
+
+
+def lines_before(text: str) -> tuple[int, str | None]:
+    """Counts the lines before a table, and reads the delimiter that one of them names.
+
+    They are empty, comments that begin with #, or Excel's ``sep=;``. A comment with as many fields as the line below is
+    left: it may have the names.
+    """
+    lines = text.split("\n", _MOST_SKIPPED + 1)[: _MOST_SKIPPED + 1]
+    count, delimiter = 0, None
+    for line in lines:
+        found = _SEP.fullmatch(line.strip(" \r"))
+        if found is not None:
+            delimiter = found[1]
+        elif line.strip() and not line.startswith("#"):
+            break
+        count += 1
+    if count == len(lines):
+        # Nothing but comments.
+        return 0, None
+    return count, delimiter
+
+
+def title_lines(text: str, rows: Sequence[Sequence[str]]) -> int:
+    """Counts lines of one field, such as the title of a report, before a table of at least three."""
+    fields = Counter(map(len, rows)).most_common(1)[0][0]
+    count = next((place for place, row in enumerate(rows) if len(row) > 1), 0)
+    if not count or fields < 3 or count > 10 or '"' in "".join(text.split("\n", count)[:count]):
+        return 0
+    # In lines, of which empty ones are no rows.
+    places = [place for place, line in enumerate(text.split("\n", _MOST_SKIPPED)) if line.strip()]
+    return places[count] if count < len(places) else 0
+
+
+def is_header(rows: Sequence[Sequence[str]]) -> bool:
+    """Tells whether the first row names the columns: words above numbers, or values unlike those below.
+
+    Names may be numbers, such as 101 of an anonymous feature, where others are words. Rows that repeat the first one do
+    not speak against it where it is a header for other reasons, as in files put together by ``cat``.
+    """
+    first = list(rows[0])
+    below = [row for row in rows[1:] if list(row) != first]
+    places = range(len(first))
+    found = [{row[place] for row in below if place < len(row)} - {""} for place in places]
+    filled = [name for name in first if name.strip()]
+    unnamed = [place for place in places if not first[place].strip() and found[place]]
+    if not filled or len(unnamed) > 1:
+        return False
+    words = [place for place in places if first[place].strip() and not is_number(first[place])]
+    over_numbers = [place for place in words if _is_name(first[place]) and _are_numbers(found[place])]
+    if len(words) < len(filled):
+        return _is_numbered(first, unnamed) or (
+            bool(over_numbers)
+            and len(set(filled)) == len(filled)
+            and all(re.fullmatch(r"\d+(\.0)?", name) for name in filled if is_number(name))
+            and not any(first[place] in found[place] for place in words)
+        )
+    if over_numbers:
+        return True
+    if len(set(filled)) < 0.8 * len(filled):
+        return False
+    repeated = sum(bool(first[place].strip()) and first[place] in found[place] for place in places)
+    if len(below) < len(rows) - 1:
+        # Only values come again in whole, unless the names say that they are names.
+        known = sum(bool(set(re.split(r"[^a-z]+", name.lower())) & _KNOWN) for name in filled)
+        return repeated == 0 and known >= 2
+    return repeated <= 0.1 * len(first)
+
+
+def _is_numbered(first: Sequence[str], unnamed: Sequence[int]) -> bool:
+    """Whether columns are named by their numbers, as pandas names those without names; its index has no name."""
+    names = [name for place, name in enumerate(first) if place or not unnamed]
+    counted = [[str(begin + place) for place in range(len(names))] for begin in (0, 1)]
+    return len(names) >= (2 if unnamed == [0] else _NUMBERED) and names in counted
+
+
+def _is_name(text: str) -> bool:
+    text = text.strip(' "#')
+    return (text[:1].isalpha() or text[:1] == "_") and text.lower() not in _NO_NAMES
+
+
+def _are_numbers(values: set[str]) -> bool:
+    """Whether there are values and all are numbers, but for those that mean a missing one."""
+    numbers = values.difference(NULLS)
+    return bool(numbers) and all(map(is_number, numbers))
+
+
+def is_number(text: str) -> bool:
+    """Tells whether a text is a finite or infinite decimal number; ``nan`` and ``inf`` are words."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text and any(character.isdigit() for character in text)
+
 
 Form = DelimitedInput | JsonlInput | ParquetInput
 
@@ -49,42 +168,28 @@ _SUGGEST = "ctr ingest {name} reads this format with a mapping made for it"
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The files of a table and how they are read.
+    """Files of a table and how they are read."""
 
-    Attributes:
-        files: the files that hold something, in the order in which their rows count.
-        form: the ``input`` of a mapping.
-        columns: the names of the columns in their order, as the header or the form has them; empty for JSON lines.
-        suggestion: the shipped mapping that reads these files, in a sentence; empty where there is none.
-        lacking: by name of a column that some files lack, how many and which, in words.
-        folders: the columns that names of folders give, such as ``dt=2023-11-14``.
-        notes: what else is to be known of the files, a line each.
-    """
-
-    files: tuple[SourceFile, ...]
-    form: Form
-    columns: tuple[str, ...]
-    suggestion: str = ""
+    files: tuple[SourceFile, ...]  # those that hold something, in the order in which their rows count
+    form: Form  # the ``input`` of a mapping
+    columns: tuple[str, ...]  # in the order of the header or the form; empty for JSON lines
+    suggestion: str = ""  # the shipped mapping that reads these files, in a sentence
+    # By column: how many files lack it, and which, in words.
     lacking: Mapping[str, str] = field(default_factory=dict)
-    folders: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()  # columns that names of folders give, such as ``dt=2023-11-14``
     notes: tuple[str, ...] = ()
 
 
 def find_table(given: Path) -> TableFiles:
-    """Finds out how a file, or the files of a folder, are read.
-
-    Raises:
-        InputError: no file, files of several kinds, files of different tables, or of a format that is not read.
-    """
+    """Finds out how a file, or those of a folder, are read; InputError where they are not, or are several tables."""
     if given.is_dir():
         found, pattern = _files_of(given)
     else:
         found, pattern = tuple(find_files([given], (), ())), None
     files = tuple(file for file in found if not is_blank(file.path))
     if not files:
-        raise InputError(
-            f"{found[0].path}: is empty; a table with a label and at least one feature is required"
-        )
+        path = found[0].path
+        raise InputError(f"{path}: is empty; a table with a label and at least one feature is required")
     first = files[0].path
     if any(file.path.name.startswith("behaviors.tsv") for file in files):
         raise InputError(
@@ -103,9 +208,8 @@ def find_table(given: Path) -> TableFiles:
         empty = [file.name for file in found if file not in files]
         notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {_some(empty)}")
     if folders:
-        notes.append(
-            f"the folders of the files give the column{'s' * (len(folders) > 1)} {', '.join(folders)}"
-        )
+        names = f"column{'s' * (len(folders) > 1)} {', '.join(folders)}"
+        notes.append(f"the folders of the files give the {names}")
     return TableFiles(files, form, columns, _suggestion(columns, form), lacking, tuple(folders), tuple(notes))
 
 
@@ -164,10 +268,8 @@ def _type_of(path: Path) -> str:
         if file.read(4) == b"PAR1":
             return "parquet"
     if named == "parquet":
-        what = not_text(path) or "no Parquet file"
-        raise InputError(
-            f"{path}: is {what}, though its name ends in {suffixes[-1]}; allowed: a Parquet file"
-        )
+        what = f"{not_text(path) or 'no Parquet file'}, though its name ends in {suffixes[-1]}"
+        raise InputError(f"{path}: is {what}; allowed: a Parquet file")
     start = read_start(path)
     text = start.lstrip("\ufeff \t\r\n")
     is_array = text.startswith("[") if named == "jsonl" else re.match(r"\[\s*[\[{]", text) is not None
@@ -184,17 +286,12 @@ def _type_of(path: Path) -> str:
 
 
 def read_start(path: Path, size: int = _START_BYTES) -> str:
-    """The first characters of a text file, decompressed; bytes that are no UTF-8 are replaced.
-
-    Raises:
-        InputError: the file holds something else than text, or is damaged.
-    """
+    """Reads the first characters of a text file, decompressed; bad UTF-8 is replaced. InputError: it is no text."""
     with faults_named(path), open_bytes(path) as stream:
         return bytes(stream.read(size)).decode("utf-8", "replace")
 
 
 def _delimited(path: Path, kind: str) -> dict[str, Any]:
-    """The ``input`` of a delimited file."""
     start = read_start(path).removeprefix("\ufeff")
     start = start.replace("\r\n", "\n") if "\n" in start else start.replace("\r", "\n")
     whole = start[: start.rfind("\n") + 1] if len(start) >= _START_BYTES // 2 and "\n" in start else start
@@ -205,23 +302,18 @@ def _delimited(path: Path, kind: str) -> dict[str, Any]:
     quoting = delimiter != "\t" or _has_quoted(table, delimiter)
     rows = split_rows(table, delimiter, quoting, LINES)
     if not rows:
-        raise InputError(
-            f"{path}: its first {len(start):,} characters hold no row; allowed: a table from its beginning on"
-        )
+        looked = f"its first {len(start):,} characters hold no row"
+        raise InputError(f"{path}: {looked}; allowed: a table from its beginning on")
     if titles := title_lines(table, rows):
         skipped += titles
         rows = split_rows(_without_lines(table, titles), delimiter, quoting, LINES)
     if skipped and not is_header(rows):
         # The last comment may have the names.
         line = whole.split("\n", skipped)[skipped - 1]
-        named = split_rows(line, delimiter, quoting, 1)
-        if (
-            line.startswith("#")
-            and named
-            and len(named[0]) == len(rows[0]) > 1
-            and is_header([*named, *rows])
-        ):
-            skipped, rows = skipped - 1, [*named, *rows]
+        named = [*split_rows(line, delimiter, quoting, 1), *rows]
+        is_comment = line.startswith("#") and len(named) > len(rows)
+        if is_comment and len(named[0]) == len(rows[0]) > 1 and is_header(named):
+            skipped, rows = skipped - 1, named
     content: dict[str, Any] = {"type": "tsv" if delimiter == "\t" else "csv"}
     if delimiter not in ",\t":
         content["delimiter"] = delimiter
@@ -273,10 +365,7 @@ def _columns_of(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The columns of the files, and those that some files lack (see ``TableFiles``).
 
-    Files are of one table if one of them has all columns, and the others most of these.
-
-    Raises:
-        InputError: they are not.
+    Files are of one table if one of them has all columns, and the others most of these; else InputError.
     """
     if isinstance(form, JsonlInput):
         return (), {}

@@ -1,7 +1,4 @@
-"""Infers a mapping from a sample of a table: the roles of its columns, features, derived columns and partitions.
-
-Every guess has a reason. What is not certain is a ``Doubt`` that an option decides; a label is never guessed silently.
-"""
+"""Infers a mapping from a sample of a table; what is not certain is a ``Doubt``: a label is never guessed silently."""
 
 import shlex
 from collections.abc import Iterator
@@ -13,65 +10,49 @@ import numpy as np
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import DelimitedInput, Mapping
-from ctr.data.times import duration_us, format_time
+from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError, joined
+from ctr.pipelines.inference.aggregates import find_page
 from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.forms import TableFiles
 from ctr.pipelines.inference.labels import LabelColumn, choose_label, is_label_name, plain_label
-from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome
-from ctr.pipelines.inference.pages import find_page
+from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome, strongest_columns
 from ctr.pipelines.inference.queries import Rows, choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
     choose_example_id,
+    choose_time,
     choose_weight,
     find_column,
     is_weight_name,
 )
 from ctr.pipelines.inference.sample import Sample
-from ctr.pipelines.inference.strongest import strongest_columns
-from ctr.pipelines.inference.time_role import choose_time
 from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
 
-PARTITION_ROWS = 500_000
-"""Rows of a partition, at most, if all had as many as the mean."""
-
-KEPT_ROWS = 1_000_000
-"""The raw values behind the ids of a table with at most so many rows are kept."""
-
+PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
+KEPT_ROWS = 1_000_000  # up to so many rows of a table the raw values behind its ids are kept
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
-_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user decides.
+    """Decisions of the user, as the options of the command."""
 
-    Attributes:
-        label: a column, or a rule such as ``rating>=4``.
-        query: a column, or ``none``.
-        session_gap: rows of one value of the query's column without a longer pause are one query.
-        time: a column, also with the form that it has as in ``when=ms``, or ``none``.
-        weight: a column.
-        drop: columns that are not to be used.
-        keep: columns that are features although something speaks against it.
-    """
-
-    label: str | None = None
+    label: str | None = None  # a column, or a rule such as ``rating>=4``
     query: str | None = None
     session_gap: str | None = None
-    time: str | None = None
+    time: str | None = None  # also with the form of the column as in ``when=ms``
     weight: str | None = None
     drop: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # features although something speaks against it
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column becomes, and why."""
+    """Column of a table, what it becomes, and why."""
 
     column: str
     becomes: str
@@ -80,26 +61,15 @@ class Guess:
 
 @dataclass
 class Inference:
-    """What was inferred.
-
-    Attributes:
-        guesses: a row for each column, and for what is derived from the time.
-        doubts: what the user has to decide; then there is no mapping.
-        notes: what else is to be known, a line each.
-        mapping: the mapping; None while there are doubts.
-        content: the same as a mapping file has it: nested values without defaults.
-        reasons: by name of a feature or key of the mapping, why it is so.
-        strongest: the columns that rank the rows of the sample best alone, with their AUC and number of values; empty
-            while there is no label.
-    """
+    """Result of an inference: a mapping, or doubts that the user has to decide."""
 
     guesses: list[Guess] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    mapping: Mapping | None = None
-    content: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    strongest: list[tuple[str, float, int]] = field(default_factory=list)
+    mapping: Mapping | None = None  # None while there are doubts
+    content: dict[str, Any] = field(default_factory=dict)  # as a mapping file has it: without defaults
+    reasons: dict[str, str] = field(default_factory=dict)  # by name of a feature or key of the mapping
+    strongest: list[tuple[str, float, int]] = field(default_factory=list)  # see ``strongest_columns``
 
 
 @dataclass
@@ -115,11 +85,7 @@ class _Roles:
 
 
 def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
-    """Infers the mapping of a table.
-
-    Raises:
-        InputError: an option names no column, or one that cannot be what it is to be; or no feature is left.
-    """
+    """Infers the mapping of a table; InputError for an option that cannot be, or where no feature is left."""
     form = table.form
     nulls = find_nulls(sample.columns) if isinstance(form, DelimitedInput) else ()
     file = table.files[0].name if len(table.files) > 1 else ""
@@ -133,76 +99,72 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
             f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read{names}; "
             "a label and at least one feature are required, in columns between commas, tabs, ; or |"
         )
-    given = {
-        "--label": options.label,
-        "--time": options.time,
-        "--query": options.query,
-        "--weight": options.weight,
-    }
     refused = [find_column(name, columns, "--drop").name for name in options.drop]
-    for option, name in given.items():
-        if name in refused:
-            raise InputError(f"{option} {name}: --drop takes the same column out; leave one of the two out")
+    for role in ("label", "time", "query", "weight"):
+        if (name := getattr(options, role)) in refused:
+            raise InputError(f"--{role} {name}: --drop takes the same column out; leave one of the two out")
     kept = [find_column(name, columns, "--keep").name for name in options.keep]
     free = {name: facts for name, facts in columns.items() if name not in refused}
-    found = Inference()
-    roles = _choose_roles(free, sample, options, found)
+    result = Inference()
+    roles = _choose_roles(free, sample, options, result)
     if roles.label is None and (page := find_page(free)):
         raise InputError(f"{table.files[0].path}: {page}")
-    decisions: dict[str, Decision] = {name: dropped("--drop says so") for name in refused}
+    decisions = {name: dropped("--drop says so") for name in refused}
     decisions |= dict(_decide(free, roles, kept))
     for name in columns:
         becomes, because = roles.used.get(name) or (decisions[name].becomes, decisions[name].because)
         values = columns[name].describe()
-        found.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
-    found.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
-    _add_notes(found, table, sample, roles, nulls)
+        result.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
+    result.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
+    _add_notes(result, table, sample, roles, nulls)
     if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
-        found.notes.append(f"not used, {AFTER_CLICK}: {', '.join(outcomes)}; --keep COLUMN keeps one")
+        result.notes.append(f"not used, {AFTER_CLICK}: {', '.join(outcomes)}; --keep COLUMN keeps one")
     if roles.label is not None:
         used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
-        found.strongest = strongest_columns(used, roles.label.values, roles.label.known)
-    if not found.doubts:
-        _make_mapping(found, table, sample, roles, decisions, nulls, options)
-    return found
+        result.strongest = strongest_columns(used, roles.label.values, roles.label.known)
+    if not result.doubts:
+        _make_mapping(result, table, sample, roles, decisions, nulls, options)
+    return result
 
 
 def _choose_roles(
-    columns: dict[str, ColumnFacts], sample: Sample, options: Options, found: Inference
+    columns: dict[str, ColumnFacts], sample: Sample, options: Options, result: Inference
 ) -> _Roles:
     roles = _Roles()
     label = choose_label(options.label, columns, options.weight)
     if isinstance(label, Doubt):
-        _ask(label, roles, found, columns)
+        _ask(label, roles, result, columns)
     else:
         roles.label = label
         share = percent(float(label.values[label.known].mean()))
-        rule = "" if label.label.op is None else f" {label.label.op} {_shown(label.label.value)}"
+        op, value = label.label.op, label.label.value
+        rule = "" if op is None else f" {op} {f'{value:g}' if isinstance(value, float) else value}"
         roles.used[label.label.column] = (f"label{rule}", f"{label.because}; {share} positive")
-        found.notes += [label.warning] if label.warning else []
+        result.notes += [label.warning] if label.warning else []
     time = choose_time(options.time, columns, sample.head_rows, list(roles.used))
     if isinstance(time, Doubt):
-        _ask(time, roles, found, columns)
+        _ask(time, roles, result, columns)
     elif time is not None:
         roles.time = time
-        why = ("given by --time" if options.time else "read as one") + time.doubt
-        roles.used[time.facts.name] = (f"time, {time.form}", why)
+        other = f", though {time.other} reads it too" if time.other else ""
+        why = ("given by --time" if options.time else "read as one") + other
+        roles.used[time.facts.name] = (f"time, {time.time.form}", why)
         if rejects := time.rejects:
-            found.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
+            result.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
     positive = None if roles.label is None else roles.label.positive
     rows = Rows(sample.head_rows, roles.time, positive)
     query = choose_query(options.query, columns, list(roles.used), rows)
     if isinstance(query, Doubt):
-        _ask(query, roles, found, columns)
+        _ask(query, roles, result, columns)
     else:
         roles.query, why = query
-        found.reasons["query"] = why
+        result.reasons["query"] = why
         if roles.query is not None and not options.session_gap:
             roles.used[roles.query.name] = ("query", why)
     _check_session(options, roles)
     weight = choose_weight(options.weight, columns, list(roles.used), positive)
     if isinstance(weight, Doubt):
-        _ask(weight, roles, found, columns)
+        _ask(weight, roles, result, columns)
     else:
         roles.weight, why = weight
         if roles.weight is not None:
@@ -222,13 +184,13 @@ def _choose_roles(
     if roles.example_id is not None:
         roles.used[roles.example_id.name] = ("example id", why)
     elif why:
-        found.notes.append(why)
+        result.notes.append(why)
     return roles
 
 
-def _ask(doubt: Doubt, roles: _Roles, found: Inference, columns: dict[str, ColumnFacts]) -> None:
+def _ask(doubt: Doubt, roles: _Roles, result: Inference, columns: dict[str, ColumnFacts]) -> None:
     """Adds a doubt; the columns that it is about are nothing else."""
-    found.doubts.append(doubt)
+    result.doubts.append(doubt)
     role = doubt.option.removeprefix("--")
     asked = [choice.column or choice.value for choice in doubt.choices]
     roles.used |= {name: (f"{role}?", f"choose with {doubt.option}") for name in asked if name in columns}
@@ -273,13 +235,13 @@ def _decide(
 
 
 def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
-    """Why a column is known only after the impression; empty where nothing says so."""
+    """Tells why a column is known only after the impression; empty where nothing says so."""
     if is_label_name(facts) and plain_label(facts) is not None:
         return f"{AFTER_CLICK}: another outcome"
     if roles.label is None:
         return ""
-    label, judged = (roles.label.values, roles.label.known), facts.with_points or facts
-    return find_leak(judged, *label) or find_outcome(judged, *label)
+    arguments = facts.with_points or facts, roles.label.values, roles.label.known
+    return find_leak(*arguments) or find_outcome(*arguments)
 
 
 def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> str:
@@ -303,52 +265,43 @@ def _is_duplicate(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> 
     return decision.becomes == "category" and facts.distinct < 0.5 * facts.present
 
 
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _add_notes(
-    found: Inference, table: TableFiles, sample: Sample, roles: _Roles, nulls: tuple[str, ...]
+    result: Inference, table: TableFiles, sample: Sample, roles: _Roles, nulls: tuple[str, ...]
 ) -> None:
-    found.notes.append(f"inferred from {sample.describe()}")
+    result.notes.append(f"inferred from {sample.describe()}")
     form = table.form
     if isinstance(form, DelimitedInput):
-        delimiter = {"\t": "tab", " ": "space", "\x01": "\\x01"}.get(
-            form.field_delimiter, form.field_delimiter
-        )
-        header = (
-            "the first line names the columns"
-            if form.header
-            else "no header: the columns are named c1, c2, ..."
-        )
+        shown = {"\t": "tab", " ": "space", "\x01": "\\x01"}
+        delimiter = shown.get(form.field_delimiter, form.field_delimiter)
+        header = "no header: the columns are named c1, c2, ..."
+        if form.header:
+            header = "the first line names the columns"
         if form.skip_lines:
             header = f"without the first {form.skip_lines} line{'s' * (form.skip_lines > 1)}; {header}"
-        found.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
-    found.notes += table.notes
+        result.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
+    result.notes += table.notes
     if nulls:
-        found.notes.append(f"read as missing: {', '.join(nulls)}")
+        result.notes.append(f"read as missing: {', '.join(nulls)}")
     if sample.malformed:
-        found.notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
+        result.notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
     if sample.headers:
-        found.notes.append(
+        result.notes.append(
             f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows"
         )
-    if sample.lacking:
-        lacking = [
-            f"{name} ({table.lacking[name]})" if table.lacking else name for name in sample.lacking[:5]
-        ]
+    if names := sample.lacking[:5]:
+        lacking = [f"{name} ({table.lacking[name]})" if table.lacking else name for name in names]
         more = ", ..." if len(sample.lacking) > 5 else ""
-        found.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
-    if roles.time is None and not any(doubt.option == "--time" for doubt in found.doubts):
-        found.notes.append("no column is the time of the row: the order of the rows is the order of time")
-    if roles.query is None and "query" in found.reasons:
-        found.notes.append(found.reasons["query"])
+        result.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
+    if roles.time is None and not any(doubt.option == "--time" for doubt in result.doubts):
+        result.notes.append("no column is the time of the row: the order of the rows is the order of time")
+    if roles.query is None and "query" in result.reasons:
+        result.notes.append(result.reasons["query"])
     if table.suggestion:
-        found.notes.append(table.suggestion)
+        result.notes.append(table.suggestion)
 
 
 def _make_mapping(
-    found: Inference,
+    result: Inference,
     table: TableFiles,
     sample: Sample,
     roles: _Roles,
@@ -371,56 +324,48 @@ def _make_mapping(
     content["label"] = label.model_dump(exclude_none=True) if label.op else {"column": label.column}
     if roles.weight is not None:
         content["weight"] = roles.weight.name
-    guesses = {guess.column: guess for guess in found.guesses}
+    guesses = {guess.column: guess for guess in result.guesses}
     features: list[dict[str, Any]] = []
+    content["features"] = features
     taken: set[str] = set()
-    stems = {
-        name: name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
-        for name, decision in decisions.items()
-        if decision.feature is not None
-    }
+    used = {name: decision for name, decision in decisions.items() if decision.feature is not None}
+    stems = {name: name.rpartition(":")[0] if ":" in name else name for name in used}
     # A column keeps its name where another one would become the same.
-    own = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
-    for name, decision in decisions.items():
-        if decision.feature is not None:
-            stem = stems[name]
-            feature = {"name": feature_name(stem, taken | (own - {stem})), **decision.feature}
-            if decision.cast is not None:
-                feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
-                content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
-            features.append(feature)
-            found.reasons[feature["name"]] = guesses[name].because
-            taken |= {feature["name"], feature["source"]}
-    _add_derived(found, content, features, roles.time, {*sample.columns, *taken})
+    kept_names = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
+    for name, decision in used.items():
+        stem = stems[name]
+        feature = {"name": feature_name(stem, taken | (kept_names - {stem})), **(decision.feature or {})}
+        if decision.cast is not None:
+            feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
+            content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
+        features.append(feature)
+        result.reasons[feature["name"]] = guesses[name].because
+        taken |= {feature["name"], feature["source"]}
+    _add_derived(result, content, roles.time, {*sample.columns, *taken})
     if not features:
         raise InputError(
             f"{table.files[0].path}: no column is left as a feature ("
-            + joined([f"{one.column}: {one.because}" for one in found.guesses if one.becomes == "not used"])
+            + joined([f"{one.column}: {one.because}" for one in result.guesses if one.becomes == "not used"])
             + ")",
             "--keep COLUMN keeps one that was excluded",
         )
-    content["features"] = features
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
-    found.content = content
-    found.mapping = parse_model(Mapping, content, "the inferred mapping")
-    if lacking := [name for name in found.mapping.raw_columns if name in sample.lacking]:
+    result.content = content
+    result.mapping = parse_model(Mapping, content, "the inferred mapping")
+    if lacking := [name for name in result.mapping.raw_columns if name in sample.lacking]:
         content["input"]["optional"] = lacking
-        found.mapping = parse_model(Mapping, content, "the inferred mapping")
+        result.mapping = parse_model(Mapping, content, "the inferred mapping")
 
 
 def _add_derived(
-    found: Inference,
-    content: dict[str, Any],
-    features: list[dict[str, Any]],
-    time: TimeColumn | None,
-    taken: set[str],
+    result: Inference, content: dict[str, Any], time: TimeColumn | None, taken: set[str]
 ) -> None:
     """Adds hour and weekday where the time spans more than a day."""
-    if time is None or TIME_COLUMN in {feature["source"] for feature in features}:
+    if time is None or TIME_COLUMN in {feature["source"] for feature in content["features"]}:
         return
     first, last = int(time.us[time.us > 0].min()), int(time.us.max())
-    if last - first <= _DAY_US:
-        found.notes.append(
+    if last - first <= DAY_US:
+        result.notes.append(
             f"{time.facts.name} spans no more than a day: no hour and weekday are derived from it"
         )
         return
@@ -430,9 +375,9 @@ def _add_derived(
     for part in ("hour", "weekday") if hours else ("weekday",):
         name = feature_name(part if part not in taken else f"time_{part}", taken)
         derive[name] = {"from": "time", "part": part}
-        features.append({"name": name, "kind": "category", "source": name})
-        found.reasons[name] = why
-        found.guesses.append(Guess(f"({part})", "category", why))
+        content["features"].append({"name": name, "kind": "category", "source": name})
+        result.reasons[name] = why
+        result.guesses.append(Guess(f"({part})", "category", why))
 
 
 def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[str, Any], str]:

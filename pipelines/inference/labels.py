@@ -1,4 +1,4 @@
-"""Which column is the label and which of its values are positive, and where that is not certain."""
+"""Label column and its positive values, and where they are not certain."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from ctr.config import describe_validation_error
 from ctr.data.mapping import Label
 from ctr.io.errors import InputError
+from ctr.pipelines.inference.aggregates import count_fault, count_warning, is_count_name
 from ctr.pipelines.inference.columns import ColumnFacts, percent
-from ctr.pipelines.inference.counts import count_fault, count_warning, is_count_name
 from ctr.pipelines.inference.names import LABEL_HELPERS, LABEL_WORDS, RATING_WORDS
 from ctr.pipelines.inference.roles import TOLERANCE, Choice, Doubt, find_column, rejects_text
 from ctr.pipelines.rows.convert import is_text, parse_labels
@@ -26,6 +26,8 @@ _PAIRS = (
     ("none", "click"),
 )
 _ZEROS, _ONES = {"0", "false", "0.0"}, {"1", "true", "1.0"}
+# Values that say that a row is positive, and those of events that have an outcome: click, purchase and so on.
+_YES, _OUTCOMES = {yes for _, yes in _PAIRS} | LABEL_WORDS | _ONES, LABEL_WORDS - {"y"}
 _RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*\S")
 # A column of more values has no rule for each of them.
 _FEW_VALUES = 10
@@ -37,20 +39,12 @@ _PLURALS = {"clicks", "likes"}
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """The label: its column and rule, why, and of N rows the label and whether there is one.
-
-    Attributes:
-        label: the column and the rule.
-        because: the reason.
-        values: [N] 0 or 1.
-        known: [N] bool, the rows with a label; the others become rejects.
-        warning: what else is to be known; empty where there is nothing.
-    """
+    """The label of N rows."""
 
     label: Label
     because: str
-    values: np.ndarray
-    known: np.ndarray
+    values: np.ndarray  # [N] 0 or 1
+    known: np.ndarray  # [N] bool, the rows with a label; the others become rejects
     warning: str = ""
 
     @property
@@ -60,13 +54,13 @@ class LabelColumn:
 
 
 def is_label_name(facts: ColumnFacts) -> bool:
-    """Whether a name is one of labels: click, is_click, click_bool, label, installed and so on."""
+    """Tells whether a name is one of labels: click, is_click, click_bool, label, installed and so on."""
     words = set(facts.words) - LABEL_HELPERS
     return bool(words) and words <= LABEL_WORDS
 
 
 def plain_label(facts: ColumnFacts) -> Label | None:
-    """The label that a column with two values is, such as 0 and 1 or no and yes; None for other columns.
+    """Returns the label that a column with two values is, such as 0 and 1 or no and yes; None for other columns.
 
     Other values, and no value, are allowed in as many rows as the tolerance says.
     """
@@ -106,12 +100,9 @@ def _two_values(facts: ColumnFacts) -> tuple[Label, np.ndarray] | None:
 
 def _missing(facts: ColumnFacts) -> np.ndarray:
     """[N] bool: rows without a value, or with a number that is none."""
-    numbers = facts.numbers
-    odd = (
-        [place for place, text in enumerate(facts.texts) if text.lower() == "nan"]
-        if numbers is not None
-        else []
-    )
+    odd = []
+    if facts.numbers is not None:
+        odd = [place for place, text in enumerate(facts.texts) if text.lower() == "nan"]
     return (facts.codes < 0) | np.isin(facts.codes, odd)
 
 
@@ -132,56 +123,38 @@ def _fault(facts: ColumnFacts, label: Label, others: np.ndarray) -> str:
         of = f"{ones + int(above.sum()):,} positive rows" if above.any() else f"{len(wrong):,} rows"
         different = len(np.unique(facts.codes[counted]))
         more = f" (or one of {different - 1} other values)" if different > 1 else ""
-        return facts.placed(
-            f"{_common(facts, counted)}{more} stands in {int(counted.sum()):,} of {of}", counted
-        )
+        most = facts.value_at(facts.codes == int(np.bincount(facts.codes[counted]).argmax()))
+        text = f"{most}{more} stands in {int(counted.sum()):,} of {of}"
+        return facts.placed(text, counted)
     if missing.sum() > TOLERANCE * len(missing):
         text = facts.placed(f"there is no value in {int(missing.sum()):,} of {len(missing):,} rows", missing)
         return f"{text}; {_WRITE}"
     return ""
 
 
-def _common(facts: ColumnFacts, rows: np.ndarray) -> str:
-    """The most frequent value in some rows."""
-    most = int(np.bincount(facts.codes[rows]).argmax())
-    return facts.value_at(facts.codes == most)
-
-
 def choose_label(
     text: str | None, columns: Mapping[str, ColumnFacts], weight: str | None = None
 ) -> LabelColumn | Doubt:
-    """The label, given by ``--label`` or certain by its name and values; else what the choices are.
-
-    Args:
-        text: what --label says.
-        columns: by name.
-        weight: what --weight says.
-
-    Raises:
-        InputError: --label names no column, or one that is no label; or a row counts several impressions.
-    """
+    """Chooses the label, given by ``--label`` or certain by name and values; InputError for what is no label."""
     if text is not None:
         return _given_label(text, columns, weight)
     plain = {name: label for name, facts in columns.items() if (label := plain_label(facts)) is not None}
     named = [name for name in plain if is_label_name(columns[name])]
     failing = [
         facts
-        for facts in columns.values()
-        if is_label_name(facts) and facts.name not in plain and facts.present
+        for name, facts in columns.items()
+        if is_label_name(facts) and name not in plain and facts.present
     ]
     if len(named) == 1 and not any(map(_is_near, failing)):
         facts = columns[named[0]]
         why = "two values, and named like a label" + _neither(facts)
         return _label_column(plain[named[0]], facts, why, columns)
     if not named:
-        counted = failing or [facts for facts in columns.values() if is_count_name(facts)]
-        for facts in counted:
+        for facts in failing or filter(is_count_name, columns.values()):
             if fault := count_fault(facts, columns):
                 raise fault
-    elif len(named) == 1:
-        failing = list(filter(_is_near, failing))
     else:
-        failing = []
+        failing = list(filter(_is_near, failing)) if len(named) == 1 else []
     return _label_doubt(columns, plain, named, failing)
 
 
@@ -217,7 +190,9 @@ def _label_doubt(
         ratings = [_rating_choice(facts) for facts in columns.values() if facts.name not in taken]
         choices += [choice for choice in ratings if choice is not None]
         for facts in columns.values():
-            outcome = facts.distinct <= _FEW_VALUES and any(map(_says_outcome, facts.texts))
+            outcome = facts.distinct <= _FEW_VALUES and any(
+                text.strip().lower() in _OUTCOMES for text in facts.texts
+            )
             if facts.name not in taken and (facts.distinct == 2 or (outcome and facts.numbers is None)):
                 choices += _rules(facts)
     faults = "; ".join(f"{facts.name} is named like one, but {_label_fault(facts)}" for facts in failing[:3])
@@ -277,9 +252,8 @@ def _given_label(text: str, columns: Mapping[str, ColumnFacts], weight: str | No
     if rule.op is None and (plain := plain_label(facts)) is not None:
         rule, why = plain, why + _neither(facts)
     elif rule.op is None and (choices := _rules(facts)):
-        return Doubt(
-            "--label", f"which rows of {facts.name} are positive: {_label_fault(facts)}", tuple(choices)
-        )
+        question = f"which rows of {facts.name} are positive: {_label_fault(facts)}"
+        return Doubt("--label", question, tuple(choices))
     found = _label_column(rule, facts, why, columns)
     unread = 1 - found.known.mean()
     if unread > TOLERANCE:
@@ -311,16 +285,19 @@ def _label_column(
     return LabelColumn(label, because + rejects_text(facts, bad), values, ~bad, warning)
 
 
-def _label_share(label: Label, facts: ColumnFacts) -> str:
+def _positive_share(label: Label, facts: ColumnFacts) -> str:
     found = _label_column(label, facts, "")
+    return percent(float(found.values[found.known].mean()))
+
+
+def _label_share(label: Label, facts: ColumnFacts) -> str:
     shown = " and ".join(sorted(facts.texts)) if facts.distinct == 2 else facts.describe()
-    return f"{shown}, {percent(float(found.values[found.known].mean()))} positive"
+    return f"{shown}, {_positive_share(label, facts)} positive"
 
 
 def _rating_choice(facts: ColumnFacts) -> Choice | None:
-    if not set(facts.words) & RATING_WORDS or facts.numbers is None or not 3 <= facts.distinct <= 100:
-        return None
-    return _threshold(facts)
+    is_rating = bool(set(facts.words) & RATING_WORDS) and facts.numbers is not None
+    return _threshold(facts) if is_rating and 3 <= facts.distinct <= 100 else None
 
 
 def _threshold(facts: ColumnFacts) -> Choice:
@@ -345,7 +322,7 @@ def _rules(facts: ColumnFacts) -> list[Choice]:
     if facts.distinct == 2:
         places = places[:1]
     else:
-        said = [place for place in places if _says_yes(facts.texts[place])]
+        said = [place for place in places if facts.texts[place].strip().lower() in _YES]
         places = (said or places)[:4]
     lower = [text.strip().lower() for text in facts.texts]
     # Of yes and Yes a rule would take but one.
@@ -373,18 +350,7 @@ def _number_rules(facts: ColumnFacts) -> list[Choice]:
     if not rule:
         return []
     label = Label.model_validate(f"x{rule}").model_copy(update={"column": facts.name})
-    found = _label_column(label, facts, "")
-    share = percent(float(found.values[found.known].mean()))
-    return [Choice(f"{facts.stem}{rule}", f"{share} positive", facts.name)]
-
-
-def _says_outcome(text: str) -> bool:
-    """Whether a value is one of events that have an outcome: click, purchase and so on."""
-    return text.strip().lower() in LABEL_WORDS - {"y"}
-
-
-def _says_yes(text: str) -> bool:
-    return text.strip().lower() in {yes for _, yes in _PAIRS} | LABEL_WORDS | _ONES
+    return [Choice(f"{facts.stem}{rule}", f"{_positive_share(label, facts)} positive", facts.name)]
 
 
 def _condition(facts: ColumnFacts, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which column's values are queries, of whose rows one page was made, and where that is not certain."""
+"""The query column, whose equal values are the rows of one page, and where it is not certain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,8 @@ from ctr.pipelines.inference.roles import NONE, TOLERANCE, Choice, Doubt, find_c
 from ctr.pipelines.inference.times import TimeColumn
 from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
-FEW_USERS = 20
-"""A column of users has more values."""
-
-LONGEST_PAGE = 200
-"""A page hardly holds more rows."""
+FEW_USERS = 20  # a column of users has more values
+LONGEST_PAGE = 200  # rows
 
 _RUNS = 20
 _HOUR_US = 3_600_000_000
@@ -28,17 +25,11 @@ _OTHER_USERS = 0.05
 
 @dataclass(frozen=True)
 class Rows:
-    """What else is known of the rows of a sample.
-
-    Attributes:
-        head: the first rows of the table, which stand together: so many.
-        time: of the rows; None where there is none.
-        positive: [N] bool, the rows with the label 1; None where there is no label.
-    """
+    """Facts about the rows of a sample: the first ``head`` stand together in the file."""
 
     head: int
     time: TimeColumn | None = None
-    positive: np.ndarray | None = None
+    positive: np.ndarray | None = None  # [N] bool, the rows with the label 1; None where there is no label
 
 
 @dataclass(frozen=True)
@@ -53,11 +44,7 @@ class _Fault:
 def choose_query(
     text: str | None, columns: Mapping[str, ColumnFacts], used: Sequence[str], rows: Rows
 ) -> tuple[ColumnFacts | None, str] | Doubt:
-    """The column whose values are queries and why; None: each row is its own; or what the choices are.
-
-    Raises:
-        InputError: --query names no column, or one without a value in too many rows.
-    """
+    """Chooses the column of queries and says why; None: each row is its own. InputError for a wrong --query."""
     if text == NONE and NONE not in columns:
         return None, "each row is its own query, as --query none says"
     if text is not None:
@@ -91,9 +78,8 @@ def choose_query(
         why = faults[0].why
     elif named:
         why = f"every {named[0].name} occurs once"
-    user = next(
-        (facts.name for facts in free if set(facts.words) & USER_WORDS and facts.distinct > FEW_USERS), None
-    )
+    people = (facts.name for facts in free if set(facts.words) & USER_WORDS and facts.distinct > FEW_USERS)
+    user = next(people, None)
     hint = f"; sessions of a user: --query {user} --session-gap 30m" if user is not None else ""
     return None, f"each row is its own query: {why}{hint}"
 
@@ -113,9 +99,8 @@ def _given_query(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[ColumnF
 def _query_doubt(why: str, found: Sequence[ColumnFacts], head_rows: int) -> Doubt:
     choices = [Choice(f.name, f"{_rows_each(f, head_rows):.3g} rows each; {f.describe()}") for f in found]
     choices.append(Choice(NONE, "each row is its own query"))
-    return Doubt(
-        "--query", f"which column is the query, of whose rows one page was made: {why}", tuple(choices)
-    )
+    question = f"which column is the query, of whose rows one page was made: {why}"
+    return Doubt("--query", question, tuple(choices))
 
 
 def _is_query_name(facts: ColumnFacts) -> bool:
@@ -125,7 +110,6 @@ def _is_query_name(facts: ColumnFacts) -> bool:
 
 
 def _groups(facts: ColumnFacts, head_rows: int) -> bool:
-    """Whether values come several times; of names that may be those of rows, in more rows than are sent twice."""
     sent_twice = 2 * TOLERANCE if facts.plain_name in EXAMPLE_NAMES else 0.001
     return _rows_each(facts, head_rows) > 1 + sent_twice
 
@@ -148,28 +132,23 @@ def _find_fault(facts: ColumnFacts, users: Sequence[ColumnFacts], rows: Rows) ->
         return _Fault(facts, f"{facts.name} is always {facts.value_at(~missing)}", certain=True)
     if many := too_many(missing, rows.positive):
         why = facts.placed(f"{facts.name} has no value in {many}", missing)
-        hint = (
-            "" if facts.missing_share <= MAX_REJECT_SHARE else "; leave these rows out of the table to use it"
-        )
-        return _Fault(facts, why + hint)
+        if facts.missing_share > MAX_REJECT_SHARE:
+            why += "; leave these rows out of the table to use it"
+        return _Fault(facts, why)
     few = facts.distinct < _RUNS
     each = _rows_each(facts, rows.head)
     apart = _far_apart(facts, users, rows)
+    most = codes == int(facts.counts.argmax())
     if each > LONGEST_PAGE or (few and not _is_contiguous(codes[: rows.head])):
         why = f"{facts.name} has {facts.distinct:,} values, {each:.3g} rows each"
         why += ", more than a page holds" if each > LONGEST_PAGE else ", which come back all over the table"
-        most = codes == int(facts.counts.argmax())
         why = f"{why} ({facts.placed(facts.value_at(most), most)})"
         return _Fault(facts, why, certain=few or bool(apart))
-    largest = int(facts.counts.argmax())
-    count = int(facts.counts[largest])
+    count = int(facts.counts.max())
     if count > LONGEST_PAGE and count > 20 * np.median(facts.counts) and count > TOLERANCE * len(codes):
-        most = codes == largest
         share = f"{facts.name} is {facts.value_at(most)} in {count:,} of {len(codes):,} rows"
         return _Fault(facts, facts.placed(share, most))
-    if apart:
-        return _Fault(facts, apart)
-    return None
+    return _Fault(facts, apart) if apart else None
 
 
 def _is_contiguous(codes: np.ndarray) -> bool:
@@ -208,11 +187,8 @@ def _far_apart(facts: ColumnFacts, users: Sequence[ColumnFacts], rows: Rows) -> 
         words = f"after more than {LONGEST_PAGE} rows"
     if not len(far) or far.mean() <= TOLERANCE:
         return ""
-    return _again(
-        facts,
-        order[far],
-        f"values of {facts.name} come back {words}, in {percent(float(far.mean()))} of the rows",
-    )
+    text = f"values of {facts.name} come back {words}, in {percent(float(far.mean()))} of the rows"
+    return _again(facts, order[far], text)
 
 
 def _starts(codes: np.ndarray) -> np.ndarray:
@@ -222,7 +198,6 @@ def _starts(codes: np.ndarray) -> np.ndarray:
 
 
 def _again(facts: ColumnFacts, places: np.ndarray, text: str) -> str:
-    """A fault, with the first value and row that show it."""
     rows = np.zeros(facts.rows, bool)
     rows[places.min()] = True
     return facts.placed(f"{text} ({facts.value_at(rows)}", rows) + ")"
@@ -232,9 +207,7 @@ def _is_run(facts: ColumnFacts, head_rows: int) -> bool:
     """Whether the values of a column, ids with many values, stand in groups of consecutive rows."""
     codes = facts.codes[:head_rows]
     codes = codes[codes >= 0]
-    if facts.missing_share > TOLERANCE or not (facts.numbers is None or facts.is_whole):
-        return False
-    if not len(codes):
+    if facts.missing_share > TOLERANCE or not (facts.numbers is None or facts.is_whole) or not len(codes):
         return False
     begins = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
     longest = int(np.diff([*begins.tolist(), len(codes)]).max())

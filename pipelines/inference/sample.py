@@ -1,7 +1,6 @@
-"""A sample of a table's rows that a mapping is inferred from: the first ones, and some spread over all files.
+"""Sample of a table's rows that a mapping is inferred from: the first ones, and blocks spread over all files.
 
-Text files are not read in whole: a block of lines at the beginning, and blocks at even distances. The lines go through
-the same readers as in an ingest. So memory and time have a bound whatever the size of the table.
+The lines go through the readers of an ingest. Memory and time have a bound whatever the size of the table.
 """
 
 import json
@@ -19,23 +18,28 @@ import pyarrow.parquet as pq
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.forms import TableFiles
-from ctr.pipelines.rows.chunks import Chunk, with_constants
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.rejects import REPEATED_HEADER
-from ctr.pipelines.rows.sources import SourceFile, faults_named, folder_keys, open_bytes
+from ctr.pipelines.rows.sources import (
+    Chunk,
+    SourceFile,
+    faults_named,
+    folder_keys,
+    open_bytes,
+    with_constants,
+)
 
+# Of text: bytes at the beginning, bytes of a block that stands elsewhere, and how many of these there are.
 HEAD_BYTES = 4 << 20
 BLOCK_BYTES = 512 << 10
 BLOCKS = 16
-"""Of text: bytes at the beginning, bytes of a block that stands elsewhere, and how many of these there are."""
 
 _COMPRESSED_BYTES = 128 << 20
 # How much longer compressed text is, roughly; only to choose a length of partitions.
 _RATIO = 6
-HEAD_ROWS, BATCH_ROWS = 30_000, 4096
-"""Of Parquet files: rows at the beginning, and rows at each other place."""
+HEAD_ROWS, BATCH_ROWS = 30_000, 4096  # of Parquet files: at the beginning, and at each other place
 
 _READ_BYTES = 4 << 20
 # Rows with such a value become rejects.
@@ -44,35 +48,21 @@ _NO_TEXT = 0.005
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of a table.
+    """Some rows of a table; the first ``head_rows`` are the first of the table."""
 
-    Attributes:
-        columns: by name, values of N rows, checked to be UTF-8 as an ingest does.
-        unusable: by name, why a column cannot be used.
-        rows: N.
-        head_rows: the first rows of the table, which stand together, come first in the sample: so many.
-        table_rows: rows of the table; an estimate unless ``whole``.
-        whole: whether the sample is the whole table.
-        malformed: rows that could not be read, such as lines with a wrong number of fields.
-        row_numbers: [N] int64, the 1-based line or record number of each row in the first file, as those of rejects;
-            0 for rows that stand elsewhere.
-        headers: lines that repeat the header.
-        lacking: columns that some files lack.
-    """
-
-    columns: dict[str, pa.Array]
-    unusable: dict[str, str]
+    columns: dict[str, pa.Array]  # of N rows, checked to be UTF-8 as an ingest does
+    unusable: dict[str, str]  # by name, why a column cannot be used
     rows: int
     head_rows: int
-    table_rows: int
+    table_rows: int  # an estimate unless ``whole``
     whole: bool
+    # [N] int64, the 1-based line or record number in the first file, as those of rejects; 0 for rows elsewhere.
     row_numbers: np.ndarray
-    malformed: int = 0
-    headers: int = 0
-    lacking: tuple[str, ...] = ()
+    malformed: int = 0  # rows that could not be read, such as lines with a wrong number of fields
+    headers: int = 0  # lines that repeat the header
+    lacking: tuple[str, ...] = ()  # columns that some files lack
 
     def describe(self) -> str:
-        """Which rows these are, in words."""
         if self.whole:
             return f"all {self.rows:,} rows"
         spread = f"the first {self.head_rows:,}, the others spread over the table"
@@ -90,25 +80,20 @@ def read_sample(table: TableFiles) -> Sample:
             '"user": {"id": 7}'
         )
     if not sample.rows:
-        problem = (
-            f"none of the {sample.malformed} lines could be read" if sample.malformed else "there are no rows"
+        unread = f"none of the {sample.malformed} lines could be read"
+        below = " below the names of the columns" if table.columns else ""
+        raise InputError(
+            f"{table.files[0].path}: {unread if sample.malformed else 'there are no rows'}{below}"
         )
-        raise InputError(f"{table.files[0].path}: {problem} below the names of the columns" if table.columns
-                         else f"{table.files[0].path}: {problem}")  # fmt: skip
     return sample
 
 
 @dataclass
 class _Lines:
-    """Whole lines of text files, and how much of the files they are.
-
-    Attributes:
-        pieces: of each file that was looked at, its beginning and other blocks of lines.
-        head_lines: in the first block.
-    """
+    """Whole lines of text files: of each file its beginning and other blocks, and how much of the files they are."""
 
     pieces: list[tuple[SourceFile, list[bytes]]]
-    head_lines: int = 0
+    head_lines: int = 0  # in the first block
     taken: int = 0
     size: int = 0
     whole: bool = True
@@ -145,7 +130,6 @@ def _text_sample(table: TableFiles) -> Sample:
 
 @contextmanager
 def _in_place_of(file: SourceFile, path: Path) -> Iterator[None]:
-    """Names the file in messages about ``path``, which is temporary and nobody's."""
     try:
         yield
     except InputError as error:
@@ -155,7 +139,6 @@ def _in_place_of(file: SourceFile, path: Path) -> Iterator[None]:
 def _delimited_chunks(
     table: TableFiles, form: DelimitedInput, parts: Sequence[tuple[SourceFile, SourceFile]]
 ) -> tuple[dict[str, str], list[Chunk], tuple[str, ...]]:
-    """The columns that cannot be used, and why; the rows; and the columns that some files lack."""
     unusable = _unusable_names(table.columns)
     wanted = [name for name in table.columns if name not in unusable]
     if not wanted:
@@ -164,20 +147,19 @@ def _delimited_chunks(
     for file, part in parts:
         with _in_place_of(file, part.path):
             names = delimited_columns(part.path, form)
-            found = [name for name in wanted if name in names]
-            given = dict.fromkeys(name for name in wanted if name not in names) | _folder_values(table, file)
-            chunks += [
-                with_constants(chunk, given) for chunk in read_delimited(part, form, found, _READ_BYTES)
-            ]
-    return unusable, _in_order(chunks, (*wanted, *table.folders)), tuple(table.lacking)
+            present = [name for name in wanted if name in names]
+            read = read_delimited(part, form, present, _READ_BYTES)
+            chunks += [_with_all_columns(chunk, wanted, table, file) for chunk in read]
+    return unusable, chunks, tuple(table.lacking)
 
 
-def _folder_values(table: TableFiles, file: SourceFile) -> dict[str, str | None]:
-    return {name: folder_keys(file.path)[name] for name in table.folders}
-
-
-def _in_order(chunks: Sequence[Chunk], names: Sequence[str]) -> list[Chunk]:
-    return [replace(chunk, table=chunk.table.select(list(names))) for chunk in chunks]
+def _with_all_columns(chunk: Chunk, wanted: Sequence[str], table: TableFiles, file: SourceFile) -> Chunk:
+    """The wanted columns, missing where the file lacks them, and those that its folders give, in this order."""
+    names = chunk.table.column_names
+    values: dict[str, str | None] = dict.fromkeys(name for name in wanted if name not in names)
+    values |= {name: folder_keys(file.path)[name] for name in table.folders}
+    chunk = with_constants(chunk, values)
+    return replace(chunk, table=chunk.table.select([*wanted, *table.folders]))
 
 
 def _unusable_names(names: Sequence[str]) -> dict[str, str]:
@@ -193,7 +175,6 @@ def _unusable_names(names: Sequence[str]) -> dict[str, str]:
 def _read_columns(
     names: Sequence[str], chunks: Sequence[Chunk], unusable: dict[str, str]
 ) -> dict[str, pa.Array]:
-    """The columns by name, but for those with too many values that are no text, which become unusable."""
     found = {}
     for name in names:
         checked = [
@@ -220,7 +201,6 @@ def _joined(pieces: list[pa.Array]) -> pa.Array:
 def _json_chunks(
     table: TableFiles, parts: Sequence[tuple[SourceFile, SourceFile]]
 ) -> tuple[dict[str, str], list[Chunk], tuple[str, ...]]:
-    """The columns of JSON lines that cannot be used, and why; the rows; and the keys that some lines lack."""
     keys: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
     objects = 0
@@ -249,25 +229,22 @@ def _json_chunks(
     chunks = []
     for file, part in parts if wanted else ():
         with _in_place_of(file, part.path):
-            given = _folder_values(table, file)
-            chunks += [with_constants(chunk, given) for chunk in reader.read(part, _READ_BYTES)]
+            read = reader.read(part, _READ_BYTES)
+            chunks += [_with_all_columns(chunk, wanted, table, file) for chunk in read]
     # One file alone has each of its keys somewhere.
     lacking = tuple(name for name in wanted if counts[name] < objects) if len(table.files) > 1 else ()
-    return unusable, _in_order(chunks, (*wanted, *table.folders)), lacking
+    return unusable, chunks, lacking
 
 
 def _json_kind(value: object) -> str:
     if value is None:
         return "missing"
-    if isinstance(value, dict) or (
-        isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
-    ):
-        return "nested"
-    return "list" if isinstance(value, list) else "single"
+    if isinstance(value, list):
+        return "nested" if any(isinstance(item, list | dict) for item in value) else "list"
+    return "nested" if isinstance(value, dict) else "single"
 
 
 def _read_lines(files: Sequence[SourceFile]) -> _Lines:
-    """The first lines of the first file, and blocks of lines spread over all files, each from its beginning on."""
     sizes = [file.path.stat().st_size for file in files]
     lines = _Lines([], size=sum(sizes))
     # Of very many files those at even distances.
@@ -276,10 +253,9 @@ def _read_lines(files: Sequence[SourceFile]) -> _Lines:
         path, share = files[place].path, sizes[place] / max(lines.size, 1)
         blocks = max(1, round(BLOCKS * share * step))
         head = HEAD_BYTES if place == 0 else 0
-        pieces = _compressed(path, head, blocks, lines) if path.suffix in (".gz", ".zst") else _plain(
-            path, sizes[place], head, blocks, lines)  # fmt: skip
+        read = _compressed if path.suffix in (".gz", ".zst") else _plain
         taken: list[bytes] = []
-        for piece in pieces:
+        for piece in read(path, sizes[place], head, blocks, lines):
             lines.taken += len(piece)
             if place == 0 and not taken:
                 lines.head_lines = piece.count(b"\n")
@@ -310,10 +286,9 @@ def _plain(path: Path, size: int, head: int, blocks: int, lines: _Lines) -> Iter
             yield block[block.find(b"\n") + 1 : block.rfind(b"\n") + 1]
 
 
-def _compressed(path: Path, head: int, blocks: int, lines: _Lines) -> Iterator[bytes]:
+def _compressed(path: Path, size: int, head: int, blocks: int, lines: _Lines) -> Iterator[bytes]:
     """As ``_plain``, but one cannot go to a place: of the first 128 MiB of text, a block every so often."""
     gap = _COMPRESSED_BYTES // BLOCKS
-    size = path.stat().st_size
     with faults_named(path), open_bytes(path) as stream:
         first = _ended(bytes(stream.read(head or BLOCK_BYTES)))
         if len(first) < (head or BLOCK_BYTES):
@@ -361,15 +336,13 @@ def _parquet_sample(table: TableFiles) -> Sample:
             total += opened.metadata.num_rows
             if place % step or not wanted:
                 continue
-            groups = np.unique(np.linspace(0, opened.num_row_groups - 1, per_file + 1).astype(int)) if (
-                opened.num_row_groups) else np.zeros(0, int)  # fmt: skip
-            names = opened.schema_arrow.names
-            found = [name for name in wanted if name in names]
-            given = dict.fromkeys(name for name in wanted if name not in names) | _folder_values(table, file)
+            last = opened.num_row_groups - 1
+            groups = np.unique(np.linspace(0, last, per_file + 1 if last >= 0 else 0).astype(int))
+            present = [name for name in wanted if name in opened.schema_arrow.names]
             for group in groups.tolist():
-                limit = HEAD_ROWS if not chunks else BATCH_ROWS
-                batch = _first_rows(opened, group, found, limit)
-                chunks.append(with_constants(Chunk(0, batch, np.arange(batch.num_rows), []), given))
+                batch = _first_rows(opened, group, present, BATCH_ROWS if chunks else HEAD_ROWS)
+                chunk = Chunk(0, batch, np.arange(batch.num_rows), [])
+                chunks.append(_with_all_columns(chunk, wanted, table, file))
                 head = head or batch.num_rows
     rows = sum(chunk.table.num_rows for chunk in chunks)
     columns = _read_columns([*wanted, *table.folders] if wanted else [], chunks, unusable)
@@ -393,13 +366,9 @@ def _parquet_reason(kind: pa.DataType) -> str:
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return "it holds lists of lists or objects" if types.is_nested(kind.value_type) else ""
-    unread = (
-        types.is_time,
-        types.is_duration,
-        types.is_interval,
-        types.is_fixed_size_binary,
-        types.is_binary_view,
-    )
-    if any(is_so(kind) for is_so in unread) or isinstance(kind, pa.BaseExtensionType):
+    unread = (types.is_time, types.is_duration, types.is_interval, types.is_fixed_size_binary)
+    if isinstance(kind, pa.BaseExtensionType) or any(
+        is_kind(kind) for is_kind in (*unread, types.is_binary_view, types.is_nested)
+    ):
         return f"it is of type {kind}"
-    return f"it is of type {kind}" if types.is_nested(kind) else ""
+    return ""

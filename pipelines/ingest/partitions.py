@@ -1,4 +1,4 @@
-"""From rows to the partitions of a log: groups and sorts rows, compares them with published partitions."""
+"""Makes the partitions of a log of rows: groups and sorts rows, compares them with published partitions."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,14 +18,13 @@ from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, is_temporary
-from ctr.pipelines.ingest.example_reader import timed
-from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema
+from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema, timed
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
 from ctr.pipelines.spill import ArrivalSpill, PartitionSpill
 
+# Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries.
 GROUP_COLUMN = "@group"
-"""Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries."""
 
 _FILES_NAMED = 3
 # The folders with what is there before a manifest.
@@ -37,9 +36,7 @@ def spill_rows(
 ) -> PartitionSpill:
     """Stores all rows by partition, with their query ids and times.
 
-    Args:
-        tables: under ``spill_schema``, with groups for query ids and rows' own times for query times.
-        folder: for files.
+    The tables are under ``spill_schema``, with groups for query ids and rows' own times for query times.
     """
     folder.mkdir()
     spill = PartitionSpill(folder, mapping.partition_us)
@@ -73,16 +70,11 @@ def spill_rows(
 def assign_queries(
     groups: np.ndarray, times: np.ndarray, gap_us: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each row its query.
+    """Gives each row its query: [N] int64 query ids (the group, or a hash of group and first time) and query times.
 
-    Args:
-        groups: [N] int64, rows of different groups never share a query.
-        times: [N] int64, microseconds.
-        gap_us: a new session of the group starts after a longer pause than this; None: one query a group.
-
-    Returns:
-        [N] int64 query ids (the group, or a hash of the group and the session's first time) and [N] int64
-        query times: the time of the query's last row, so that no label is known before its query.
+    Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a longer pause
+    than ``gap_us``, None: one query a group. The query time is that of the query's last row, so that no label is known
+    before its query.
     """
     order = np.lexsort((times, groups))
     sorted_groups, sorted_times = groups[order], times[order]
@@ -152,13 +144,13 @@ def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
 
 
 def examples_of(table: pa.Table) -> pa.Table:
-    """The columns of a log's shards alone."""
+    """Drops the columns that a log's shards do not have."""
     # No feature can have such a name.
     return table.drop_columns([name for name in table.column_names if name.startswith("@")])
 
 
 def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool = True) -> Manifest:
-    """``ctr.data.shards.stage_partition`` for a partition of ``sorted_partitions``; values that are kept come first."""
+    """Stages a partition of ``sorted_partitions`` (``stage_partition``); values that are kept come first."""
     manifest = stage_partition(
         out,
         mapping.feature_schema,
@@ -181,7 +173,7 @@ def keep_values(out: Path, mapping: Mapping, manifest: Manifest, table: pa.Table
 
 
 def find_published(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
-    """The manifest of a published partition with exactly these rows, whose shards are repaired; else None."""
+    """Finds the manifest of a published partition with exactly these rows, and repairs its shards; else None."""
     planned = stage(out, mapping, start, table, write=False)
     if not is_published(out, planned):
         return None
@@ -210,10 +202,7 @@ def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[
 
 
 def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
-    """Deletes what killed ingests have left of these partitions, and of this file of rejects.
-
-    Files of other partitions stay: another publisher may be writing them right now.
-    """
+    """Deletes what killed ingests left of these partitions and rejects; others' may be written right now."""
     parts = {shard.file for manifest in manifests for shard in manifest.shards}
     parts |= {values_path(out, manifest).name for manifest in manifests}
     names = {manifest.name for manifest in manifests}
@@ -227,12 +216,7 @@ def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) ->
 
 
 class ClosedRows:
-    """Rows whose partition is published already with other rows.
-
-    Args:
-        names: of the files, by their numbers.
-        length: of a partition, in microseconds.
-    """
+    """Rows whose partition, of a length in microseconds, is published already with other rows."""
 
     def __init__(self, names: Sequence[str], length: int) -> None:
         self._names, self._length = names, length
@@ -240,25 +224,13 @@ class ClosedRows:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
         return sum(table.num_rows for table in self._tables)
 
     def add(self, table: pa.Table) -> None:
-        """Adds the rows of one partition."""
         self._tables.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
 
     def reject(self, rejects: RejectLog, rows: int, out: Path, changed: Sequence[str]) -> None:
-        """Rejects them one by one.
-
-        Args:
-            rejects: to which they are added.
-            rows: of the input, which ``rejects.max_share`` is a share of.
-            out: the log.
-            changed: files that were added to the log before with other content.
-
-        Raises:
-            InputError: there are too many of them.
-        """
+        """Rejects the rows one by one; InputError where they are more of ``rows`` than ``rejects`` allow."""
         if self.count > rejects.max_share * rows:
             added = f". With other content {', '.join(changed)} was added before" if changed else ""
             raise InputError(
@@ -266,28 +238,26 @@ class ClosedRows:
                 "ingest these files and those before them into a new output directory, in one command or in order of "
                 "time with --append (and --allowed-lateness DURATION for rows that come late)",
             )
-        allowed = "times in partitions that are not published"
+        found = (row for table in self._tables for row in table.to_pylist())
+        reason, allowed = "already published", "times in partitions that are not published"
         rejects.add(
             make_reject(
                 row[FILE_COLUMN],
                 row[ROW_COLUMN],
                 "partition",
-                "already published",
+                reason,
                 format_time(row["query_time"]),
                 allowed,
             )
-            for table in self._tables
-            for row in table.to_pylist()
+            for row in found
         )
 
     def describe(self, rows: int) -> str:
-        """Describes their number, their files and the first of them."""
         table = pa.concat_tables(self._tables)
         files, lines = table.column(FILE_COLUMN).to_numpy(), table.column(ROW_COLUMN).to_numpy()
         times = table.column("query_time").to_numpy()
-        counted = Counter(
-            dict(zip(*(part.tolist() for part in np.unique(files, return_counts=True)), strict=True))
-        )
+        numbers, counts = np.unique(files, return_counts=True)
+        counted = Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         named = [f"{self._names[file]} ({count})" for file, count in counted.most_common(_FILES_NAMED)]
         if len(counted) > _FILES_NAMED:
             named.append(f"{len(counted) - _FILES_NAMED} more files")

@@ -1,4 +1,4 @@
-"""Finds rows that were read before: blocks of rows whose content was in another file, or earlier in the same one.
+"""Rows that were read before: blocks of rows whose content was in another file, or earlier in the same one.
 
 The end of a block depends on the hash of its last row, not on a number of rows: a copy is found wherever it begins, in
 a file of any name, compression or format. Hashes are those of the examples, without values made from the file's name.
@@ -13,6 +13,7 @@ import pyarrow as pa
 from ctr.data.mapping import Mapping
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.shards import unpack_ids
+from ctr.io.hashing import mix64
 
 _SHORTEST, _LONGEST = 64, 8192
 _WARNED_SHARE = 0.01
@@ -21,24 +22,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def _odd_numbers(count: int, seed: int, kind: type) -> np.ndarray:
-    return np.random.default_rng(seed).integers(1, np.iinfo(kind).max, count, kind) | kind(1)
-
-
 _POWERS = np.array([pow(_GOLDEN, place, 1 << 64) for place in range(_LONGEST)], np.uint64)
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
 def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
-    """[N] uint64: a hash of the content of each row of a table under ``ctr.pipelines.ingest.examples.spill_schema``.
-
-    Only times and ids that are in the file itself are included.
-    """
+    """Hashes rows under ``spill_schema`` to uint64 [N], with the times and ids that the file has itself."""
     names = ["label", "train_weight"]
     names += ["query_time"] if mapping.time.row_order is None else []
     names += [] if mapping.example_id is None else ["example_id"]
@@ -46,36 +34,31 @@ def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
     state = np.zeros(table.num_rows, np.uint64)
     for name in names:
         column = table.column(name).to_numpy()
-        bits = (
-            column.view(np.uint32) if column.dtype == np.float32 else column.astype(np.int64).view(np.uint64)
-        )
-        state = _mixed(state * np.uint64(_GOLDEN) + bits)
+        is_float = column.dtype == np.float32
+        bits = column.view(np.uint32) if is_float else column.astype(np.int64).view(np.uint64)
+        state = mix64(state * np.uint64(_GOLDEN) + bits)
     schema = mapping.feature_schema
     if schema.single_valued:
-        ids = np.concatenate(
-            [unpack_ids(chunk, schema) for chunk in table.column(IDS_COLUMN).chunks] or [np.zeros((0, 1))]
-        )
+        chunks = [unpack_ids(chunk, schema) for chunk in table.column(IDS_COLUMN).chunks]
+        ids = np.concatenate(chunks or [np.zeros((0, 1))])
         # Products of 32 bits that wrap, to avoid a copy of all ids in 64 bits.
         parts = schema.id_type.itemsize // 4 * len(schema.single_valued)
-        factors = _odd_numbers(parts, 1, np.uint32)
-        state = _mixed(state * np.uint64(_GOLDEN) + ids.view(np.uint32) @ factors) if len(ids) else state
+        factors = np.random.default_rng(1).integers(1, np.iinfo(np.uint32).max, parts, np.uint32) | np.uint32(
+            1
+        )
+        state = mix64(state * np.uint64(_GOLDEN) + ids.view(np.uint32) @ factors) if len(ids) else state
     for place, name in enumerate(schema.multivalent):
         array = table.column(name).combine_chunks()
         offsets = array.offsets.to_numpy()
         values = array.values.to_numpy().astype(np.uint64)
-        sums = np.concatenate(
-            [np.zeros(1, np.uint64), np.cumsum(values * (values + np.uint64(2 * place + 1)))]
-        )
-        state = _mixed(state * np.uint64(_GOLDEN) + sums[offsets[1:]] - sums[offsets[:-1]])
+        products = np.cumsum(values * (values + np.uint64(2 * place + 1)))
+        sums = np.concatenate([np.zeros(1, np.uint64), products])
+        state = mix64(state * np.uint64(_GOLDEN) + sums[offsets[1:]] - sums[offsets[:-1]])
     return state
 
 
 class Repeats:
-    """Finds repeated blocks among the hashes of all rows, in the order of the files.
-
-    Args:
-        seen: hashes of blocks, each with the number of the file that had it.
-        first: the number of the first file to come.
+    """Repeated blocks among the hashes of all rows, in the order of the files.
 
     Attributes:
         new: hashes of blocks that were never seen before, each with its file's number.
@@ -122,12 +105,7 @@ class Repeats:
             self.repeated[number, before] += len(hashes)
 
     def warnings(self, names: Sequence[str], rows: int) -> Iterator[str]:
-        """Warns of many repeated rows.
-
-        Args:
-            names: of all files, by their numbers.
-            rows: of the files that were added.
-        """
+        """Warns of many repeated rows; ``names`` are of all files, by their numbers, ``rows`` of those added."""
         repeated = sum(self.repeated.values())
         if repeated > _WARNED_SHARE * rows:
             pairs = [

@@ -1,59 +1,42 @@
-"""The result of an ingest, and its text for people."""
+"""Result of an ingest, and its text for people."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ctr.data.times import format_time
 
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What an ingest has read, rejected and published.
+    """Rows that an ingest has read, rejected and published."""
 
-    Attributes:
-        rows: rows of the input that were read.
-        examples: rows in the partitions that it published, those that were held back before among them.
-        queries: groups of rows that share a query.
-        clicks: examples with label 1.
-        rejected: rows that no example could be made of.
-        reject_reasons: their number by ``key: reason``, the most frequent first.
-        rejects_file: where each of them is described; None when there are none.
-        partitions: the published partitions (start, end) of query time, in microseconds.
-        first_time_us: the earliest query time, None where nothing was published.
-        last_time_us: the latest query time.
-        held_rows: rows that are held back until later ones come.
-        held_partitions: their partitions (start, end).
-        closed_until_us: before this query time the log takes no more rows, but in partitions without any.
-        known_files: files of the input that were in the log before; they were not added again.
-        known_rows: rows of these files that were read, and are in partitions with rows of other files.
-        repeated_rows: rows whose content was read before, in another file or earlier in the same one.
-        repeated_share: of the rows that were read.
-        shared_ids: of each feature with ``buckets`` the estimated share of its values that share their id with another
-            one, from the rows of this ingest.
-        warnings: what may be wrong, a line each.
-        seconds: how long each stage was busy; stages overlap.
-    """
-
-    rows: int
-    examples: int
+    rows: int  # of the input that were read
+    examples: int  # rows in the partitions that it published, those that were held back before among them
     queries: int
-    clicks: int
+    clicks: int  # examples with label 1
     rejected: int
-    reject_reasons: dict[str, int]
+    reject_reasons: dict[str, int]  # by ``key: reason``, the most frequent first
     rejects_file: Path | None
-    partitions: list[tuple[int, int]]
-    first_time_us: int | None
+    partitions: list[tuple[int, int]]  # published ones (start, end) of query time, in microseconds
+    first_time_us: int | None  # query time, None where nothing was published
     last_time_us: int | None
-    held_rows: int
+    held_rows: int  # held back until later ones come
     held_partitions: list[tuple[int, int]]
+    # Before this query time the log takes no more rows, but in partitions without any.
     closed_until_us: int | None
-    known_files: list[str]
-    known_rows: int
-    repeated_rows: int
+    known_files: list[str]  # files of the input that were in the log before; they were not added again
+    known_rows: int  # of these files that were read, and are in partitions with rows of other files
+    repeated_rows: int  # whose content was read before, in another file or earlier in the same one
     repeated_share: float
-    shared_ids: dict[str, float]
+    shared_ids: dict[
+        str, float
+    ]  # of features with ``buckets`` the estimated share of values that share their id
     warnings: list[str]
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # how long each stage was busy; stages overlap
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "rejects_file": str(self.rejects_file or "")}
 
     def as_text(self) -> str:
         """Describes it in a line, followed by what is kept unpublished, the reasons of rejects, and warnings."""
@@ -61,9 +44,8 @@ class IngestResult:
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
         if self.known_files:
             shown = ", ".join(self.known_files[:3]) + (", ..." if len(self.known_files) > 3 else "")
-            text += (
-                f"\n{len(self.known_files)} files are in the log already and were not added again: {shown}"
-            )
+            count = len(self.known_files)
+            text += f"\n{count} files are in the log already and were not added again: {shown}"
         if self.held_rows:
             start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
             text += (

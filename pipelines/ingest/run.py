@@ -24,22 +24,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import (
-    Manifest,
-    check_log,
-    check_no_overlap,
-    create_log,
-    list_partitions,
-    parse_manifest,
-)
+from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions, parse_manifest
 from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
 from ctr.pipelines.collisions import Collisions
-from ctr.pipelines.ingest.example_reader import ExampleReader, TimesFound, timed
-from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema, with_columns
-from ctr.pipelines.ingest.inputs import Inputs, compare_inputs
+from ctr.pipelines.ingest.examples import (
+    FILE_COLUMN,
+    ExampleReader,
+    TimesFound,
+    spill_schema,
+    timed,
+    with_columns,
+)
 from ctr.pipelines.ingest.partitions import (
     ClosedRows,
     find_published,
@@ -53,12 +51,14 @@ from ctr.pipelines.ingest.partitions import (
 from ctr.pipelines.ingest.repeats import Repeats
 from ctr.pipelines.ingest.result import IngestResult
 from ctr.pipelines.ingest.state import (
-    Commit,
     HeldRows,
+    IngestState,
     InputFile,
+    Inputs,
     check_anything_to_do,
     check_rules,
     commit,
+    compare_inputs,
     digest_of,
     finish_publishing,
     ingest_lock,
@@ -71,15 +71,12 @@ from ctr.pipelines.ingest.state import (
     write_blocks,
     write_held,
 )
-from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share
+from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share, reject_reasons
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 from ctr.pipelines.spill import PartitionSpill, spill_folder
 
-BLOCK_BYTES = 16 << 20
-"""Bytes of an input file that are read, checked and transformed at a time."""
-
-EARLY_US = 631_152_000_000_000
-"""1990-01-01: an earlier time is more often a wrong unit of time than a log."""
+BLOCK_BYTES = 16 << 20  # of an input file that are read, checked and transformed at a time
+EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wrong unit of time than a log
 
 _STAGES = ("read", "transform", "spill", "sort", "publish")
 
@@ -98,22 +95,14 @@ def ingest(
 ) -> IngestResult:
     """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
-    Args:
-        mapping: how the files become examples.
-        inputs: files and folders, in the order in which their rows count as arriving. None, and not ``append``:
-            what is held back is published.
-        out: the log's folder.
-        append: more files will come: the rows of partitions that may still get some are held back.
-        allowed_lateness_us: a partition may get rows until one comes that is later than its end by this much (and by
-            the gap of sessions), in microseconds.
-        max_reject_share: the job stops when a larger share of rows, in [0, 1], is rejected.
-        progress: called with the number of rows read since its last call.
-        block_bytes: how much of a file is handled at a time; it changes nothing in the log.
-        now_us: query times from here on are warned of, in microseconds; None: the time of the machine's clock.
+    Rows of the inputs count as arriving in their order; without any, and without ``append``, what is held back is
+    published. With ``append`` more files will come: the rows of partitions that may still get some are held back, until
+    one comes that is later than the end of the partition by the allowed lateness (and the gap of sessions).
 
-    Raises:
-        InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of another
-            schema, or rows of partitions that are closed.
+    Query times from ``now_us`` on are warned of; None: the time of the machine's clock. ``progress`` is called with the
+    number of rows read since its last call; ``block_bytes`` change nothing in the log. Raises InputError: no input or
+    no example in it, a missing column, a damaged file, too many rejects, a log of another schema, or rows of partitions
+    that are closed.
     """
     started = time.perf_counter()
     check_reject_share(max_reject_share)
@@ -131,7 +120,7 @@ def ingest(
 
 
 def _rejects_path(out: Path, inputs: Inputs) -> Path:
-    """Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay."""
+    # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
     # Where no file is new, what is rejected is among the rows that were held back.
     alone = inputs.held is not None and (not inputs.sources or inputs.again)
     names = [source.name for source in inputs.sources]
@@ -140,8 +129,6 @@ def _rejects_path(out: Path, inputs: Inputs) -> Path:
 
 
 class _Ingest:
-    """One ingest, from the files that it is given to its result."""
-
     def __init__(
         self,
         mapping: Mapping,
@@ -173,7 +160,7 @@ class _Ingest:
         self._known_rows = self._rows = 0
 
     def _refuse_changed_files(self) -> None:
-        """Under ``row_order`` a file that changed would be added after itself, with other times."""
+        # Under ``row_order`` a file that changed would be added after itself, with other times.
         inputs = self._inputs
         if self._mapping.time.row_order is not None and inputs.continues and inputs.changed:
             raise InputError(
@@ -194,7 +181,6 @@ class _Ingest:
         return shards[-1].last_query_time if shards else None
 
     def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
-        """Reads, sorts and publishes."""
         mapping, inputs = self._mapping, self._inputs
         if not inputs.again:
             self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
@@ -213,9 +199,8 @@ class _Ingest:
         with ExitStack() as stack:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
             stack.callback(hashing.shutdown, cancel_futures=True)
-            hashes = [
-                hashing.submit(file_sha256, source.path) for source in inputs.sources if not inputs.again
-            ]
+            new = [] if inputs.again else inputs.sources
+            hashes = [hashing.submit(file_sha256, source.path) for source in new]
             held = self._held_tables()
             rows = self._collisions.watched(reading if inputs.again else chain(held, reading))
             read = spill_rows(mapping, rows, folder / "rows", self.seconds)
@@ -254,14 +239,13 @@ class _Ingest:
             yield table.set_column(place, table.schema.field(place), column)
 
     def _require_examples(self) -> None:
-        """Raises InputError when no row of the input is left."""
         if len(self._rejects.rejects) != self._rows:
             return
         sources = self._inputs.sources
         names = ", ".join(source.name for source in sources[:3]) + (", ..." if len(sources) > 3 else "")
         if not self._rows:
             raise InputError(f"{self._out}: nothing was added: no row in {names}")
-        reason, count = next(iter(self._rejects.counts().items()))
+        reason, count = next(iter(reject_reasons(self._rejects.rejects).items()))
         raise InputError(
             f"{self._out}: nothing was added: all {self._rows} rows of {names} were rejected, most often {reason} "
             f"({count} rows); see {self._rejects_path}"
@@ -337,7 +321,7 @@ class _Ingest:
             with timed(self.seconds, "publish"):
                 change = self._store(merged, added, staged, held, max(latest, default=0))
         with timed(self.seconds, "publish"):
-            self._state = commit(out, self._state, change)
+            self._state = commit(out, change)
         self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
         remove_leftovers(out, self._manifests, self._rejects_path)
 
@@ -354,9 +338,8 @@ class _Ingest:
                     self._manifests.append(manifest)
         if closed.count:
             closed.reject(self._rejects, self._rows, self._out, self._inputs.changed)
-            self._warnings.append(
-                f"{closed.describe(self._rows)}; they were rejected; for more files use --append"
-            )
+            told = closed.describe(self._rows)
+            self._warnings.append(f"{told}; they were rejected; for more files use --append")
             self._rejects.check(self._rows)
             if self._inputs.sources and not self._inputs.again:
                 self._require_examples()
@@ -368,20 +351,28 @@ class _Ingest:
         staged: Sequence[Manifest],
         open_starts: Sequence[int],
         last_time: int,
-    ) -> Commit:
-        """Writes the rows to hold back and the hashes of blocks; returns the commit that makes all of it valid."""
+    ) -> IngestState:
+        """Writes the rows to hold back and the hashes of blocks; returns the state that makes all of it valid."""
         out, state = self._out, self._state
         held = state.held if self._inputs.again and self._append else None
         if open_starts:
             parts = [state.held.file if state.held else "", *(file.sha256 for file in added)]
             held = self._hold(merged, open_starts, f"held-{digest_of(*parts)}.arrow", last_time)
-        blocks = None
+        blocks = list(state.blocks)
         if self._repeats is not None and self._repeats.new:
             # Where files were added meanwhile those of this ingest have later numbers.
             later = len(state.inputs) - self._inputs_before
-            blocks = f"blocks-{digest_of(*(file.sha256 for file in added), str(len(state.inputs)))}.npy"
-            write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
-        return Commit(added, staged, held, blocks, rules_of(self._mapping), label_text(self._mapping))
+            blocks.append(f"blocks-{digest_of(*(file.sha256 for file in added), str(len(state.inputs)))}.npy")
+            write_blocks(out, blocks[-1], [(value, number + later) for value, number in self._repeats.new])
+        change = {
+            "inputs": (*state.inputs, *added),
+            "publishing": tuple(staged),
+            "held": held,
+            "blocks": tuple(blocks),
+            "rules": rules_of(self._mapping),
+            "label": label_text(self._mapping),
+        }
+        return state.model_copy(update=change)
 
     def _hold(self, merged: PartitionSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
         numbers: set[int] = set()
@@ -418,7 +409,7 @@ class _Ingest:
             self._rejects.write(self._rejects_path)
 
     def result(self) -> IngestResult:
-        """What was done; raises RuntimeError when rows were lost on the way."""
+        """Counts what was done; raises RuntimeError when rows were lost on the way."""
         manifests, rejected = self._manifests, len(self._rejects.rejects)
         examples = sum(manifest.rows for manifest in manifests)
         held_before = 0 if self._inputs.held is None else self._inputs.held.rows
@@ -439,7 +430,7 @@ class _Ingest:
             queries=sum(manifest.queries for manifest in manifests),
             clicks=sum(manifest.clicks for manifest in manifests),
             rejected=rejected,
-            reject_reasons=self._rejects.counts(),
+            reject_reasons=reject_reasons(self._rejects.rejects),
             rejects_file=self._rejects_path if rejected else None,
             partitions=[(manifest.start, manifest.end) for manifest in manifests],
             first_time_us=shards[0].first_query_time if shards else None,
@@ -457,7 +448,6 @@ class _Ingest:
         )
 
     def _content_warnings(self) -> Iterator[str]:
-        """Warns of rows that were seen before, of values that share ids, and of times that are unlikely."""
         if self._repeats is not None:
             names = [file.name for file in self._state.inputs[: self._inputs_before]]
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)

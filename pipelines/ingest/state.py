@@ -1,4 +1,4 @@
-"""The state of ingests inside a log's folder: the files that are in the log, and the rows that are held back.
+"""State of ingests inside a log's folder: the files that are in the log, and the rows that are held back.
 
 ::
 
@@ -13,7 +13,7 @@ manifests that it names are published after it, by the next ingest if this one i
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,9 @@ from ctr.data.log import Manifest, manifest_bytes, publish_manifest
 from ctr.data.mapping import Mapping
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, write_atomic, write_atomic_bytes
+from ctr.io.files import file_sha256, make_folder, write_atomic, write_atomic_bytes
 from ctr.io.locks import hold
+from ctr.pipelines.rows.sources import SourceFile
 
 FOLDER = ".ingest"
 _STATE = "state.json"
@@ -34,112 +35,63 @@ _BLOCKS = np.dtype([("hash", "<u8"), ("input", "<i4")])
 
 
 class InputFile(StrictModel):
-    """A file whose rows are in the log.
-
-    Attributes:
-        name, bytes, sha256: identify it.
-        rows: how many it had, rejected ones included.
-        first_line, lines: the number of lines of the files before it, and its own; ``row_order`` makes times of them.
-    """
+    """File whose rows are in the log."""
 
     name: str
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    rows: int = Field(ge=0)
-    first_line: int = Field(ge=0)
+    rows: int = Field(ge=0)  # rejected ones included
+    first_line: int = Field(ge=0)  # lines of the files before it; ``row_order`` makes times of them
     lines: int = Field(ge=0)
 
 
 class HeldRows(StrictModel):
-    """Rows of partitions that are not closed.
-
-    Attributes:
-        file: where they are.
-        rows: how many.
-        inputs: the names of the files that they come from, by the numbers in the column of files.
-        last_time: the latest time of any row so far (not of a query), in microseconds.
-        partitions: the starts of their partitions.
-    """
+    """Rows of partitions that are not closed."""
 
     file: str = Field(pattern=r"^held-[0-9a-f]+\.arrow$")
     rows: int = Field(ge=1)
-    inputs: dict[str, str]
-    last_time: int
-    partitions: tuple[int, ...]
+    inputs: dict[str, str]  # the names of their files, by the numbers in the column of files
+    last_time: int  # the latest of any row so far (not of a query), in microseconds
+    partitions: tuple[int, ...]  # the starts
 
 
 class IngestState(StrictModel):
-    """The content of ``state.json``.
-
-    Attributes:
-        inputs: the files that are in the log, in the order in which they came.
-        held: rows that are held back.
-        published: the SHA-256 of each manifest that was published, by its name.
-        publishing: manifests that have to be published before anything else.
-        blocks: files with hashes of blocks of rows.
-        rules: how the mapping makes labels, weights, queries and partitions (``rules_of``); empty before the first.
-        label: the column of the label, or the rule on it, as the last mapping has it (``label_text``).
-    """
+    """Content of ``state.json``."""
 
     format: int = Field(default=1, ge=1, le=1)
-    inputs: tuple[InputFile, ...] = ()
+    inputs: tuple[InputFile, ...] = ()  # in the order in which they came
     held: HeldRows | None = None
-    published: dict[str, str] = {}
-    publishing: tuple[Manifest, ...] = ()
-    blocks: tuple[str, ...] = ()
-    rules: dict[str, str] = {}
-    label: str = ""
+    published: dict[str, str] = {}  # the SHA-256 of each manifest that was published, by its name
+    publishing: tuple[Manifest, ...] = ()  # have to be published before anything else
+    blocks: tuple[str, ...] = ()  # files with hashes of blocks of rows
+    rules: dict[str, str] = {}  # see ``rules_of``; empty before the first ingest
+    label: str = ""  # the column of the label, or the rule on it, as the last mapping has it (``label_text``)
 
     @property
     def lines(self) -> int:
-        """Lines of all files together."""
         return max((file.first_line + file.lines for file in self.inputs), default=0)
 
 
-@dataclass(frozen=True)
-class Commit:
-    """The additions of an ingest.
-
-    Attributes:
-        inputs: the files that it has read.
-        manifests: what it publishes, the shards being there.
-        held: what is held back from now on; None: nothing.
-        blocks: the name of a file with hashes of blocks, if any.
-        rules: those of the mapping.
-        label: that of the mapping, as text.
-    """
-
-    inputs: Sequence[InputFile]
-    manifests: Sequence[Manifest]
-    held: HeldRows | None
-    blocks: str | None
-    rules: dict[str, str]
-    label: str
-
-
 def label_text(mapping: Mapping) -> str:
-    """The column of a mapping's label, or the rule on it."""
+    """Formats the column of a mapping's label, or the rule on it."""
     label = mapping.label
     if label.op is None:
         return label.column
-    return (
-        f"{label.column} {label.op} {f'{label.value:g}' if isinstance(label.value, float) else label.value}"
-    )
+    value = f"{label.value:g}" if isinstance(label.value, float) else label.value
+    return f"{label.column} {label.op} {value}"
 
 
 def rules_of(mapping: Mapping) -> dict[str, str]:
-    """What the files of a log have to share beside the features; the names of columns may differ between them."""
+    """Describes what the files of a log share beside features; the names of columns may differ between them."""
     label, query = mapping.label, mapping.query
-    session = None if query is None else query.session
+    grouped = "none" if query is None else "a column"
+    if query is not None and query.session is not None:
+        grouped = f"sessions of gap {query.session.gap_us / 1e6:.15g} s"
     # Durations in seconds: 1d and 24h are the same.
     return {
         "label": "0 or 1" if label.op is None else f"{label.op} {label.value}",
         "weight": "none" if mapping.weight is None else "a column",
-        "query": "none"
-        if query is None
-        else "a column"
-        if session is None
-        else f"sessions of gap {session.gap_us / 1e6:.15g} s",
+        "query": grouped,
         "partition": f"{mapping.partition_us / 1e6:.15g} s",
     }
 
@@ -182,11 +134,7 @@ def check_anything_to_do(log: Path, has_input: bool, append: bool) -> None:
 
 
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
-    """Publishes the manifests of an ingest that was killed after its commit. The lock must be held.
-
-    Raises:
-        InputError: something else was published there meanwhile.
-    """
+    """Publishes what a killed ingest has committed; its lock must be held. InputError if something else is there."""
     if not state.publishing:
         return state
     published = dict(state.published)
@@ -198,18 +146,8 @@ def finish_publishing(log: Path, state: IngestState) -> IngestState:
     return state
 
 
-def commit(log: Path, state: IngestState, added: Commit) -> IngestState:
+def commit(log: Path, state: IngestState) -> IngestState:
     """Commits an ingest and publishes its partitions. The lock must be held."""
-    state = state.model_copy(
-        update={
-            "inputs": (*state.inputs, *added.inputs),
-            "publishing": tuple(added.manifests),
-            "held": added.held,
-            "blocks": (*state.blocks, *([] if added.blocks is None else [added.blocks])),
-            "rules": added.rules,
-            "label": added.label,
-        }
-    )
     _write_state(log, state)
     state = finish_publishing(log, state)
     named = {_STATE, *state.blocks, *([] if state.held is None else [state.held.file])}
@@ -224,7 +162,7 @@ def _write_state(log: Path, state: IngestState) -> None:
 
 
 def manifest_sha256(manifest: Manifest) -> str:
-    """The hash of a manifest's content."""
+    """Hashes a manifest's content."""
     return hashlib.sha256(manifest_bytes(manifest)).hexdigest()
 
 
@@ -249,11 +187,7 @@ def write_held(log: Path, file: str, schema: pa.Schema, tables: Iterator[pa.Tabl
 
 
 def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
-    """The rows that are held back, in the order in which they came.
-
-    Raises:
-        InputError: they are gone or damaged.
-    """
+    """Yields the rows that are held back, in the order in which they came; InputError where gone or damaged."""
     if held is None:
         return
     path = log / FOLDER / held.file
@@ -277,15 +211,71 @@ def write_blocks(log: Path, file: str, hashes: Sequence[tuple[int, int]]) -> Non
 
 
 def read_blocks(log: Path, state: IngestState) -> dict[int, int]:
-    """The file, among ``IngestState.inputs``, in which each block of rows was first seen, by the block's hash."""
+    """Reads in which file, among ``IngestState.inputs``, each block of rows was first seen, by the block's hash."""
     seen: dict[int, int] = {}
     for file in state.blocks:
         path = log / FOLDER / file
         try:
-            found = np.load(path, allow_pickle=False)
-            pairs = zip(found["hash"].tolist(), found["input"].tolist(), strict=True)
+            blocks = np.load(path, allow_pickle=False)
+            pairs = zip(blocks["hash"].tolist(), blocks["input"].tolist(), strict=True)
         except (OSError, ValueError, IndexError, EOFError) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
         for value, number in pairs:
             seen.setdefault(value, number)
     return seen
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Files that an ingest reads."""
+
+    sources: list[SourceFile]  # numbered from 0
+    # Whether all given files are in the log. They are read to verify that the log has their rows; beside new files,
+    # known ones are left out.
+    again: bool
+    known: list[str]  # the names of the given files that are in the log
+    changed: list[str]  # the names of files to read that were added before with other content
+    continues: bool  # whether the lines of new files count from the end of those before
+    first_line: int  # the lines before the first file
+    # Before each file that is read again; None: those of the files before it count.
+    first_lines: list[int] | None
+    held: HeldRows | None  # the rows that were held back and are merged with those of the files
+
+    @property
+    def held_files(self) -> dict[int, str]:
+        """The files of the rows that were held back, by the numbers that these rows have."""
+        files = {} if self.held is None else self.held.inputs
+        return {int(number): files[number] for number in sorted(files, key=int)}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all files with rows: those to read, then those of the rows that were held back."""
+        return [*(source.name for source in self.sources), *self.held_files.values()]
+
+
+def compare_inputs(given: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
+    """Finds out which of the given files are to be read; ``append``: more files will come."""
+    known = {source.number: file for source in given if (file := _known(state, source)) is not None}
+    again = bool(known) and len(known) == len(given)
+    new = [source for source in given if source.number not in known]
+    sources = list(given) if again else [replace(source, number=n) for n, source in enumerate(new)]
+    before = set() if again else {file.name for file in state.inputs}
+    continues = append or state.held is not None or (bool(known) and not again)
+    return Inputs(
+        sources=sources,
+        again=again,
+        known=[file.name for file in known.values()],
+        changed=[source.name for source in sources if source.name in before],
+        continues=continues,
+        first_line=state.lines if continues else 0,
+        first_lines=[known[source.number].first_line for source in given] if again else None,
+        held=None if again and append else state.held,
+    )
+
+
+def _known(state: IngestState, source: SourceFile) -> InputFile | None:
+    """The file as it was added to the log before; None: it was not, or it has changed."""
+    size = source.path.stat().st_size
+    alike = [file for file in state.inputs if (file.name, file.bytes) == (source.name, size)]
+    sha256 = file_sha256(source.path) if alike else ""
+    return next((file for file in alike if file.sha256 == sha256), None)

@@ -1,6 +1,7 @@
 """Conversions of whole columns that say of each row whether it could be converted."""
 
 from collections.abc import Callable
+from operator import eq, ge, gt, le, lt, ne
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,10 @@ from ctr.data.string_ids import string_ids
 from ctr.data.text_arrays import spell_array
 from ctr.data.time_formats import TimeFormat, time_format
 from ctr.io.errors import InputError
+from ctr.io.hashing import mix64
 
+# The serial number of 1970-01-01 in a spreadsheet; its day 1 is 1899-12-31, as it counts a day that 1900 had not.
 SERIAL_OF_1970 = 25_569
-"""The serial number of 1970-01-01 in a spreadsheet; its day 1 is 1899-12-31, as it counts a day that 1900 had not."""
 
 _DAY_MS = 86_400_000.0
 _UNIT_US = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
@@ -41,17 +43,16 @@ _PLAIN_ISO = (
 )
 _HAS_OFFSET = r"[T ].*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
-Bad = np.ndarray
-"""[N] bool: the rows that a conversion refuses."""
+Bad = np.ndarray  # [N] bool: the rows that a conversion refuses
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type holds UTF-8 text."""
+    """Tells whether a type holds UTF-8 text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_text_or_number(kind: pa.DataType) -> bool:
-    """Whether values of a type have a text of their own: text, numbers and booleans, or nothing."""
+    """Tells whether values of a type have a text of their own: text, numbers and booleans, or nothing."""
     types = pa.types
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     return is_text(kind) or number or types.is_boolean(kind) or types.is_null(kind)
@@ -90,10 +91,7 @@ def _convert_halves(
 
 
 def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
-    """Makes binary values strings, marking those that are not UTF-8; checks strings and lists of them too.
-
-    Other types pass as they are.
-    """
+    """Makes binary values strings, marking those that are not UTF-8; checks strings and lists of them too."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return check_utf8(column.dictionary_decode())
@@ -118,7 +116,7 @@ def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
 
 
 def check_encoded(column: pa.DictionaryArray) -> tuple[pa.DictionaryArray, Bad]:
-    """``check_utf8`` of a dictionary of text or bytes, which stays one: each different value is looked at once."""
+    """Checks a dictionary of text or bytes as ``check_utf8`` does, each different value once; it stays a dictionary."""
     values, bad_values = check_utf8(column.dictionary)
     checked = pa.DictionaryArray.from_arrays(column.indices, values)
     if not bad_values.any():
@@ -128,18 +126,14 @@ def check_encoded(column: pa.DictionaryArray) -> tuple[pa.DictionaryArray, Bad]:
 
 
 def show_bytes(column: pa.Array) -> pa.Array:
-    """A column of text, or lists of it, as bytes, which Python can show where they are not UTF-8."""
+    """Casts a column of text, or lists of it, to bytes, which Python can show where they are not UTF-8."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column.cast(pa.list_(pa.large_binary()) if pa.types.is_nested(column.type) else pa.large_binary())
 
 
 def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
-    """Numbers or their text as float64 (int64 when ``whole``); null and empty text stay missing.
-
-    Raises:
-        InputError: a column of a type that holds no numbers.
-    """
+    """Reads numbers or text as float64 (int64 when ``whole``), or InputError; null and empty text stay missing."""
     target = pa.int64() if whole else pa.float64()
     kind = column.type
     if is_text(kind):
@@ -157,12 +151,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
         return converted, bad | bad_whole
     if pa.types.is_boolean(kind):
         return column.cast(pa.int8()).cast(target), np.zeros(len(column), bool)
-    if not (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_null(kind)
-    ):
+    if not is_text_or_number(kind):
         raise InputError(f"of type {kind}, where numbers are required")
     if pa.types.is_integer(kind) and not whole:
         return column.cast(target, safe=False), np.zeros(len(column), bool)
@@ -170,11 +159,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
 
 
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
-    """[N] int64 microseconds since 1970, UTC; missing, unreadable and impossible times are marked (value 0).
-
-    Raises:
-        InputError: a column of a type that the mapping's unit or format cannot read.
-    """
+    """Reads [N] int64 microseconds since 1970, UTC, 0 where bad; InputError for a type that is not read so."""
     kind = column.type
     if time.unit is not None:
         parsed, bad = _times_by_unit(column, time.unit)
@@ -182,10 +167,8 @@ def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
         zone = getattr(kind, "tz", None)
         to_us = pa.timestamp("us", "UTC" if zone is not None else None)
         # Nanoseconds lose digits; what would overflow is refused.
-        truncates = getattr(kind, "unit", None) == "ns"
-        parsed, bad = convert_checked(
-            column, lambda values: values.cast(to_us, safe=not truncates).cast(pa.int64())
-        )
+        safe = getattr(kind, "unit", None) != "ns"
+        parsed, bad = convert_checked(column, lambda values: values.cast(to_us, safe=safe).cast(pa.int64()))
     elif not (is_text(kind) or pa.types.is_null(kind) or (
             pa.types.is_integer(kind) and time.format != "iso8601")):  # fmt: skip
         raise InputError(f"of type {kind}, which format {time.format} does not read")
@@ -267,11 +250,7 @@ def _times_by_format(column: pa.Array, form: TimeFormat) -> tuple[pa.Array, Bad]
 
 
 def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
-    """[N] int8 labels (0 where bad), the rows without a readable one, and what is allowed, for messages.
-
-    Raises:
-        InputError: a column of a type that the rule cannot compare.
-    """
+    """Reads [N] int8 labels, 0 where bad, and what is allowed; InputError for a type that the rule cannot compare."""
     if label.op is None:
         return _plain_labels(column)
     if isinstance(label.value, str):
@@ -286,14 +265,7 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
     numbers, bad = parse_numbers(column)
     values = pc.fill_null(numbers, np.nan).to_numpy()
     bad = bad | np.isnan(values)
-    compare = {
-        ">=": np.greater_equal,
-        ">": np.greater,
-        "<=": np.less_equal,
-        "<": np.less,
-        "==": np.equal,
-        "!=": np.not_equal,
-    }[label.op]
+    compare = {">=": ge, ">": gt, "<=": le, "<": lt, "==": eq, "!=": ne}[label.op]
     return np.where(bad, 0, compare(values, label.value)).astype(np.int8), bad, "a number"
 
 
@@ -308,11 +280,7 @@ def _plain_labels(column: pa.Array) -> tuple[np.ndarray, Bad, str]:
 
 
 def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """[N] float32 weights (0 where bad); missing and negative ones and those above ``LARGEST_WEIGHT`` are marked.
-
-    Raises:
-        InputError: a column of a type that holds no numbers.
-    """
+    """Reads [N] float32 weights, 0 where missing, negative or too large; InputError for a type without numbers."""
     numbers, bad = parse_numbers(column)
     with np.errstate(over="ignore"):
         weights = pc.fill_null(numbers, np.nan).to_numpy().astype(np.float32)
@@ -321,11 +289,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """[N] int64 ids (0 where missing): whole numbers and their decimal text (12.0 too) as they are, else a hash.
-
-    Raises:
-        InputError: a column of a type that holds neither whole numbers nor text.
-    """
+    """Reads [N] int64 ids, 0 where missing: whole numbers and their text (12.0 too), else a hash; or InputError."""
     kind = column.type
     missing = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_integer(kind) and kind != pa.uint64():
@@ -346,13 +310,9 @@ def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def mix_ids(*parts: int | np.ndarray) -> np.ndarray:
-    """[N] int64 hashes of tuples of int64s: the finaliser of splitmix64 over one part after the other."""
+    """Hashes tuples of int64s to [N] int64: the finaliser of splitmix64 over one part after the other."""
     state = np.zeros(1, np.uint64)
     for part in parts:
-        state = state * np.uint64(0x9E3779B97F4A7C15) ^ np.atleast_1d(np.asarray(part, np.int64)).view(
-            np.uint64
-        )
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
+        bits = np.atleast_1d(np.asarray(part, np.int64)).view(np.uint64)
+        state = mix64(state * np.uint64(0x9E3779B97F4A7C15) ^ bits)
     return state.view(np.int64)

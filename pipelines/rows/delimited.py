@@ -1,4 +1,4 @@
-"""Reads csv and tsv files in chunks; every column as bytes; rejects lines with malformed quotes or fields.
+"""Reads csv and tsv files in chunks, every column as bytes; rejects lines with malformed quotes or fields.
 
 A header that comes again, as where files with one were put together by ``cat``, is rejected too, and counts for itself.
 """
@@ -7,9 +7,11 @@ import csv
 import io
 import re
 import sys
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,179 @@ import pyarrow.csv as pa_csv
 
 from ctr.data.mapping import DelimitedInput
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.quotes import ALLOWED, StrictQuotes
 from ctr.pipelines.rows.rejects import REPEATED_HEADER, Reject, make_reject
-from ctr.pipelines.rows.sources import SourceFile, faults_named, open_bytes, require_columns
+from ctr.pipelines.rows.sources import Chunk, SourceFile, faults_named, open_bytes, require_columns
+
+UNCLOSED = "a quote is never closed"
+TEXT_AFTER = "text after a closing quote"
+ALLOWED = "a quoted value ends with a quote before the delimiter or line end; quotes within are doubled"
+
+_QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
+_MARK = b"\xef\xbb\xbf"
+_IS_BOUNDARY, _IS_QUOTE = 1, 2
+
+
+@dataclass
+class StrictQuotes:
+    """Csv stream, read-only, with each line of malformed quotes, which a parser would accept, made an invalid one.
+
+    So who parses it refuses that line, of too many or few fields, at its place. A value may stand in quotes (RFC 4180):
+    its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
+    within is doubled. A quote elsewhere in a field is a plain character. Where that does not hold the line in which the
+    record begins is at fault, and what comes after it is read anew: so a quote that is never closed costs the line that
+    it is in, and not all lines until the next quote.
+    """
+
+    stream: Any  # of bytes; ``read(n)`` returns b"" at its end
+    delimiter: str
+    fields: int  # of a record
+    limit: int  # bytes; a quoted value is taken to be never closed where its record would be longer
+    # Reason and original line, by what stands for the line in the stream.
+    faults: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    closed: bool = False
+    _pending: bytes = b""
+    _ready: bytes = b""
+    _ended: bool = False
+    _begun: bool = False
+
+    def __post_init__(self) -> None:
+        # What each byte is to a quote beside it.
+        kinds = bytearray(256)
+        for byte in (ord(self.delimiter), _NEWLINE, _RETURN):
+            kinds[byte] = _IS_BOUNDARY
+        kinds[_QUOTE] = _IS_QUOTE
+        self._kinds = bytes(kinds)
+
+    def close(self) -> None:
+        # The stream stays open: it is the caller's.
+        self.closed = True
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads at most ``size`` bytes, whole records wherever they fit; b"" at the end."""
+        if size < 0:
+            pieces = iter(lambda: self.read(1 << 24), b"")
+            return b"".join(pieces)
+        while not self._ready and not self._ended:
+            data = self.stream.read(max(size - len(self._pending), 1 + size // 2))
+            self._ended = not data
+            data = self._pending + data
+            self._ready, cut = self._checked(data, self._ended)
+            self._pending = data[cut:]
+            self._begun = self._begun or cut > 0
+        found = self._ready
+        if len(found) > size:
+            self._ready = found[size:]
+            return found[:size]
+        self._ready = b""
+        return found
+
+    def _checked(self, data: bytes, final: bool) -> tuple[bytes, int]:
+        """What can be passed on of ``data``, which begins with a record, and how many bytes of it that stands for."""
+        if _QUOTE not in data:
+            cut = len(data) if final else _line_end_before(data, 0, len(data))
+            if cut == 0 and len(data) > self.limit:
+                cut = len(data)
+            return data if cut == len(data) else data[:cut], cut
+        # As if the data stood between line ends; what follows its last byte may still have to come.
+        kinds = np.frombuffer(b"".join((b"\x01", data.translate(self._kinds), b"\x01")), np.uint8)
+        places = np.flatnonzero(kinds == _IS_QUOTE)
+        if not self._begun and places[0] == 1 + len(_MARK) and data.startswith(_MARK):
+            kinds = np.concatenate([np.full(len(_MARK) + 1, _IS_BOUNDARY, np.uint8), kinds[len(_MARK) + 1 :]])
+        # In well-formed text quotes open and close by turns; a doubled one closes and opens.
+        if kinds[places[0::2] - 1].all() and kinds[places[1::2] + 1].all():
+            outside = len(places) % 2 == 0
+            if final and outside:
+                return data, len(data)
+            cut = _record_end_before(data, places - 1, outside)
+            if not final and len(data) - cut <= self.limit:
+                return data[:cut], cut
+        opens = kinds[places - 1] == _IS_BOUNDARY
+        closes = kinds[places + 1] == _IS_BOUNDARY
+        doubled = kinds[places + 1] == _IS_QUOTE
+        return self._scan(
+            data, (places - 1).tolist(), opens.tolist(), closes.tolist(), doubled.tolist(), final
+        )
+
+    def _scan(
+        self,
+        data: bytes,
+        places: Sequence[int],
+        opens: Sequence[bool],
+        closes: Sequence[bool],
+        doubled: Sequence[bool],
+        final: bool,
+    ) -> tuple[bytes, int]:
+        """Goes from quote to quote and replaces the lines that are at fault; as ``_checked``."""
+        pieces: list[bytes] = []
+        # Up to where all is passed on, where the record begins, and from where on no quote is open.
+        passed = record = outside = number = 0
+        while number < len(places):
+            place = places[number]
+            record = max(record, _line_end_before(data, outside, place))
+            if not opens[number]:
+                outside, number = place + 1, number + 1
+                continue
+            last = number + 1
+            while last < len(places) and doubled[last]:
+                last += 2
+            ends = last < len(places)
+            if ends and closes[last] and (final or places[last] < len(data) - 1):
+                outside, number = places[last] + 1, last + 1
+                continue
+            is_unknown = not ends or closes[last]
+            if is_unknown and not final and len(data) - record <= self.limit:
+                break
+            line_end = _line_end_after(data, record)
+            is_cut = line_end == len(data) and data[-1:] not in (b"\n", b"\r")
+            if is_cut and not final and len(data) - record <= self.limit:
+                break
+            crosses = not ends or places[last] >= line_end
+            reason = UNCLOSED if crosses else TEXT_AFTER
+            pieces += [data[passed:record], self._replace(reason, data[record:line_end])]
+            passed = record = outside = line_end
+            number = bisect_left(places, line_end)
+        else:
+            record = len(data) if final else max(record, _line_end_before(data, outside, len(data)))
+        pieces.append(data[passed:record])
+        return b"".join(pieces), record
+
+    def _replace(self, reason: str, line: bytes) -> bytes:
+        token = f"\x02{len(self.faults)}\x02"
+        text = token if self.fields > 1 else f"{token}{self.delimiter}{token}"
+        self.faults[text] = reason, line.rstrip(b"\r\n")
+        return text.encode() + b"\n"
+
+
+def _line_end_before(data: bytes, first: int, last: int) -> int:
+    """The place after the last line end in data[first:last]; 0 without any."""
+    return max(data.rfind(b"\n", first, last), data.rfind(b"\r", first, last)) + 1
+
+
+def _line_end_after(data: bytes, first: int) -> int:
+    """The place after the first line end from ``first`` on; the end of the data without any."""
+    newline = data.find(b"\n", first)
+    stop = len(data) if newline < 0 else newline
+    ret = data.find(b"\r", first, stop)
+    if ret < 0:
+        return len(data) if newline < 0 else newline + 1
+    return ret + 2 if ret + 1 == newline else ret + 1
+
+
+def _record_end_before(data: bytes, places: np.ndarray, outside: bool) -> int:
+    """The end of the last whole record of well-formed data; ``outside``: no quote is open at its end."""
+    if outside:
+        found = _line_end_before(data, int(places[-1]) + 1, len(data))
+        if found:
+            return found
+    number = len(places) - (2 if outside else 1)
+    while number >= 0:
+        first = int(places[number - 1]) + 1 if number else 0
+        found = _line_end_before(data, first, int(places[number]))
+        if found:
+            return found
+        number -= 2
+    return 0
+
 
 _HEADER_LIMIT = 1 << 20
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -32,21 +203,24 @@ _LOOKED = 100
 
 
 def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
-    """The names of a file's columns, from its header or the mapping.
+    """Returns the names of a file's columns, from its header or the mapping.
 
     Where the lines below the header all have one field more, which is empty, or one less than a header that ends with a
     delimiter, the names are as many as the fields. Where they begin with the number of the row, without a name for it,
-    the name of that column is empty.
-
-    Raises:
-        InputError: an unreadable file, or one without the header that it should have.
+    the name of that column is empty. Raises InputError: an unreadable file, or one without the header that it should
+    have.
     """
     if form.columns is not None:
         return form.columns
     line, rows = _read_header(path, form)
     if not line.strip():
         raise InputError(f"{path}: the first line is empty; it must hold the column names")
-    return fitted_names(_split_names(path, line, form), rows)
+    if not form.quotes:
+        return fitted_names(line.split(form.field_delimiter), rows)
+    try:
+        return fitted_names(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)), rows)
+    except csv.Error as error:
+        raise InputError(f"{path}: the first line does not hold column names: {error}") from None
 
 
 def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]]:
@@ -61,33 +235,22 @@ def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]
     return line, rows[:-1] if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED else rows
 
 
-def _split_names(path: Path, line: str, form: DelimitedInput) -> tuple[str, ...]:
-    if not form.quotes:
-        return tuple(line.split(form.field_delimiter))
-    try:
-        return tuple(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)))
-    except csv.Error as error:
-        raise InputError(f"{path}: the first line does not hold column names: {error}") from None
-
-
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
-    """The fields of the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
+    """Splits the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []
-    try:
+    # What comes before a field that is too long is enough to go on.
+    with suppress(csv.Error):
         for row in reader:
             rows += [row] if row else []
             if len(rows) == limit:
                 break
-    except csv.Error:
-        # What came before it is enough to go on.
-        pass
     return rows
 
 
 def fitted_names(names: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The names of a header, as many as the lines below it have fields (see ``delimited_columns``)."""
+    """Makes the names of a header as many as the lines below it have fields (see ``delimited_columns``)."""
     rows = [row for row in rows if list(row) != list(names)]
     fields, lines = Counter(map(len, rows)).most_common(1)[0] if rows else (len(names), 0)
     if lines >= 0.9 * len(rows):
@@ -111,10 +274,7 @@ def read_delimited(
     """Yields the wanted columns of a csv or tsv file, as binary with nulls, those of ``encoded`` as dictionaries of it.
 
     Rows are numbered as records: the header and the lines before it count, empty lines do not, and a quoted value may
-    hold line ends.
-
-    Raises:
-        InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
+    hold line ends. Raises InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
     """
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)
@@ -130,14 +290,17 @@ def read_delimited(
     header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
     faults: dict[str, tuple[str, bytes]] = {}
     with faults_named(source.path), _quiet_about_text(), open_bytes(source.path) as stream:
-        quotes = (
-            StrictQuotes(stream, form.field_delimiter, len(names), block_bytes, faults)
-            if form.quotes
-            else None
-        )
+        content = stream
+        if form.quotes:
+            quotes = StrictQuotes(stream, form.field_delimiter, len(names), block_bytes, faults)
+            content = pa.PythonFile(quotes, mode="r")
+        kinds = {
+            name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary()
+            for name in wanted
+        }
         try:
             reader = pa_csv.open_csv(
-                stream if quotes is None else pa.PythonFile(quotes, mode="r"),
+                content,
                 # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
                 pa_csv.ReadOptions(
                     use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1
@@ -150,10 +313,7 @@ def read_delimited(
                 ),
                 pa_csv.ConvertOptions(
                     include_columns=list(wanted),
-                    column_types={
-                        name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary()
-                        for name in wanted
-                    },
+                    column_types=kinds,
                     strings_can_be_null=True,
                     null_values=list(form.nulls),
                 ),
@@ -181,14 +341,7 @@ def read_delimited(
 
 
 class _Header:
-    """The header of a file, which may come again in it.
-
-    Args:
-        file: the number of the file.
-        names: those of all its columns.
-        wanted: the columns that are read.
-        delimiter: the character between fields.
-    """
+    """Header of a file, which may come again in it."""
 
     def __init__(self, file: int, names: Sequence[str], wanted: Sequence[str], delimiter: str) -> None:
         self._file, self._delimiter = file, delimiter
@@ -199,11 +352,9 @@ class _Header:
         self._wanted = list(wanted) if is_certain else []
 
     def repeats(self, line: str) -> bool:
-        """Returns whether a line with another number of fields has the same names."""
         return [name for name in line.strip().replace('"', "").split(self._delimiter) if name] == self._names
 
     def reject(self, row: int) -> Reject:
-        """Makes the reject of a line that repeats the header."""
         return make_reject(
             self._file, row, "line", REPEATED_HEADER, self._line, "the header as the first line only"
         )
@@ -228,7 +379,7 @@ class _Header:
 
 @contextmanager
 def _quiet_about_text() -> Iterator[None]:
-    """Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes."""
+    # Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes.
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -254,6 +405,5 @@ def _field_rejects(
     reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
     text = bad.text.replace("\n", " ")
     # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
-    return [
-        make_reject(source.number, bad.number, "line", reason, text, f"{bad.expected_columns} fields")
-    ] * lines
+    allowed = f"{bad.expected_columns} fields"
+    return [make_reject(source.number, bad.number, "line", reason, text, allowed)] * lines

@@ -1,14 +1,14 @@
 """Reads files of one JSON object a line, in blocks.
 
-A block goes through Arrow's parser when its result is certain to be what reading it line by line gives;
-otherwise it is read line by line, and malformed lines are rejected. So the rows do not depend on where
-blocks are cut.
+A block goes through Arrow's parser when its result is certain to be what reading it line by line gives; otherwise it is
+read line by line, and malformed lines are rejected. So the rows do not depend on where blocks are cut.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,8 @@ import pyarrow.json as pa_json
 
 from ctr.data.spelling import float_text
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.rejects import Reject, make_reject
-from ctr.pipelines.rows.sources import SourceFile, faults_named, open_bytes
+from ctr.pipelines.rows.sources import Chunk, SourceFile, faults_named, open_bytes
 
 _LONGEST_LINE = 64 << 20
 _DEEPEST = 500
@@ -28,40 +27,25 @@ _KEYS = re.compile(rb'"([^"\\]*)"\s*:')
 _INT64 = range(-(2**63), 2**63)
 
 
+@dataclass
 class JsonlReader:
-    """Reads the wanted columns of JSON lines.
+    """Reader of the wanted columns of JSON lines; a key that an object lacks is null.
 
-    Args:
-        wanted: the columns; a key that an object lacks is null.
-        numbers: the columns only read as numbers, where 5 and 5.0 mean the same.
-        lists: the columns that may hold lists, with the separator of those that are text instead; None where there is
-            not one alone.
-        all_needed: whether some line of a file must have each wanted column,
-        optional: but for these.
+    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same. Those of ``lists`` may hold
+    lists, and have the separator of those that are text instead; None where there is not one alone. With ``all_needed``
+    some line of a file must have each wanted column but the ``optional`` ones.
     """
 
-    def __init__(
-        self,
-        wanted: Sequence[str],
-        numbers: Sequence[str],
-        lists: Mapping[str, str | None],
-        all_needed: bool = True,
-        optional: Sequence[str] = (),
-    ) -> None:
-        self._wanted = tuple(wanted)
-        self._optional = frozenset(optional)
-        self._all_needed = all_needed
-        self._numbers = frozenset(numbers)
-        self._lists = dict(lists)
-        # Arrow reads text in the format of a time as a time; such a column is then declared as text.
-        self._declared: dict[str, pa.DataType] = {}
+    wanted: Sequence[str]
+    numbers: Collection[str]
+    lists: Mapping[str, str | None]
+    all_needed: bool = True
+    optional: Collection[str] = ()
+    # Arrow reads text in the format of a time as a time; such a column is then declared as text.
+    _declared: dict[str, pa.DataType] = field(default_factory=dict)
 
     def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
-        """Yields the lines of a file; rows are numbered by line, and empty lines are skipped.
-
-        Raises:
-            InputError: a damaged file, or a needed column that no line of the file has.
-        """
+        """Yields the filled lines of a file, numbered by line; InputError where no line has a needed column."""
         seen: dict[str, None] = {}
         line = 1
         for block in _blocks(source, block_bytes):
@@ -69,18 +53,14 @@ class JsonlReader:
             seen.update(dict.fromkeys(keys))
             line += lines
             yield chunk
-        missing = [name for name in self._wanted if name not in seen and name not in self._optional]
-        if missing and seen and self._all_needed:
+        missing = [name for name in self.wanted if name not in seen and name not in self.optional]
+        if missing and seen and self.all_needed:
             raise InputError(
                 f"{source.path}: no column {', '.join(missing)} in any line; the columns found are {', '.join(seen)}"
             )
 
     def read_block(self, file: int, block: bytes, line: int) -> tuple[Chunk, list[str], int]:
-        """Reads whole lines, of which the first one has the number ``line`` in file number ``file``.
-
-        Returns:
-            The rows, the keys that the lines have, and how many lines they are.
-        """
+        """Reads whole lines, the first with the number ``line``: rows, keys of the lines, and number of lines."""
         texts = block.split(b"\n")
         if not texts[-1]:
             texts.pop()
@@ -90,9 +70,9 @@ class JsonlReader:
         if table is not None:
             columns = [
                 table.column(name) if name in table.column_names else pa.nulls(len(rows))
-                for name in self._wanted
+                for name in self.wanted
             ]
-            chunk = Chunk(file, pa.table(columns, names=list(self._wanted)), rows, [])
+            chunk = Chunk(file, pa.table(columns, names=list(self.wanted)), rows, [])
             return chunk, table.column_names, len(texts)
         chunk, keys = self._slow(file, texts, rows, line)
         return chunk, keys, len(texts)
@@ -110,7 +90,7 @@ class JsonlReader:
                     pa_json.ParseOptions(explicit_schema=pa.schema(list(self._declared.items()))),
                 )
                 times = [
-                    f.name for f in table.schema if f.name in self._wanted and pa.types.is_temporal(f.type)
+                    f.name for f in table.schema if f.name in self.wanted and pa.types.is_temporal(f.type)
                 ]
                 if not times:
                     break
@@ -119,17 +99,16 @@ class JsonlReader:
             table.validate(full=True)
         except (pa.ArrowException, UnicodeDecodeError):
             return None
-        certain = all(self._certain(field) for field in table.schema if field.name in self._wanted)
+        certain = all(self._certain(field) for field in table.schema if field.name in self.wanted)
         return table if certain and table.num_rows == rows else None
 
     def _certain(self, field: pa.Field) -> bool:
         kind = field.type
         if pa.types.is_list(kind):
-            return field.name in self._lists and (
-                pa.types.is_string(kind.value_type) or pa.types.is_int64(kind.value_type)
-            )
+            is_plain = pa.types.is_string(kind.value_type) or pa.types.is_int64(kind.value_type)
+            return field.name in self.lists and is_plain
         if pa.types.is_floating(kind):
-            return field.name in self._numbers
+            return field.name in self.numbers
         return not pa.types.is_nested(kind)
 
     def _slow(self, file: int, texts: list[bytes], rows: np.ndarray, line: int) -> tuple[Chunk, list[str]]:
@@ -144,7 +123,8 @@ class JsonlReader:
                 if not isinstance(content, dict):
                     raise ValueError("not an object")
                 if b"\\u" in text:
-                    _refuse_half_pairs(content)
+                    # An escape such as backslash-ud800, half of a pair, stands for no character.
+                    json.dumps(content, ensure_ascii=False).encode()
             except UnicodeDecodeError:
                 rejects.append(make_reject(file, row, "line", "invalid UTF-8", text, "UTF-8"))
                 continue
@@ -152,27 +132,27 @@ class JsonlReader:
                 rejects.append(make_reject(file, row, "line", "malformed JSON", text, "one JSON object"))
                 continue
             keys.update(dict.fromkeys(content))
-            nested = next((name for name in self._wanted if not self._plain(name, content.get(name))), None)
+            nested = next((name for name in self.wanted if not self._plain(name, content.get(name))), None)
             if nested is not None:
-                allowed = "a single value or a list of them" if nested in self._lists else "a single value"
+                allowed = "a single value or a list of them" if nested in self.lists else "a single value"
                 value = _shown(content[nested])
                 rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
                 continue
             kept.append(row)
             objects.append(content)
-        columns = [self._column(name, [content.get(name) for content in objects]) for name in self._wanted]
-        table = pa.table(columns, names=list(self._wanted))
+        columns = [self._column(name, [content.get(name) for content in objects]) for name in self.wanted]
+        table = pa.table(columns, names=list(self.wanted))
         return Chunk(file, table, np.array(kept, np.int64), rejects), list(keys)
 
     def _plain(self, name: str, value: object) -> bool:
         if isinstance(value, list):
-            return name in self._lists and not any(isinstance(item, list | dict) for item in value)
+            return name in self.lists and not any(isinstance(item, list | dict) for item in value)
         return not isinstance(value, dict)
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         kinds = {type(value) for value in values if value is not None}
         if list in kinds:
-            separator = self._lists[name]
+            separator = self.lists[name]
             if separator is None and kinds != {list}:
                 raise InputError(
                     f"the column {name} holds lists and single values, and its features have different separators: "
@@ -183,7 +163,7 @@ class JsonlReader:
             return pa.array(values, pa.int64())
         if kinds <= {bool}:
             return pa.array(values, pa.bool_())
-        if kinds <= {int, float} and name in self._numbers:
+        if kinds <= {int, float} and name in self.numbers:
             return pa.array([None if value is None else _float(value) for value in values], pa.float64())
         return pa.array([_text(value) for value in values], pa.string())
 
@@ -194,11 +174,6 @@ def _shown(value: Any) -> str:
     except RecursionError:
         # Writing goes a little deeper than reading did.
         return "a very deep one"
-
-
-def _refuse_half_pairs(content: dict[str, Any]) -> None:
-    """Raises ValueError for an escape such as backslash-ud800, half of a pair: it stands for no character."""
-    json.dumps(content, ensure_ascii=False).encode()
 
 
 def _float(value: float) -> float:

@@ -1,7 +1,7 @@
 """Reads the MIND news data set: impression lines exploded into candidates, with the columns of the news.
 
-``behaviors.tsv`` has a line for each impression: its id, user, time, the news read before, and the
-candidates with their clicks (``N123-1 N45-0``). ``news.tsv`` beside it has a line for each article.
+``behaviors.tsv`` has a line for each impression: its id, user, time, the news read before, and the candidates with
+their clicks (``N123-1 N45-0``). ``news.tsv`` beside it has a line for each article.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 from ctr.data.mapping import DelimitedInput
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import read_delimited
 from ctr.pipelines.rows.rejects import Reject, make_reject
-from ctr.pipelines.rows.sources import SourceFile, require_columns
+from ctr.pipelines.rows.sources import Chunk, SourceFile, require_columns
 from ctr.pipelines.rows.table_files import read_strictly
 
 _BEHAVIORS = DelimitedInput(
@@ -43,11 +42,11 @@ _NEWS_TEXTS = ("category", "subcategory", "title", "abstract")
 _NEWS_LISTS = ("title_entities", "entities")
 _HISTORY_TEXTS = {"history_categories": "category", "history_subcategories": "subcategory"}
 
+# The raw columns that a mapping with ``type: mind`` may use.
 MIND_COLUMNS = (
     *("impression_id", "user_id", "time", "history", "history_length", *_HISTORY_TEXTS),
     *("news_id", "clicked", "example_id", *_NEWS_TEXTS, *_NEWS_LISTS),
 )
-"""The raw columns that a mapping with ``type: mind`` may use."""
 
 # A line explodes into some 40 candidates, each with the whole history.
 _BLOCK_SHARE = 16
@@ -55,34 +54,27 @@ _BLOCK_SHARE = 16
 
 @dataclass(frozen=True)
 class News:
-    """What is known of the articles: distinct ids [K] and K rows of text and entity lists."""
+    """Articles: distinct ids [K] and K rows of text and entity lists."""
 
     ids: pa.Array
     columns: pa.Table
 
     @classmethod
     def load(cls, folder: Path) -> "News":
-        """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder.
-
-        Raises:
-            InputError: missing, malformed, or an id twice.
-        """
-        paths = [
-            path for name in ("news.tsv", "news.tsv.gz", "news.tsv.zst") if (path := folder / name).is_file()
-        ]
+        """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder; InputError where it is missing or malformed."""
+        names = ("news.tsv", "news.tsv.gz", "news.tsv.zst")
+        paths = [path for name in names if (path := folder / name).is_file()]
         if not paths:
-            raise InputError(
-                f"{folder / 'news.tsv'}: no such file; it must be in the directory of behaviors.tsv"
-            )
+            where = f"{folder / 'news.tsv'}: no such file"
+            raise InputError(f"{where}; it must be in the directory of behaviors.tsv")
         assert _NEWS.columns is not None
         table, rows = read_strictly(paths[0], _NEWS, _NEWS.columns, 64 << 20)
         ids = table.column("id").combine_chunks()
         seen: dict[str | None, int] = {None: 0}
         for row, news in zip(rows, ids.to_pylist(), strict=True):
             if news in seen:
-                raise InputError(
-                    f"{paths[0]} row {row}: the news id {news!r} is missing or appears more than once"
-                )
+                fault = f"the news id {news!r} is missing or appears more than once"
+                raise InputError(f"{paths[0]} row {row}: {fault}")
             seen[news] = row
         title = _entities(paths[0], rows, table.column("title_entities"))
         abstract = _entities(paths[0], rows, table.column("abstract_entities"))
@@ -103,9 +95,8 @@ def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[
                 raise ValueError("a WikidataId is not text")
             "".join(entities).encode()
         except (ValueError, TypeError, KeyError):
-            raise InputError(
-                f"{path} row {row}: the entities are not a JSON list with WikidataId: {text[:80]}"
-            ) from None
+            fault = f"the entities are not a JSON list with WikidataId: {text[:80]}"
+            raise InputError(f"{path} row {row}: {fault}") from None
         lists.append(list(dict.fromkeys(entities)))
     return lists
 
@@ -113,16 +104,13 @@ def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[
 def read_mind(source: SourceFile, news: News, wanted: Sequence[str], block_bytes: int) -> Iterator[Chunk]:
     """Yields candidates: the wanted ones of ``MIND_COLUMNS``; rows are numbered by their impression's line.
 
-    A line without candidates, or that is no UTF-8, is a reject; it counts as one row.
-
-    Raises:
-        InputError: a wanted column that MIND does not have, or a damaged file.
+    A line without candidates, or that is no UTF-8, is a reject; it counts as one row. Raises InputError: a wanted
+    column that MIND does not have, or a damaged file.
     """
     require_columns(source.path, wanted, MIND_COLUMNS)
     assert _BEHAVIORS.columns is not None
-    for chunk in read_delimited(
-        source, _BEHAVIORS, _BEHAVIORS.columns, max(block_bytes // _BLOCK_SHARE, 1 << 14)
-    ):
+    block = max(block_bytes // _BLOCK_SHARE, 1 << 14)
+    for chunk in read_delimited(source, _BEHAVIORS, _BEHAVIORS.columns, block):
         lines: dict[str, pa.Array] = {}
         broken = np.zeros(chunk.table.num_rows, bool)
         for name in _BEHAVIORS.columns:

@@ -14,7 +14,6 @@ from ctr.data.spelling import CAST_NAMES, CASTS
 from ctr.data.text_arrays import spell_array, text_array
 from ctr.data.time_formats import ZONES
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import (
     WEIGHT_ALLOWED,
     check_encoded,
@@ -28,14 +27,15 @@ from ctr.pipelines.rows.convert import (
     parse_weights,
     show_bytes,
 )
-from ctr.pipelines.rows.joins import SideTable
+from ctr.pipelines.rows.reader import SideTable
 from ctr.pipelines.rows.rejects import make_reject
+from ctr.pipelines.rows.sources import Chunk
 
 Columns = dict[str, pa.Array]
 
 
 class Verdict:
-    """Which rows are still good; collects a reject for each that is not, with its first fault only."""
+    """Rows that are still good; a reject for each that is not, with its first fault only."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
@@ -65,7 +65,7 @@ def _as_python(value: pa.Scalar) -> Any:
 def checked_columns(
     chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict, encoded: Collection[str] = ()
 ) -> Columns:
-    """The columns of a chunk as UTF-8, and those of the side tables; dictionaries of ``encoded`` stay dictionaries."""
+    """Makes the columns of a chunk UTF-8 and adds those of side tables; of ``encoded`` dictionaries stay such."""
     columns = {}
     for name in chunk.table.column_names:
         raw = chunk.table.column(name).combine_chunks()
@@ -81,7 +81,7 @@ def checked_columns(
 
 
 def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:
-    """[N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
+    """Reads [N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
     time = mapping.time
     if time.row_order is not None:
         times = time.row_order.start_us + (first + chunk.rows - 1) * time.row_order.step_us
@@ -92,7 +92,7 @@ def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, ver
 
 
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
+    """Reads [N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
     assert time.column is not None
     times, bad = parse_column(time.column, columns, parse_times, time)
     zones = f" (%Z: {' or '.join(ZONES)})" if "%Z" in (time.format or "") else ""
@@ -102,14 +102,14 @@ def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -
 
 
 def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] int64 ids of the column ``name``; ``key`` is what the mapping calls it."""
+    """Reads [N] int64 ids of the column ``name``; ``key`` is what the mapping calls it."""
     ids, bad = parse_column(name, columns, parse_ids)
     verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
     return ids
 
 
 def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] int8 labels."""
+    """Reads [N] int8 labels."""
     name = mapping.label.column
     labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
     verdict.refuse(bad, "label", "not a label", columns[name], allowed)
@@ -117,7 +117,7 @@ def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndar
 
 
 def read_weights(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """[N] float32 weights; 1 where the mapping has none."""
+    """Reads [N] float32 weights; 1 where the mapping has none."""
     if mapping.weight is None:
         return np.ones(len(verdict.good), np.float32)
     weights, bad = parse_column(mapping.weight, columns, parse_weights)
@@ -128,10 +128,7 @@ def read_weights(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.nda
 def read_keys(
     mapping: Mapping, name_hash: int, columns: Columns, chunk: Chunk, times: np.ndarray, verdict: Verdict
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[N] int64 example ids and [N] int64 query ids, or groups where the mapping groups rows.
-
-    ``name_hash`` is that of the file's name.
-    """
+    """Reads [N] int64 example ids and query ids, or groups where the mapping groups rows, with the file's hash."""
     name = mapping.example_id
     # The time keeps apart the same lines of files that have one name on different days.
     ids = mix_ids(name_hash, chunk.rows, times)
@@ -150,7 +147,9 @@ def add_derived(
     for name, rule in derive.items():
         if rule.of_time:
             assert times is not None
-            made[name] = pa.array(_periods(rule, times))
+            length, shift, count = rule.periods
+            periods = times // length + shift
+            made[name] = pa.array(periods % count if count else periods)
         elif rule.is_copy:
             made[name] = columns[rule.source]
         else:
@@ -158,24 +157,15 @@ def add_derived(
     columns |= made
 
 
-def _periods(rule: Derived, times: np.ndarray) -> np.ndarray:
-    length, shift, count = rule.periods
-    periods = times // length + shift
-    return periods % count if count else periods
-
-
 def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> pa.Array:
-    if pa.types.is_nested(source.type):
-        if rule.cast == "text":
-            return source
-        what = "no prefix" if rule.prefix is not None else f"no cast to {rule.cast}"
-        raise InputError(
-            f"derive.{name}: the column {rule.source} is of type {source.type}, which has {what}"
-        )
-    if not is_text_or_number(source.type):
-        raise InputError(
-            f"derive.{name}: the column {rule.source} is of type {source.type}; allowed: text, numbers and booleans"
-        )
+    is_nested = pa.types.is_nested(source.type)
+    if is_nested and rule.cast == "text":
+        return source
+    if is_nested or not is_text_or_number(source.type):
+        what = "; allowed: text, numbers and booleans"
+        if is_nested:
+            what = f", which has {'no prefix' if rule.prefix is not None else f'no cast to {rule.cast}'}"
+        raise InputError(f"derive.{name}: the column {rule.source} is of type {source.type}{what}")
     texts = text_array(source)
     if rule.prefix is not None:
         return pc.utf8_slice_codeunits(spell_array(texts), 0, rule.prefix)
@@ -198,7 +188,7 @@ def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> N
 
 
 def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:
-    """``parse`` of a column, naming the column when its type is refused."""
+    """Parses a column, and names it when its type is refused."""
     try:
         return parse(columns[name], *arguments)
     except InputError as error:

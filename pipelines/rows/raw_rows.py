@@ -16,22 +16,12 @@ import pyarrow.compute as pc
 
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
-from ctr.data.mapping import (
-    DelimitedInput,
-    JsonlInput,
-    Label,
-    Mapping,
-    ParquetInput,
-    RowOrder,
-    Time,
-)
+from ctr.data.mapping import DelimitedInput, JsonlInput, Label, Mapping, ParquetInput, RowOrder, Time
 from ctr.data.schema import Schema
 from ctr.data.string_ids import string_ids
 from ctr.data.text_arrays import text_array
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.convert import is_text
-from ctr.pipelines.rows.joins import SideTable
+from ctr.pipelines.rows.convert import is_text_or_number
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
@@ -44,31 +34,27 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import RawReader
-from ctr.pipelines.rows.sources import SourceFile, mapped_files, require_columns
+from ctr.pipelines.rows.reader import RawReader, SideTable
+from ctr.pipelines.rows.sources import Chunk, SourceFile, mapped_files, require_columns
 from ctr.pipelines.rows.table_files import table_file_columns
 from ctr.serving.learned import TIME
 from ctr.serving.metadata import MAPPING
 
-BLOCK_BYTES = 4 << 20
-"""Bytes of an input file that are read at a time."""
+BLOCK_BYTES = 4 << 20  # of an input file that are read at a time
 
+# Of N rows the keys (``key_schema``) and the columns that the model takes; and the rows that were rejected, as
+# ``rejects.jsonl`` has them. Texts are ``large_binary`` without nulls, lists of them joined with the feature's
+# separator; numbers are float32, the time is int64.
 RawRows = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
-"""Of N rows the keys (``key_schema``) and the columns that the model takes; and the rows that were rejected, as
-``rejects.jsonl`` has them.
 
-Texts are ``large_binary`` without nulls, lists of them joined with the feature's separator; numbers are float32, the
-time is int64.
-"""
-
-_LABELED = [
-    pa.field("query_id", pa.int64()),
-    pa.field("example_id", pa.int64()),
-    pa.field("label", pa.int8()),
-    pa.field("train_weight", pa.float32()),
-    pa.field("metric_weight", pa.float32()),
-    pa.field(TIME, pa.int64()),
-]
+_LABELED = {
+    "query_id": pa.int64(),
+    "example_id": pa.int64(),
+    "label": pa.int8(),
+    "train_weight": pa.float32(),
+    "metric_weight": pa.float32(),
+    TIME: pa.int64(),
+}
 
 _TABLE_INPUTS: dict[str, Any] = {
     "csv": DelimitedInput(type="csv"),
@@ -79,14 +65,18 @@ _TABLE_INPUTS: dict[str, Any] = {
 
 
 def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
-    """The mapping of files of one type, by their names, whose columns have the names of the model's inputs.
+    """Maps files of one type, by their names, whose columns have the names of the model's inputs.
 
-    The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
-
-    Raises:
-        InputError: a name that shows no type, or names that show different ones.
+    The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC. Raises
+    InputError: a name that shows no type, or names that show different ones.
     """
-    types = [_table_type(path) for path in inputs]
+    types = [_shown_type(path) for path in inputs]
+    for path, shown in zip(inputs, types, strict=True):
+        if shown not in _TABLE_INPUTS:
+            raise InputError(
+                f"input {path}: its name does not show its format; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) "
+                "and .parquet, an example log, or --format or --mapping"
+            )
     for path, other in zip(inputs, types, strict=True):
         if other != types[0]:
             raise InputError(
@@ -106,16 +96,6 @@ def _shown_type(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _table_type(path: Path) -> str:
-    shown = _shown_type(path)
-    if shown not in _TABLE_INPUTS:
-        raise InputError(
-            f"input {path}: its name does not show its format; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
-            ".parquet, an example log, or --format or --mapping"
-        )
-    return shown
-
-
 def check_labeled(mapping: Mapping) -> None:
     """Raises InputError where a mapping's queries are not known row by row."""
     if mapping.query is not None and mapping.query.session is not None:
@@ -126,11 +106,7 @@ def check_labeled(mapping: Mapping) -> None:
 
 
 def find_mapping(metadata: Any, inputs: Sequence[Path]) -> Mapping | None:
-    """Returns the mapping that a model of ``ctr quickstart`` has, unless the names of the files show another type.
-
-    Args:
-        metadata: of the model.
-    """
+    """Returns the mapping that a model of ``ctr quickstart`` has, unless the names of the files show another type."""
     if MAPPING not in metadata:
         return None
     mapping = parse_model(Mapping, metadata[MAPPING], "the model's own mapping", f"{MAPPING}.")
@@ -139,15 +115,16 @@ def find_mapping(metadata: Any, inputs: Sequence[Path]) -> Mapping | None:
 
 
 def key_schema(mapping: Mapping | None, labeled: bool = False) -> pa.Schema:
-    """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one.
+    """Returns the columns that identify rows: file and row, as an ingest numbers them, and an example id if mapped.
 
     With labels also what an ingest would make of the other keys, so that the rows can be measured.
     """
-    fields = [pa.field("file", pa.string()), pa.field("row", pa.int64())]
+    columns = {"file": pa.string(), "row": pa.int64()}
     if labeled:
-        return pa.schema([*fields, *_LABELED])
-    has_id = mapping is not None and mapping.example_id is not None
-    return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if has_id else [])])
+        columns |= _LABELED
+    elif mapping is not None and mapping.example_id is not None:
+        columns["example_id"] = pa.int64()
+    return pa.schema(columns)
 
 
 def read_raw_rows(
@@ -159,19 +136,16 @@ def read_raw_rows(
 ) -> Iterator[RawRows]:
     """Reads what a model of ``schema`` takes, as ``mapping`` finds it, in the order of the input files.
 
-    Without a mapping, columns have the names of the model's inputs (``plain_mapping``).
-    A derived column of the mapping is made where the model has no rule of its own for it. ``labeled``: the keys are
-    those of ``key_schema`` with labels; rows that an ingest would reject for them are rejected.
-
-    Raises:
-        InputError: no input, a damaged file, a missing column, or one of a type that its features cannot read.
+    Without a mapping, columns have the names of the model's inputs (``plain_mapping``). A derived column of the mapping
+    is made where the model has no rule of its own for it. ``labeled``: the keys are those of ``key_schema`` with
+    labels; rows that an ingest would reject for them are rejected. Raises InputError: no input, a damaged file, a
+    missing column, or one of a type that its features cannot read.
     """
     is_plain = mapping is None
     mapping = mapping or plain_mapping(schema, inputs)
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
     wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
-    timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
-    timed |= labeled
+    timed = labeled or len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
     needed = [rule.source for rule in wanted.values() if not rule.of_time]
     needed += [name for name in given if name not in wanted]
     needed += [mapping.example_id] if mapping.example_id else []
@@ -272,19 +246,15 @@ def _labeled_keys(
 
 def _texts(name: str, schema: Schema, columns: Columns, verdict: Verdict) -> pa.Array:
     column = columns[name]
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         column = _joined(name, schema, column, verdict)
-        kind = column.type
-    _require_texts(name, kind)
+    _require_texts(name, column.type)
     return pc.fill_null(text_array(column), "").cast(pa.large_binary())
 
 
 def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> None:
     """Raises InputError for what an ingest would not read either."""
-    types = pa.types
-    if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-            or types.is_boolean(kind) or types.is_null(kind)):  # fmt: skip
+    if not is_text_or_number(kind):
         raise InputError(
             f"the column {name} {what} {kind}; categories and text features are strings, numbers and booleans"
         )

@@ -1,39 +1,83 @@
-"""From input files to chunks of raw columns, with the side tables that belong to each."""
+"""Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ctr.data.mapping import (
-    DelimitedInput,
-    Join,
-    JsonlInput,
-    Mapping,
-    MindInput,
-    ParquetInput,
-)
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, MindInput, ParquetInput
+from ctr.data.text_arrays import spell_array, text_array
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk, with_constants
-from ctr.pipelines.rows.joins import SideTable, find_side_file, make_side_table
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.mind import News, read_mind
-from ctr.pipelines.rows.sources import SourceFile, folder_keys, is_blank, require_columns
+from ctr.pipelines.rows.sources import (
+    Chunk,
+    SourceFile,
+    folder_keys,
+    is_blank,
+    require_columns,
+    with_constants,
+)
 from ctr.pipelines.rows.table_files import absent_columns, read_strictly, read_table_file, table_file_columns
+
+
+@dataclass(frozen=True)
+class SideTable:
+    """Side table: distinct keys [K] as text (as categories spell it), and K rows under their prefixed names."""
+
+    key: str
+    keys: pa.Array
+    columns: pa.Table
+
+    def attach(self, table: pa.Table) -> pa.Table:
+        """Appends the side columns of each row's key, a left join; null where the key is not there."""
+        places = pc.index_in(_key_texts(table.column(self.key)), self.keys)
+        for name in self.columns.column_names:
+            table = table.append_column(name, self.columns.column(name).take(places))
+        return table
+
+
+def _key_texts(column: pa.ChunkedArray) -> pa.Array:
+    """Keys as categories spell them, so that 12.0 in one file finds 12 in the other."""
+    return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
+
+
+def find_side_file(join: Join, folder: Path) -> Path:
+    """Finds the file of a join for the input files of ``folder``; InputError for none or several."""
+    found = sorted(path for path in folder.glob(join.file) if path.is_file())
+    if len(found) != 1:
+        several = f"matches {', '.join(path.name for path in found)}" if found else "no such file"
+        raise InputError(f"join {join.file} in {folder}: {several}; exactly one file is required")
+    return found[0]
+
+
+def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
+    """Makes a side table of columns of ``path`` and row numbers; InputError for a missing or repeated key."""
+    keys = _key_texts(table.column(join.key))
+    if keys.null_count:
+        row = rows[keys.is_null().index(True).as_py()]
+        what = f"the key {join.key} is missing; every row of a side table requires one"
+        raise InputError(f"{path} row {row}: {what}")
+    counts = keys.value_counts()
+    repeated = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(repeated):
+        key = repeated.field("values")[0].as_py()
+        row = rows[pc.index(keys, key).as_py()]
+        raise InputError(f"{path}: the key {join.key} {key!r} appears more than once (first in row {row})")
+    columns = table.drop_columns([join.key])
+    columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
+    return SideTable(join.key, keys, columns)
 
 
 @dataclass
 class RawReader:
-    """Reads the input files of a mapping.
-
-    Attributes:
-        mapping: what to read, and how.
-        block_bytes: bytes of a file that make a chunk; at most about this much is in memory a chunk.
-        columns: which raw columns to read; None: all that the mapping needs for examples.
-    """
+    """Reader of the input files of a mapping."""
 
     mapping: Mapping
-    block_bytes: int
-    columns: tuple[str, ...] | None = None
+    block_bytes: int  # of a file that make a chunk; at most about this much is in memory a chunk
+    columns: tuple[str, ...] | None = None  # None: all raw columns that the mapping needs for examples
     _sides: dict[Path, tuple[SideTable, ...]] = field(default_factory=dict)
     _news: dict[Path, News] = field(default_factory=dict)
 
@@ -42,11 +86,7 @@ class RawReader:
         return self.mapping.raw_columns if self.columns is None else self.columns
 
     def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
-        """Yields the chunks of one file with the side tables to attach to each; none of a file that holds nothing.
-
-        Raises:
-            InputError: a damaged file, a missing column, a side table that is missing or has a key twice.
-        """
+        """Yields the chunks of a file with side tables, none of a blank one; InputError where one cannot be read."""
         form = self.mapping.input
         if is_blank(source.path):
             return
@@ -77,11 +117,9 @@ class RawReader:
             chunks = self._jsonl_reader(own, form.optional).read(source, self.block_bytes)
         else:
             names = table_file_columns(source.path, form)
-            both = [name for name in joined if name in names]
-            if both:
-                raise InputError(
-                    f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
-                )
+            if both := [name for name in joined if name in names]:
+                fault = f"the column {both[0]} is there and in a side table too"
+                raise InputError(f"{source.path}: {fault}: give the join a prefix")
             absent: dict[str, str | None] = dict.fromkeys(absent_columns(form, wanted, names))
             keys = absent | {name: value for name, value in keys.items() if name not in names}
             own = [name for name in wanted if name not in keys]
@@ -100,9 +138,8 @@ class RawReader:
         texts |= {derived.source for derived in mapping.derive.values()}
         if mapping.query is not None:
             texts.add(mapping.query.group_column)
-        numbers = [
-            name for name in (*mapping.number_sources, *keys) if name is not None and name not in texts
-        ]
+        given = (*mapping.number_sources, *keys)
+        numbers = [name for name in given if name is not None and name not in texts]
         return JsonlReader(wanted, numbers, mapping.list_sources, optional=optional)
 
     def _side_tables(self, folder: Path) -> tuple[SideTable, ...]:
@@ -111,9 +148,8 @@ class RawReader:
             names = [name for side in loaded for name in side.columns.column_names]
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
-                raise InputError(
-                    f"{folder}: two side tables give the column {repeated}: give the joins prefixes"
-                )
+                fault = f"two side tables give the column {repeated}"
+                raise InputError(f"{folder}: {fault}: give the joins prefixes")
             self._sides[folder] = tuple(side for side in loaded if side.columns.num_columns)
         return self._sides[folder]
 

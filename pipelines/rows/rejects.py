@@ -9,36 +9,29 @@ from pathlib import Path
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 
+# An ingest stops where a larger share of the rows is rejected, unless another limit is given.
 MAX_REJECT_SHARE = 0.01
-"""An ingest stops where a larger share of the rows is rejected, unless another limit is given."""
-
-EARLY_ROWS = 100_000
-"""From this many rows on, the share of rejects is also checked before the input ends."""
-
+EARLY_ROWS = 100_000  # from so many rows on, the share of rejects is also checked before the input ends
+# The reason of lines that are no rows: they are counted, and do not count against the allowed share.
 REPEATED_HEADER = "repeats the header"
-"""The reason of lines that are no rows: they are counted, and do not count against the allowed share."""
 
 _SHOWN = 80
 
 
 @dataclass(frozen=True)
 class Reject:
-    """One rejected row.
+    """Rejected row."""
 
-    ``file`` is the number of the source file, ``row`` its 1-based line or record number, ``key`` the column
-    or the part of the mapping that refused it, ``value`` its value there, ``allowed`` the allowed ones.
-    """
-
-    file: int
-    row: int
-    key: str
+    file: int  # number of the source file
+    row: int  # 1-based line or record number
+    key: str  # the column or the part of the mapping that refused it
     reason: str
     value: str
     allowed: str
 
 
 def make_reject(file: int, row: int, key: str, reason: str, value: object, allowed: str) -> Reject:
-    """A Reject whose value is shown as text, cut to 80 characters."""
+    """Makes a Reject whose value is shown as text, cut to 80 characters."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="backslashreplace")
     text = "" if value is None else str(value)
@@ -46,18 +39,18 @@ def make_reject(file: int, row: int, key: str, reason: str, value: object, allow
 
 
 def reject_line(reject: Reject, file: str) -> bytes:
-    """A reject of the named file as a line of JSON."""
+    """Formats a reject of the named file as a line of JSON."""
     return json_line({**asdict(reject), "file": file})
 
 
 def json_line(content: Mapping[str, object]) -> bytes:
-    """An object as a line of JSON in UTF-8."""
+    """Formats an object as a line of JSON in UTF-8."""
     # A value cut out of broken UTF-8 (a lone surrogate from JSON, say) must not break the record of it.
     return f"{json.dumps(content, ensure_ascii=False)}\n".encode("utf-8", errors="backslashreplace")
 
 
 def reject_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
-    """Rejects by ``key: reason``, the most frequent first."""
+    """Counts rejects by ``key: reason``, the most frequent first."""
     counted = Counter(f"{reject.key}: {reject.reason}" for reject in rejects)
     return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
@@ -70,20 +63,14 @@ def check_reject_share(share: float) -> None:
 
 @dataclass
 class RejectLog:
-    """Collects the rejects of one ingest, and stops it when their share is too large.
+    """Rejects of one ingest, which stop it when their share is too large."""
 
-    Attributes:
-        names: the source files' names, by their numbers.
-        max_share: the largest share of rejected rows that is allowed, in [0, 1].
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # of the source files, by their numbers
     max_share: float
     rejects: list[Reject] = field(default_factory=list)
     _headers: int = 0
 
     def add(self, rejects: Iterable[Reject]) -> None:
-        """Adds rejects, in any order."""
         before = len(self.rejects)
         self.rejects.extend(rejects)
         self._headers += sum(reject.reason == REPEATED_HEADER for reject in self.rejects[before:])
@@ -95,18 +82,13 @@ class RejectLog:
         if count > self.max_share * rows:
             counted = Counter((r.key, r.reason) for r in self.rejects if r.reason != REPEATED_HEADER)
             (key, reason), most = counted.most_common(1)[0]
-            first = min(
-                (r for r in self.rejects if (r.key, r.reason) == (key, reason)), key=lambda r: (r.file, r.row)
-            )
+            alike = (r for r in self.rejects if (r.key, r.reason) == (key, reason))
+            first = min(alike, key=lambda r: (r.file, r.row))
             raise InputError(
                 f"{count} of {rows} rows rejected, more than the allowed share of {self.max_share:g}; most often "
                 f"{key}: {reason} ({most} rows, first {self.names[first.file]} row {first.row}, "
                 f"value {first.value!r}; allowed: {first.allowed})"
             )
-
-    def counts(self) -> dict[str, int]:
-        """Rows by ``key: reason``, the most frequent first."""
-        return reject_reasons(self.rejects)
 
     def write(self, path: Path) -> None:
         """Writes one JSON object a line, by file and row; without rejects, removes what a run before left."""

@@ -1,20 +1,22 @@
-"""Input files: finds them, orders and names them, and opens them."""
+"""Input files, found, ordered, named and opened, and chunks of their raw columns."""
 
 import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping, input_patterns
 from ctr.io.errors import InputError
 from ctr.io.files import not_text
 from ctr.io.paths import check_local
+from ctr.pipelines.rows.rejects import Reject
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _BLANK_BYTES = 1024
@@ -22,7 +24,7 @@ _BLANK_BYTES = 1024
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file. ``name`` is used in rejects and in the hashes of rows, and does not depend on the machine."""
+    """Input file. ``name`` is used in rejects and in the hashes of rows, and does not depend on the machine."""
 
     number: int
     path: Path
@@ -30,18 +32,12 @@ class SourceFile:
 
 
 def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequence[str]) -> list[SourceFile]:
-    """The files of ``inputs``, in order: files as given, of a folder those that match a pattern.
+    """Finds the files of ``inputs``, in order: files as given, of a folder those that match a pattern.
 
-    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by
-    its own name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left
-    out, unless a pattern begins so.
-
-    Args:
-        patterns: globs for folders.
-        excluded: globs, seen from a file's own folder, of side tables; they are no input.
-
-    Raises:
-        InputError: an input that does not exist, a folder without files, two files of one name.
+    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its own
+    name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left out,
+    unless a pattern begins so. ``excluded`` are globs, seen from a file's folder, of side tables, which are no input.
+    Raises InputError: an input that does not exist, a folder without files, two files of one name.
     """
     files: list[SourceFile] = []
     seen: dict[str, Path] = {}
@@ -80,24 +76,24 @@ HIDDEN = (".", "_")
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a name on a relative path begins as those of files do that programs keep for themselves."""
+    """Tells whether a name on a relative path begins as those of files do that programs keep for themselves."""
     return any(part.startswith(HIDDEN) for part in path.parts)
 
 
 def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
-    """The files of ``inputs`` that a mapping reads (see ``find_files``); without side tables."""
+    """Finds the files of ``inputs`` that a mapping reads (see ``find_files``), without side tables."""
     return find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Sorts names by their parts, digits as numbers."""
+    """Key that sorts names by their parts, digits as numbers."""
     parts = re.split(r"([0-9]+)", name)
     key = [(int(part) if part.isdecimal() else -1, part) for part in parts]
     return [*key, (0, name)]
 
 
 class UnreadableNowError(InputError):
-    """A file that may be read later: the machine or its permissions are at fault, not its content."""
+    """Raised for a file that may be read later: the machine or its permissions are at fault, not its content."""
 
 
 @contextmanager
@@ -118,11 +114,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """A readable Arrow stream of a text file's content, decompressed by its extension (.gz, .zst).
-
-    Raises:
-        InputError: it is compressed otherwise than its name says, or holds something else than text.
-    """
+    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for what is no such text."""
     compression = _COMPRESSIONS.get(path.suffix)
     found = not_text(path)
     expected = f"compressed with {compression}" if compression is not None else ""
@@ -137,7 +129,7 @@ def open_bytes(path: Path) -> Any:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether a file holds nothing but white space, as a part does that nothing was written to."""
+    """Tells whether a file holds nothing but white space, as a part does that nothing was written to."""
     if path.stat().st_size > _BLANK_BYTES:
         return False
     if not_text(path) not in ("", *(f"compressed with {name}" for name in _COMPRESSIONS.values())):
@@ -148,7 +140,7 @@ def is_blank(path: Path) -> bool:
 
 
 def folder_keys(path: Path) -> dict[str, str | None]:
-    """The columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
+    """Reads the columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
 
     Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a name of its own for a missing value.
     """
@@ -170,3 +162,28 @@ def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> 
     repeated = [name for name in wanted if found.count(name) > 1]
     if repeated:
         raise InputError(f"{path}: the column {repeated[0]} appears twice in the header")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of one source file."""
+
+    file: int  # its number
+    # The raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``.
+    table: pa.Table
+    rows: np.ndarray  # [N] int64, the 1-based line or record number of each
+    rejects: list[Reject]  # rows of this chunk that could not be read at all
+
+    @property
+    def count(self) -> int:
+        """Rows of the input that this chunk accounts for."""
+        return self.table.num_rows + len(self.rejects)
+
+
+def with_constants(chunk: Chunk, values: dict[str, str | None]) -> Chunk:
+    """Appends columns that have one value in all rows; None: it is missing."""
+    table = chunk.table
+    for name, value in values.items():
+        rows = len(chunk.rows)
+        table = table.append_column(name, pa.nulls(rows) if value is None else pa.repeat(value, rows))
+    return replace(chunk, table=table)

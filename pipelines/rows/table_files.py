@@ -1,28 +1,60 @@
-"""Files that are tables already, csv, tsv and Parquet, in chunks or whole."""
+"""Reads files that are tables already, csv, tsv and Parquet, in chunks or whole."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ctr.data.mapping import DelimitedInput, ParquetInput
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
-from ctr.pipelines.rows.parquet import parquet_columns, read_parquet
-from ctr.pipelines.rows.sources import SourceFile
+from ctr.pipelines.rows.sources import Chunk, SourceFile, faults_named, require_columns
+
+_BATCH_ROWS = 65_536
+
+
+def parquet_columns(path: Path) -> tuple[str, ...]:
+    """Reads the names of a file's columns; InputError when it is damaged."""
+    with faults_named(path):
+        return tuple(pq.read_schema(path).names)
+
+
+def row_group_sizes(path: Path) -> list[int]:
+    """Counts the rows of each row group of a file; InputError when it is damaged."""
+    with faults_named(path), pq.ParquetFile(path) as file:
+        return [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+
+
+def read_parquet(
+    source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
+) -> Iterator[Chunk]:
+    """Yields the wanted columns of row groups [begin, end), in their own types; rows are numbered from 1."""
+    require_columns(source.path, wanted, parquet_columns(source.path))
+    sizes = row_group_sizes(source.path)
+    begin, end = (0, len(sizes)) if row_groups is None else row_groups
+    row = 1 + sum(sizes[:begin])
+    with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        groups = list(range(begin, end))
+        for batch in file.iter_batches(
+            _BATCH_ROWS, row_groups=groups, columns=list(wanted), use_threads=False
+        ):
+            rows = np.arange(row, row + batch.num_rows)
+            row += batch.num_rows
+            yield Chunk(source.number, pa.Table.from_batches([batch]), rows, [])
 
 
 def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
-    """The names of a file's columns. Raises InputError for a damaged file."""
+    """Reads the names of a file's columns; InputError when it is damaged."""
     return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
 
 
 def absent_columns(
     form: DelimitedInput | ParquetInput, wanted: Sequence[str], found: Sequence[str]
 ) -> list[str]:
-    """The wanted columns that a file with the columns ``found`` lacks, and may lack."""
+    """Returns the wanted columns that a file with the columns ``found`` lacks, and may lack."""
     return [name for name in wanted if name in form.optional and name not in found]
 
 
@@ -35,10 +67,7 @@ def read_table_file(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
 
-    Of text, the columns of ``encoded`` come as dictionaries.
-
-    Raises:
-        InputError: a missing column or a damaged file.
+    Of text, the columns of ``encoded`` come as dictionaries. Raises InputError: a missing column or a damaged file.
     """
     if isinstance(form, ParquetInput):
         return read_parquet(source, wanted)
@@ -48,19 +77,14 @@ def read_table_file(
 def read_strictly(
     path: Path, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
 ) -> tuple[pa.Table, list[int]]:
-    """The wanted columns of a whole file as UTF-8, and the row numbers.
-
-    Raises:
-        InputError: any row that cannot be read.
-    """
+    """Reads the wanted columns of a whole file as UTF-8, and the row numbers; InputError for an unreadable row."""
     source = SourceFile(0, path, path.name)
     chunks = list(read_table_file(source, form, wanted, block_bytes))
     rows = [row for chunk in chunks for row in chunk.rows.tolist()]
-    for chunk in chunks:
-        for reject in chunk.rejects:
-            raise InputError(
-                f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})"
-            )
+    for reject in (reject for chunk in chunks for reject in chunk.rejects):
+        raise InputError(
+            f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})"
+        )
     columns = []
     for name in wanted:
         pieces = [chunk.table.column(name).combine_chunks() for chunk in chunks]

@@ -14,8 +14,8 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.raw_columns import Verdict, add_derived
+from ctr.pipelines.rows.sources import Chunk
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed

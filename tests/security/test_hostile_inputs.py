@@ -18,8 +18,8 @@ from ctr.pipelines.evaluate.rows import find_row_groups
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.mind import News
-from ctr.pipelines.rows.parquet import read_parquet
 from ctr.pipelines.rows.sources import SourceFile
+from ctr.pipelines.rows.table_files import read_parquet
 from ctr.training.config import TrainConfig
 
 READ_LINES = """

@@ -18,11 +18,15 @@ from ctr.eval.compare import compare
 from ctr.eval.prediction_difference import PredictionDifference, join_predictions
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.io.errors import InputError
-from ctr.pipelines.evaluate.combine import PredictionDifferenceFn, ProgressiveMetricsFn
 from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 from ctr.pipelines.evaluate.rows import checked_rows, gather, join_rows, split_by_query
 from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
-from ctr.pipelines.evaluate.transforms import ComparePredictions, SummarizePredictions
+from ctr.pipelines.evaluate.transforms import (
+    ComparePredictions,
+    PredictionDifferenceFn,
+    ProgressiveMetricsFn,
+    SummarizePredictions,
+)
 
 COLUMNS = ("example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit")
 COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")

@@ -168,7 +168,7 @@ def test_row_groups_that_are_read_apart_count_together(
 ) -> None:
     # And more than one chunk of each.
     monkeypatch.setattr("ctr.pipelines.events.read._UNIT_ROWS", 40)
-    monkeypatch.setattr("ctr.pipelines.rows.parquet._BATCH_ROWS", 12)
+    monkeypatch.setattr("ctr.pipelines.rows.table_files._BATCH_ROWS", 12)
     folder = event_files.write_events(tmp_path / "events", events, 2, "parquet")
     bad = {**events["impressions"][0], "weight": -1.0}
     more = [*[events["impressions"][0]] * 30, bad, *[events["impressions"][0]] * 30, bad]

@@ -12,7 +12,7 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
-from ctr.pipelines.events.folders import ReadSoFar
+from ctr.pipelines.events.read import ReadSoFar
 from ctr.pipelines.events.stream_files import EventsInFolders, FilesTracker, FollowFiles
 from stream_helpers import click, impression, labels, lines, mapping, microseconds, rejects, run_stream
 

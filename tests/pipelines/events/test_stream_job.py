@@ -14,7 +14,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.drivers import KafkaSettings
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
-from ctr.pipelines.events.stream_job import run_until_stopped, streaming_options
+from ctr.pipelines.events.stream import run_until_stopped, streaming_options
 
 
 def flags(given: str, drain: bool = False) -> set[str]:

@@ -19,7 +19,7 @@ from ctr.data.shards import pack_ids, unpack_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.events.read import Unit, line_reader, read_unit
 from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, Prepared, impression_schema, prepare
-from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.sources import Chunk
 
 NOW_US = 1_767_700_000_000_000
 TIME = NOW_US - 3_600_000_000

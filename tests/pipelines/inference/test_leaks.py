@@ -5,8 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from ctr.pipelines.inference.leaks import find_leak, find_outcome
-from ctr.pipelines.inference.strongest import is_suspicious, strongest_columns, strongest_text
+from ctr.pipelines.inference.leaks import (
+    find_leak,
+    find_outcome,
+    is_suspicious,
+    strongest_columns,
+    strongest_text,
+)
 from made_tables import becomes, facts_of, inferred, write_table
 
 ROWS = 12_000

@@ -9,11 +9,10 @@ import pytest
 
 from ctr.data.kept_values import read_values
 from ctr.data.mapping import load_mapping
-from ctr.pipelines.inference.columns import column_facts
+from ctr.pipelines.inference.columns import ListForm, column_facts
 from ctr.pipelines.inference.features import decide_feature
-from ctr.pipelines.inference.lists import ListForm
-from ctr.pipelines.inference.mapping_file import mapping_text
 from ctr.pipelines.ingest.run import ingest
+from ctr.quickstart import mapping_text
 from made_tables import facts_of, inferred
 
 ITEMS = ("art", "music", "new york", "d'or", "x-1", "food", "a.b")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import raw_logs
 from ctr.pipelines.ingest.examples import ExampleMaker
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.sources import SourceFile
+from ctr.pipelines.rows.sources import Chunk, SourceFile
 
 
 @given(st.lists(st.integers(0, 253_402_300_799), min_size=1, max_size=5))

@@ -15,7 +15,6 @@ from ctr.config import parse_model
 from ctr.data.mapping import Label, Time
 from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import (
     check_encoded,
     check_utf8,
@@ -28,6 +27,7 @@ from ctr.pipelines.rows.convert import (
     parse_weights,
 )
 from ctr.pipelines.rows.raw_columns import Verdict, checked_columns
+from ctr.pipelines.rows.sources import Chunk
 
 US = 1_000_000
 NOON = int(datetime(2019, 11, 24, 12, tzinfo=UTC).timestamp()) * US

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
-from ctr.pipelines.rows.quotes import TEXT_AFTER, UNCLOSED, StrictQuotes
+from ctr.pipelines.rows.delimited import TEXT_AFTER, UNCLOSED, StrictQuotes, delimited_columns, read_delimited
 from ctr.pipelines.rows.sources import SourceFile
 
 

@@ -9,7 +9,7 @@ from ctr.config import parse_model
 from ctr.data.mapping import Join
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.joins import SideTable, find_side_file, make_side_table
+from ctr.pipelines.rows.reader import SideTable, find_side_file, make_side_table
 
 
 def join(**content):

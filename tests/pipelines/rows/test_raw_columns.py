@@ -21,8 +21,7 @@ from ctr.data.transform import transform_tensors
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.examples import ExampleMaker
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.sources import SourceFile
+from ctr.pipelines.rows.sources import Chunk, SourceFile
 from ctr.serving.raw_values import make_numbers, make_texts, make_times
 
 CONTENT = {

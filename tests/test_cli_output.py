@@ -11,8 +11,7 @@ import threading
 
 import pytest
 
-from ctr.cli_output import Bar
-from ctr.cli_progress import LINE_SECONDS, Pace
+from ctr.cli_output import LINE_SECONDS, Bar, Pace
 from ctr.data.batches import BatchSize
 
 METRICS = {"per_query_auc": 0.5253, "auc": 0.5301, "logloss": 0.2709, "calibration_ratio": 1.0388}

@@ -7,12 +7,12 @@ import pytest
 import raw_logs
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.parquet import read_parquet
 from ctr.pipelines.rows.sources import SourceFile
+from ctr.pipelines.rows.table_files import read_parquet
 
 
 def test_rows_are_numbered_through_row_groups_and_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("ctr.pipelines.rows.parquet._BATCH_ROWS", 7)
+    monkeypatch.setattr("ctr.pipelines.rows.table_files._BATCH_ROWS", 7)
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"a": range(23), "b": ["x"] * 23}), path, row_group_size=10)
     chunks = list(read_parquet(SourceFile(4, path, "x"), ["a"]))
