@@ -25,15 +25,12 @@ _COARSE_TIES = 0.1
 
 
 def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> float:
-    """Exact weighted ROC AUC, by sorting.
+    """Exact weighted ROC AUC, by sorting; NaN when a class is absent (or has no weight).
 
     Args:
         label: 0 or 1 [N].
         score: finite float [N], any increasing function of the prediction.
         weight: float [N], at least 0; all 1 by default.
-
-    Returns:
-        AUC; NaN when a class is absent (or has no weight).
 
     Raises:
         ValueError: a column is not as described, or lengths differ.
@@ -57,18 +54,16 @@ class StreamingAUC(LogitHistogram):
 
     Rows of one bin count as tied, so the result errs by at most
 
-        error_bound = 1/2 * sum over bins of (weight of clicks * weight of non-clicks in the bin)
-                      / (weight of clicks * weight of non-clicks)
+       error_bound = 1/2 * sum over bins of (weight of clicks * weight of non-clicks in the bin)
+                     / (weight of clicks * weight of non-clicks)
 
-    which is reached only if every pair inside a bin is ordered the same way; true ties are in it too. Fine
-    bins (1/2048 logit) give `result` and its bound: about 1e-4 for logits of standard deviation 1, and far
-    less in error. Coarse bins (1/32 logit) give the replicates, of which only the spread is used; where they
-    tie more than a tenth of the pairs that fine bins tell apart (logits of standard deviation below 0.1),
-    the spread would be too small, and the interval is undefined.
+    about 1e-4 for logits of standard deviation 1, and far less in error. `result` and its bound use fine
+    bins (1/2048 logit), the replicates coarse ones (1/32 logit): of those only the spread is used. Where
+    coarse bins tie more than a tenth of the pairs that fine bins tell apart (logits of standard deviation
+    below 0.1), the spread would be too small, and the interval is undefined.
     """
 
     def result(self) -> float:
-        """AUC over all rows; NaN when a class is absent."""
         fine, _ = self.used_bins()
         return float(_auc(self.fine[fine, 0], self.fine[fine, 1]))
 
@@ -85,7 +80,6 @@ class StreamingAUC(LogitHistogram):
         return _auc(negative, positive)
 
     def occupied(self) -> BoolArray:
-        """Buckets that hold weight, bool [K]."""
         _, coarse = self.used_bins()
         return _occupied(self.coarse[:, coarse])
 
@@ -101,13 +95,12 @@ class StreamingAUC(LogitHistogram):
 
 
 def _occupied(per_bucket: FloatArray) -> BoolArray:
-    """Buckets that hold weight, bool [K], from the weights [K, B, 2]."""
     weight: FloatArray = per_bucket.sum(axis=(1, 2))
     return weight > 0
 
 
 def _tied_pairs(weight: FloatArray) -> float:
-    """Share of pairs of a non-click and a click that fall into one bin; from their weights [B, 2]."""
+    """Share of pairs of a non-click and a click that fall into one bin, from their weights [B, 2]."""
     # Column by column: NumPy sums over rows of two far slower.
     negative, positive = weight[:, 0].sum(), weight[:, 1].sum()
     if not (negative > 0 and positive > 0):

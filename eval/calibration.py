@@ -30,18 +30,13 @@ _STATE = {"id", "key", "sums", "bin_key", "bin_sums"}
 
 
 class Calibration(SumState):
-    """Overall calibration.
-
-    Attributes:
-        sums: float64 [K, 3], sums of weight, weight * label, weight * probability.
-    """
+    """Overall calibration."""
 
     LAYOUT: ClassVar = {"sums": ((BUCKETS, 3), np.float64)}
 
-    sums: FloatArray
+    sums: FloatArray  # [K, 3]: weight, weight * label, weight * probability
 
     def update(self, rows: ScoredRows) -> None:
-        """Add a batch."""
         for column, values in enumerate(_terms(rows)):
             self.sums[:, column] += np.bincount(rows.bucket, values, BUCKETS)
 
@@ -55,7 +50,6 @@ class Calibration(SumState):
         return float(ratio(prediction, label))
 
     def ratio_estimate(self) -> Estimate:
-        """`prediction_ratio` with its delete-one-bucket replicates."""
         return _ratio_estimate(self.sums)
 
     def ratio_interval(self) -> tuple[float, float]:
@@ -64,16 +58,14 @@ class Calibration(SumState):
         return float(low), float(high)
 
     def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """Bias with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
+        """Bias [R] with each bucket counted as often as `multiplicity` [R, K] says."""
         check_multiplicity(multiplicity)
         return _bias(multiplicity @ self.sums)
 
     def occupied(self) -> BoolArray:
-        """Buckets that hold weight, bool [K]."""
         return self.sums[:, 0] > 0
 
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates."""
         return _bias_estimate(self.sums)
 
 
@@ -86,22 +78,13 @@ class SliceCalibration:
     """
 
     def __init__(self) -> None:
-        """Start without slices."""
         # Slices are numbered as they come: an id and a bucket do not fit 64 bits together.
         self._numbers: dict[int, int] = {}
         self._cells = KeyedSums(width=_CELL_SUMS)
         self._bins = KeyedSums(width=2)
 
     def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
-        """Add a batch.
-
-        Args:
-            rows: the batch.
-            ids: int64 [rows.examples], one id for each row read, those of weight 0 included.
-
-        Raises:
-            ValueError: ids are not as described.
-        """
+        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, those of weight 0 included."""
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
@@ -117,25 +100,23 @@ class SliceCalibration:
         )
 
     def merge(self, other: Self) -> None:
-        """Add the rows that `other` has seen; `other` stays as it is."""
         numbers = self._number(np.fromiter(other._numbers, np.int64, len(other._numbers)))
         for own, table in ((self._cells, other._cells), (self._bins, other._bins)):
             keys, sums = table.items()
             own.add(_renumbered(keys, numbers), sums)
 
     def clear(self) -> None:
-        """Start without slices again."""
         self._numbers = {}
         self._cells = KeyedSums(width=_CELL_SUMS)
         self._bins = KeyedSums(width=2)
 
     def _number(self, ids: IntArray) -> IntArray:
-        """The numbers of distinct ids [S]; new ones get the next."""
+        """Numbers of distinct ids [S]; new ones get the next."""
         known = self._numbers
         return np.fromiter((known.setdefault(one, len(known)) for one in ids.tolist()), np.int64, len(ids))
 
     def _ordered(self) -> tuple[IntArray, list[tuple[IntArray, FloatArray]]]:
-        """The ids [S], ascending, and for cells and bins the keys, ascending, by the ids' places, and their sums."""
+        """Ids [S], ascending; for cells and bins the keys, ascending, by the ids' places, and their sums."""
         ids = np.fromiter(self._numbers, np.int64, len(self._numbers))
         order = np.argsort(ids)
         places = np.empty(len(ids), np.int64)
@@ -149,11 +130,11 @@ class SliceCalibration:
         return ids[order], tables
 
     def result(self) -> "pd.DataFrame":
-        """One row per slice, by ascending id.
+        """Table with a row per slice, by ascending id.
 
         Columns: id, weight, mean_label, mean_prediction, bias, ci95_low, ci95_high (of the bias; NaN for a
-        slice that fewer than two query buckets have), calibration_ratio (predicted clicks over clicks) and logloss,
-        each also with ``_low`` and ``_high``, and auc.
+        slice that fewer than two query buckets have), calibration_ratio (predicted clicks over clicks) and
+        logloss, each also with ``_low`` and ``_high``, and auc.
         """
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
@@ -177,10 +158,7 @@ class SliceCalibration:
         return pd.concat(parts, ignore_index=True).assign(auc=_auc_of_slices(len(ids), *bins))
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate, Estimate]:
-        """Weight, bias and bias over mean prediction of the slices 0 to `count` - 1, each [count].
-
-        Of one without rows they are 0, NaN and NaN.
-        """
+        """Weight, bias, bias over mean prediction of slices 0 to `count` - 1; without rows 0, NaN, NaN."""
         known, ((keys, sums), _) = self._ordered()
         ids = known[keys // BUCKETS]
         kept = (ids >= 0) & (ids < count)
@@ -191,22 +169,18 @@ class SliceCalibration:
         return dense[..., 0].sum(axis=0), bias, quotient(difference(prediction, label), prediction)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The state as plain arrays, C pairs of slice and bucket in ascending order.
+        """State as plain arrays, C pairs of slice and bucket in ascending order.
 
-        ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64 [4, C]:
-        weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place * 256 + bin of the
-        logit. ``bin_sums``: float64 [2, D]: weight of non-clicks and of clicks.
+        ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64
+        [4, C]: weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place
+        * 256 + bin of the logit. ``bin_sums``: float64 [2, D]: weight of non-clicks and of clicks.
         """
         ids, ((key, sums), (bin_key, bin_sums)) = self._ordered()
         return {"id": ids, "key": key, "sums": sums, "bin_key": bin_key, "bin_sums": bin_sums}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """The state that `to_arrays` wrote.
-
-        Raises:
-            ValueError: the arrays are not those of `to_arrays`.
-        """
+        """Reads what `to_arrays` wrote; raises ValueError for anything else."""
         if set(arrays) != _STATE:
             raise ValueError(f"SliceCalibration has arrays {sorted(_STATE)}, got {sorted(arrays)}")
         tables = (
@@ -245,7 +219,6 @@ def _auc_of_slices(slices: int, keys: IntArray, sums: FloatArray) -> FloatArray:
 
 
 def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) -> tuple[IntArray, FloatArray]:
-    """Keys int64 [C] and sums float64 [width, C]; raises ValueError for anything else."""
     if (
         key.dtype != np.int64
         or sums.dtype != np.float64
@@ -262,14 +235,14 @@ def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) ->
 def calibration_buckets(histogram: LogitHistogram) -> "pd.DataFrame":
     """Bias by decile of prediction, the deciles cut by weight between coarse bins of the histogram.
 
-    A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
-    differ a little, and a prediction that very many rows share leaves other deciles empty. Intervals take
-    the cuts as given.
+     A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
+     differ a little, and a prediction that very many rows share leaves other deciles empty. Intervals take
+     the cuts as given.
 
     Returns:
         Ten rows: low, high (probabilities between which the decile lies), weight, mean_label,
-        mean_prediction, bias, ci95_low, ci95_high (of the bias), calibration_ratio (predicted over actual clicks),
-        calibration_ratio_low, calibration_ratio_high; NaN but weight 0 for an empty decile.
+            mean_prediction, bias, ci95_low, ci95_high (of the bias), calibration_ratio (predicted over actual
+            clicks), calibration_ratio_low, calibration_ratio_high; NaN but weight 0 for an empty decile.
     """
     weight = histogram.coarse_weight()
     used = np.flatnonzero(weight)
@@ -314,7 +287,6 @@ def _bias(sums: FloatArray) -> FloatArray:
 
 
 def _mean_estimate(over: FloatArray, under: FloatArray) -> Estimate:
-    """`over` / `under`, from the sums [K, ...] of both per bucket."""
     return Estimate(
         point=ratio(over.sum(axis=0), under.sum(axis=0)),
         replicates=ratio(np.tensordot(deletions(), over, axes=1), np.tensordot(deletions(), under, axes=1)),
@@ -331,7 +303,6 @@ def _ratio_estimate(sums: FloatArray) -> Estimate:
 
 
 def _bias_estimate(sums: FloatArray) -> Estimate:
-    """Bias from sums [K, ..., 3] per bucket."""
     return Estimate(
         point=_bias(sums.sum(axis=0)),
         replicates=_bias(np.tensordot(deletions(), sums, axes=1)),
@@ -340,7 +311,6 @@ def _bias_estimate(sums: FloatArray) -> Estimate:
 
 
 def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
-    """Calibration of S slices from their sums [K, S, 3]."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 

@@ -1,14 +1,14 @@
-"""Predicted over actual clicks: its interval, and what it says about a model's calibration.
+"""Predicted over actual clicks: its interval, and the verdict on a model's calibration.
 
-The interval is that of the jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms. Of few
-clicks, and of none in a replicate, the jackknife knows little. Below `FEW_CLICKS` clicks, the predicted clicks P are
-taken as given and the actual ones as a Poisson count n, whose mean has the exact limits of Garwood (Biometrika 28,
-1936):
+The interval is that of the jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms.
+Of few clicks, and of none in a replicate, the jackknife knows little. Below `FEW_CLICKS` clicks, the
+predicted clicks P are taken as given and the actual ones as a Poisson count n, whose mean has the exact
+limits of Garwood (Biometrika 28, 1936):
 
-    interval = [P / upper(n), P / lower(n)]
+   interval = [P / upper(n), P / lower(n)]
 
-There n is the effective number of clicks, (sum_k c_k)^2 / sum_k c_k^2 over the buckets' weights of clicks c_k, rounded
-down: clicks of one query, and clicks of one large weight, count as fewer.
+There n is the effective number of clicks, (sum_k c_k)^2 / sum_k c_k^2 over the buckets' weights of clicks
+c_k, rounded down: clicks of one query, and clicks of one large weight, count as fewer.
 """
 
 import math
@@ -32,14 +32,9 @@ Verdict = Literal["good", "near", "wrong", ""]
 
 
 def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The 95% interval of predicted over actual clicks.
+    """The 95% interval of predicted over actual clicks, each end [...]; NaN without clicks.
 
-    Args:
-        estimate: the ratio [...], with its replicates.
-        clicks: float64 [K, ...], the weight of the clicks in each query bucket, or in each group of buckets.
-
-    Returns:
-        Low and high end, each [...]; NaN without clicks.
+    ``clicks``: float64 [K, ...], the weight of the clicks in each query bucket, or in each group of buckets.
     """
     low, high = estimate.interval()
     shares = ratio(clicks, clicks.sum(axis=0))
@@ -56,16 +51,17 @@ def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatA
 
 @cache
 def poisson_limits(count: int) -> tuple[float, float]:
-    """The exact 95% limits of the mean of a Poisson variable that is `count`, at least 1 (Garwood 1936).
+    """Exact 95% limits of the mean of a Poisson variable that is `count`, at least 1 (Garwood 1936).
 
-    With the lower one as its mean, it is at least `count` with probability 0.025; with the upper one, at most `count`.
+    With the lower one as its mean, it is at least `count` with probability 0.025; with the upper one, at
+    most `count`.
     """
     tail = (1 - CONFIDENCE) / 2
     return _mean_with(count - 1, 1 - tail), _mean_with(count, tail)
 
 
 def _mean_with(count: int, probability: float) -> float:
-    """The mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
+    """Mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
     low, high = 0.0, 10.0 + 3.0 * (count + 1)
     while True:
         mean = (low + high) / 2
@@ -79,11 +75,10 @@ def _mean_with(count: int, probability: float) -> float:
 
 
 def judge(value: float | None, low: float | None, high: float | None) -> Verdict:
-    """What a ratio with its interval says.
+    """Verdict on a ratio with its interval.
 
-    Returns:
-        good: the interval reaches to within 3% of 1. wrong: all of it lies outside 0.9 to 1.1. near: neither. Empty:
-        the ratio or its interval is undefined.
+    good: the interval reaches to within 3% of 1. wrong: all of it lies outside 0.9 to 1.1. near: neither.
+    Empty: the ratio or its interval is undefined.
     """
     if value is None or low is None or high is None:
         return ""
@@ -93,7 +88,7 @@ def judge(value: float | None, low: float | None, high: float | None) -> Verdict
 
 
 def describe(value: float | None, low: float | None, high: float | None) -> str:
-    """The verdict in words."""
+    """Verdict of `judge` in words."""
     if value is None:
         return "undefined: no clicks"
     side = f"{'over' if value > 1 else 'under'}-predicts by {display.percent(abs(value - 1))}"
@@ -106,7 +101,7 @@ def describe(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def distance(estimate: Estimate) -> Estimate:
-    """How far ratios are from 1, replicate by replicate: abs(log ratio), alike for twice and half the clicks."""
+    """Distance of ratios from 1, replicate by replicate: abs(log ratio), alike for twice and half the clicks."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return Estimate(
             np.abs(np.log(estimate.point)), np.abs(np.log(estimate.replicates)), estimate.occupied

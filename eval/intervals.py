@@ -40,7 +40,8 @@ from ctr.eval.logistic import sigmoid
 CONFIDENCE = 0.95
 
 Scale = Literal["plain", "log", "logit"]
-"""On what an interval is symmetric; plain also where a replicate is at an end of the scale, or outside of it."""
+"""Scale on which an interval is symmetric; plain also where a replicate is at an end of the scale or beyond.
+"""
 
 _GROUPS = 16
 _EDGE = 1e-12
@@ -48,25 +49,18 @@ _EDGE = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric, scalar or an array of shape [...], with its delete-one-bucket replicates.
-
-    Attributes:
-        point: float64 [...], the metric of all rows.
-        replicates: float64 [K, ...], the metric without bucket k.
-        occupied: bool [K, ...], whether bucket k holds anything the metric depends on.
-        scale: on which the interval is symmetric.
-    """
+    """A metric, scalar or an array of shape [...], with its delete-one-bucket replicates."""
 
     point: FloatArray
-    replicates: FloatArray
-    occupied: BoolArray
+    replicates: FloatArray  # [K, ...], the metric without bucket k
+    occupied: BoolArray  # [K, ...], whether bucket k holds anything the metric depends on
     scale: Scale = "plain"
 
     def interval(self) -> tuple[FloatArray, FloatArray]:
         """Low and high end of the 95% interval, each [...].
 
         NaN with fewer than two occupied buckets, and where a replicate is undefined (all clicks in one
-        bucket, say): too little data to tell.
+        bucket, say).
         """
         margin = _margin(self.replicates, self.occupied)
         low, high = self.point - margin, self.point + margin
@@ -81,7 +75,7 @@ class Estimate:
         )
 
     def no_interval(self) -> str:
-        """Why a scalar metric has no interval, in words for a user; empty where it has one."""
+        """Reason why a scalar metric has no interval, in words for a user; empty where it has one."""
         if np.isfinite(self.interval()).all():
             return ""
         if not np.isfinite(self.point):
@@ -105,7 +99,7 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of at least one estimate over the same queries, replicate by replicate."""
+    """Mean of at least one estimate over the same queries, replicate by replicate."""
     return Estimate(
         point=np.mean([one.point for one in estimates], axis=0),
         replicates=np.mean([one.replicates for one in estimates], axis=0),
@@ -138,9 +132,9 @@ def _one_left_out(count: int) -> FloatArray:
 def all_but_one(sums: FloatArray) -> FloatArray:
     """For each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
 
-    That is `deletions` times `sums`, for an eighth of its products: a bucket's others are those of its group of 16,
-    and the other groups. Nothing is subtracted, so that a bucket beside which the others are tiny takes no digits
-    from them.
+    That is `deletions` times `sums`, for an eighth of its products: a bucket's others are those of its group
+    of 16, and the other groups. Nothing is subtracted, so that a bucket beside which the others are tiny
+    takes no digits from them.
     """
     groups = sums.reshape(_GROUPS, BUCKETS // _GROUPS, -1)
     other_groups = _one_left_out(_GROUPS) @ groups.sum(axis=1)
@@ -150,7 +144,7 @@ def all_but_one(sums: FloatArray) -> FloatArray:
 
 
 def check_multiplicity(multiplicity: FloatArray) -> None:
-    """Raise ValueError unless `multiplicity` is [R, K]: how often replicate r counts bucket k."""
+    """Raises ValueError unless `multiplicity` is [R, K]: how often replicate r counts bucket k."""
     if multiplicity.ndim != 2 or multiplicity.shape[1] != BUCKETS:
         raise ValueError(f"multiplicity must have shape [R, {BUCKETS}], got {multiplicity.shape}")
 
@@ -161,9 +155,6 @@ def student_t_quantile(degrees: int) -> float:
 
     For whole degrees of freedom the distribution is a finite sum in theta = arctan(t / sqrt(degrees))
     (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, which is found by bisection.
-
-    Args:
-        degrees: at least 1.
     """
     if degrees < 1:
         raise ValueError(f"degrees must be at least 1, got {degrees}")

@@ -14,18 +14,17 @@ class KeyedSums:
 
     Each key has its sums in exactly one place, so they depend on the values added and their order alone.
     Sorted arrays hold them: a large one, and a small one of keys first seen lately, which moves into the
-    large one when it has grown to an eighth of it; inserting straight into the large one would copy it
-    with every batch that brings a new key.
+    large one when it has grown to an eighth of it; inserting straight into the large one would copy it with
+    every batch that brings a new key.
     """
 
     def __init__(self, width: int) -> None:
-        """Start without keys."""
         self._width = width
         self._main = _empty(width)
         self._recent = _empty(width)
 
     def add(self, keys: IntArray, values: Sequence[FloatArray] | FloatArray) -> None:
-        """Add `values` [width, N] to the sums of `keys` [N], which may repeat."""
+        """Adds `values` [width, N] to the sums of `keys` [N], which may repeat."""
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
@@ -55,7 +54,7 @@ def _empty(width: int) -> tuple[IntArray, FloatArray]:
 
 
 def _find(known: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
-    """Where `keys` [N] stand, or would stand, in the sorted `known`; and whether they do."""
+    """Places where `keys` [N] stand, or would stand, in the sorted `known`; and whether they do."""
     place = np.searchsorted(known, keys)
     inside = place < len(known)
     found = np.zeros(len(keys), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Histogram over the logit: what streaming AUC and calibration by decile are read from."""
+"""Histogram over the logit, from which streaming AUC and calibration by decile are read."""
 
 from typing import ClassVar, Self
 
@@ -21,14 +21,8 @@ _FINE_PER_LOGIT = FINE_BINS / (2 * LOGIT_LIMIT)
 class LogitHistogram(SumState):
     """Metric weights by logit and class: finely over all queries, coarsely per query bucket.
 
-    Bins are half-open, [low, high), of equal width: 1/2048 logit the fine ones, 1/32 the coarse ones.
-    About 7 MB, most of it zero and never touched.
-
-    Attributes:
-        fine: float64 [65536, 2], weight of non-clicks and of clicks.
-        coarse: float64 [K, 1024, 2], the same per query bucket.
-        coarse_prediction: float64 [K, 1024], sum of weight * probability.
-        clipped: int64 [2], rows below -16, and at or above 16.
+    Bins are half-open, [low, high), of equal width: 1/2048 logit the fine ones, 1/32 the coarse ones. About
+    7 MB, most of it zero and never touched.
     """
 
     LAYOUT: ClassVar = {
@@ -38,13 +32,12 @@ class LogitHistogram(SumState):
         "clipped": ((2,), np.int64),
     }
 
-    fine: FloatArray
-    coarse: FloatArray
-    coarse_prediction: FloatArray
-    clipped: IntArray
+    fine: FloatArray  # [65536, 2], weight of non-clicks and of clicks
+    coarse: FloatArray  # [K, 1024, 2], the same per query bucket
+    coarse_prediction: FloatArray  # [K, 1024], sum of weight * probability
+    clipped: IntArray  # [2], rows below -16, and at or above 16
 
     def update(self, rows: ScoredRows) -> None:
-        """Add a batch."""
         clicked = rows.label.astype(np.int64)
         fine_bin = logit_bin(rows.logit)
         coarse_cell = rows.bucket * COARSE_BINS + fine_bin // _FINE_PER_COARSE
@@ -56,7 +49,6 @@ class LogitHistogram(SumState):
         self.clipped[1] += np.count_nonzero(rows.logit >= LOGIT_LIMIT)
 
     def merge(self, other: Self) -> None:
-        """Add the rows that `other` has seen; `other` stays as it is."""
         self.clipped += other.clipped
         # Most of a window's bins were never touched, and to read them costs more than the others' sums.
         fine, coarse = other.used_bins()
@@ -65,7 +57,6 @@ class LogitHistogram(SumState):
         self.coarse_prediction[:, coarse] += other.coarse_prediction[:, coarse]
 
     def clear(self) -> None:
-        """Start empty again, in the same memory."""
         fine, coarse = self.used_bins()
         self.fine[fine] = 0
         self.coarse[:, coarse] = 0

@@ -25,18 +25,10 @@ _COLUMNS = ("example_id", "query_id", "query_time", "logit")
 
 @dataclass(frozen=True)
 class PairedPredictions:
-    """How far apart the predictions of two runs lie.
-
-    Attributes:
-        difference: PD, with its replicates by query bucket.
-        late: PD over the late part of the pass alone; undefined when none was asked for.
-        examples: examples that both runs recorded.
-        only_a: examples that only the first run recorded.
-        only_b: examples that only the second run recorded.
-    """
+    """Prediction difference PD of two runs, and the numbers of examples that both or one recorded."""
 
     difference: Estimate
-    late: Estimate
+    late: Estimate  # over the late part of the pass alone; undefined when none was asked for
     examples: int
     only_a: int
     only_b: int
@@ -45,13 +37,12 @@ class PairedPredictions:
 def pair_predictions(
     run_a: Path, run_b: Path, late_from: float = math.inf, between: tuple[float, float] = ALWAYS
 ) -> PairedPredictions:
-    """Join what two runs predicted.
+    """Joins the predictions of two runs over the same log.
 
     Args:
-        run_a: a run directory.
-        run_b: another over the same log.
         late_from: query time, in microseconds, with which the late part of the pass begins.
-        between: the first query time that counts, and the first one behind; of others nothing is joined or counted.
+        between: the first query time that counts, and the first one behind; of others nothing is joined or
+            counted.
 
     Raises:
         InputError: a file is damaged or not in the order of the log.
@@ -81,17 +72,10 @@ def pair_predictions(
 
 
 def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
-    """The query time, in microseconds, with which the last half of the recorded span of time begins.
+    """Query time, in microseconds, with which the last half of the recorded span of time begins.
 
-    Args:
-        run: a run directory.
-        between: the first query time that counts, and the first one behind.
-
-    Returns:
-        The middle between the first and the last query time; None when the run recorded no predictions.
-
-    Raises:
-        InputError: a file is damaged.
+    That is the middle between the first and the last query time within ``between``; None when the run
+    recorded no predictions. Raises InputError where a file is damaged.
     """
     times: list[int] = []
     parts = prediction_parts(run)
@@ -108,21 +92,19 @@ def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
 
 
 class PredictionStream:
-    """The predictions of a run, taken by query time.
+    """Predictions of a run, taken by query time; ``columns`` has ``query_time``.
 
-    Attributes:
-        complete_up_to: all rows with an earlier query time are read; infinite after the last file.
+    All rows with a query time before ``complete_up_to`` are read; it is infinite after the last file.
     """
 
     def __init__(self, run: Path, columns: Sequence[str]) -> None:
-        """Begins before the first row; ``columns`` has ``query_time``."""
         self._parts = prediction_parts(run)
         self._columns = columns
         self._held = pd.DataFrame({name: np.empty(0, np.int64) for name in columns})
         self.complete_up_to = -math.inf if self._parts else math.inf
 
     def read_beyond(self, time: float) -> None:
-        """Read files until all rows up to and including `time` are there."""
+        """Reads files until all rows up to and including `time` are there."""
         while self._parts and self.complete_up_to <= time:
             path = self._parts.pop(0)
             part = read_predictions(path, self._columns)
@@ -138,7 +120,7 @@ class PredictionStream:
                 self.complete_up_to = int(times[-1])
 
     def take_before(self, time: float) -> pd.DataFrame:
-        """Hand out the rows before `time` that were not handed out yet."""
+        """Hands out the rows before `time` that were not handed out yet."""
         end = len(self._held)
         if time < math.inf:
             end = int(np.searchsorted(self._held["query_time"].to_numpy(), int(time)))

@@ -24,28 +24,18 @@ from ctr.eval.states import SumState
 
 
 class PredictionDifference(SumState):
-    """PD over a stream of aligned predictions.
-
-    Attributes:
-        difference: float64 [K], sum of the relative differences.
-        examples: int64 [K].
-    """
+    """PD over a stream of aligned predictions."""
 
     LAYOUT: ClassVar = {"difference": ((BUCKETS,), np.float64), "examples": ((BUCKETS,), np.int64)}
 
-    difference: FloatArray
-    examples: IntArray
+    difference: FloatArray  # [K], sum of the relative differences
+    examples: IntArray  # [K]
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Add examples, of which each is given once.
+        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N].
 
-        Args:
-            first: probabilities p1 [N].
-            second: probabilities p2 [N].
-            query_id: int64 [N]; a query may be spread over several calls.
-
-        Raises:
-            ValueError: a column is not as described, or lengths differ.
+        A query may be spread over several calls. Raises ValueError where a column is not as described, or
+        lengths differ.
         """
         difference = _row_difference(first, second)
         ids = checked_ids("query_id", query_id)
@@ -55,50 +45,36 @@ class PredictionDifference(SumState):
         self.examples += np.bincount(bucket, minlength=BUCKETS)
 
     def result(self) -> float:
-        """PD; NaN without examples."""
         return float(ratio(self.difference.sum(), self.examples.sum()))
 
     def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """PD with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
+        """PD [R] with each bucket counted as often as `multiplicity` [R, K] says."""
         check_multiplicity(multiplicity)
         return ratio(multiplicity @ self.difference, multiplicity @ self.examples)
 
     def occupied(self) -> BoolArray:
-        """Buckets that hold examples, bool [K]."""
         return self.examples > 0
 
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates."""
         return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied())
 
 
 @dataclass(frozen=True)
 class JoinedPredictions:
-    """Two models' predictions of the M examples that both have, by ascending example_id.
+    """Two models' predictions of the M examples that both have, by ascending example_id."""
 
-    Attributes:
-        example_id: int64 [M].
-        query_id: int64 [M].
-        first: float64 [M], probability by the first model.
-        second: float64 [M], probability by the second model.
-        only_first: examples that the second table lacks.
-        only_second: examples that the first table lacks.
-    """
-
-    example_id: IntArray
-    query_id: IntArray
-    first: FloatArray
-    second: FloatArray
-    only_first: int
-    only_second: int
+    example_id: IntArray  # [M]
+    query_id: IntArray  # [M]
+    first: FloatArray  # [M], probability by the first model
+    second: FloatArray  # [M], probability by the second model
+    only_first: int  # examples that the second table lacks
+    only_second: int  # examples that the first table lacks
 
 
 def join_predictions(first: pd.DataFrame, second: pd.DataFrame) -> JoinedPredictions:
-    """Align two prediction tables by example_id.
+    """Aligns two prediction tables by example_id.
 
-    Args:
-        first: columns example_id (int64, each once), query_id (int64), logit (finite); others are ignored.
-        second: the same.
+     Both have columns example_id (int64, each once), query_id (int64), logit (finite); others are ignored.
 
     Raises:
         ValueError: a column is missing or not as described, an example_id repeats, or an example belongs to

@@ -1,4 +1,4 @@
-"""The metrics of a training run, gathered as it predicts."""
+"""Metrics of a training run, gathered as it predicts."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -26,12 +26,7 @@ _SLICES = "slices/"
 
 
 class Traffic(SumState):
-    """What was read, whatever its weight.
-
-    Attributes:
-        examples: int64 [], rows read.
-        queries: int64 [], queries read.
-    """
+    """Rows and queries read, whatever their weight; each int64 []."""
 
     LAYOUT: ClassVar = {"examples": ((), np.int64), "queries": ((), np.int64)}
 
@@ -39,7 +34,6 @@ class Traffic(SumState):
     queries: IntArray
 
     def update(self, rows: ScoredRows) -> None:
-        """Add a batch."""
         self.examples += rows.examples
         self.queries += rows.queries
 
@@ -47,9 +41,10 @@ class Traffic(SumState):
 class ProgressiveMetrics:
     """Every metric of progressive validation (FF section 2.1), as one mergeable state.
 
-    Each example is given once, with the prediction made before it was trained on. A window of a run has its
-    own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new ones
-    would cost more than the window's rows.
+     Each example is given once, with the prediction made before it was trained on. A window of a run has its
+     own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new
+     ones would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
+     else. ``slices`` names the features whose ids are slices for calibration.
 
         window.update(...)      # every batch
         window.line()           # at the window's end: a line of metrics.jsonl
@@ -61,22 +56,9 @@ class ProgressiveMetrics:
         >>> window.update(label=[1, 0, 0], logit=[0.4, -1.0, 0.4], weight=[1, 1, 1], query_id=[7, 7, 8])
         >>> {name: window.headline()[name] for name in ("examples", "auc", "per_query_auc")}
         {'examples': 3, 'auc': 0.75, 'per_query_auc': 1.0}
-
-    Attributes:
-        traffic: examples and queries read. Rows of metric weight 0 count here and nowhere else.
-        auc: AUC, and the histogram behind the calibration deciles.
-        per_query_auc: PerQueryAUC.
-        logloss: logloss and normalized entropy.
-        calibration: overall calibration.
-        slices: calibration by the ids of each named feature.
     """
 
     def __init__(self, slices: Sequence[str] = ()) -> None:
-        """Start empty.
-
-        Args:
-            slices: names of the features whose ids are slices for calibration.
-        """
         self.traffic = Traffic()
         self.auc = StreamingAUC()
         self.per_query_auc = PerQueryAUC()
@@ -92,7 +74,7 @@ class ProgressiveMetrics:
         query_id: npt.ArrayLike,
         slices: Mapping[str, npt.ArrayLike] | None = None,
     ) -> None:
-        """Add a batch of whole queries.
+        """Adds a batch of whole queries.
 
         Args:
             label: 0 or 1 [N].
@@ -116,23 +98,19 @@ class ProgressiveMetrics:
         self.calibration.update(rows)
 
     def merge(self, other: Self) -> None:
-        """Add the batches that `other` has seen; `other` stays as it is.
-
-        Raises:
-            ValueError: the two have different slices.
-        """
+        """Adds the batches of `other`, which stays as it is; raises ValueError where slices differ."""
         self._check_slices(other.slices)
         others = other._states()
         for name, state in self._states().items():
             state.merge(others[name])
 
     def clear(self) -> None:
-        """Start empty again, with the same slices and in the same memory."""
+        """Starts empty again, with the same slices and in the same memory."""
         for state in self._states().values():
             state.clear()
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The state as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
+        """State as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
         return {
             f"{name}/{key}": array
             for name, state in self._states().items()
@@ -141,11 +119,7 @@ class ProgressiveMetrics:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """The state that `to_arrays` wrote, slices included.
-
-        Raises:
-            ValueError: the arrays are not those of `to_arrays`.
-        """
+        """Reads what `to_arrays` wrote, slices included; raises ValueError for anything else."""
         parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for path, array in arrays.items():
             name, _, key = path.rpartition("/")
@@ -159,11 +133,9 @@ class ProgressiveMetrics:
         return metrics
 
     def headline(self) -> dict[str, float | int | None]:
-        """Counts and point values: no intervals, no tables.
+        """Counts and point values, ready for JSON: no intervals, no tables; None where undefined.
 
-        Returns:
-            Python numbers ready for JSON; None where undefined (no rows, one class, no scored query).
-            `logits_clipped` counts rows whose logit lies outside the histogram behind AUC and deciles.
+        `logits_clipped` counts rows whose logit lies outside the histogram behind AUC and deciles.
         """
         return {
             "examples": int(self.traffic.examples),
@@ -182,14 +154,9 @@ class ProgressiveMetrics:
         }
 
     def running(self, window: Self, with_auc: bool) -> dict[str, float | int | None]:
-        """Point values over this state and a window that is not merged yet: what a progress bar shows.
+        """Some of `headline` over this state and a window that is not merged yet, for a progress bar.
 
-        Args:
-            window: stays as it is.
-            with_auc: AUC as well, which takes a few milliseconds; the others take a tenth of one together.
-
-        Returns:
-            Some of `headline`, None where undefined.
+        ``with_auc``: AUC as well, which takes a few milliseconds; the others take a tenth of one together.
         """
 
         def both(name: str) -> Any:
@@ -212,9 +179,7 @@ class ProgressiveMetrics:
     def line(self) -> dict[str, Any]:
         """`headline`, and 95% intervals, cheap enough for every window.
 
-        Returns:
-            A dict ready for JSON, None where undefined. Beside the headline: ``<metric>_ci95`` [low, high]
-            for each of `estimates` and for `calibration_ratio`.
+        These are ``<metric>_ci95`` [low, high] for each of `estimates` and for `calibration_ratio`.
         """
         out: dict[str, Any] = dict(self.headline())
         for name, estimate in self.estimates().items():
@@ -225,10 +190,9 @@ class ProgressiveMetrics:
     def summary(self) -> dict[str, Any]:
         """`line`, and calibration by decile and slice, PerQueryAUC by query size.
 
-        Returns:
-            A dict ready for JSON, None where undefined. Beside the line: ``calibration_buckets``, ten dicts,
-            and ``per_query_auc_by_size``, the rows of those tables with the interval as one list;
-            ``calibration_slices``, for each feature the number of slices and the heaviest of them.
+        Beside the line: ``calibration_buckets``, ten dicts, and ``per_query_auc_by_size``, the rows of those
+        tables with the interval as one list; ``calibration_slices``, for each feature the number of slices
+        and the heaviest of them.
         """
         out = self.line()
         out["calibration_buckets"] = _records(calibration_buckets(self.auc), "bias_ci95")
@@ -237,7 +201,7 @@ class ProgressiveMetrics:
         return out
 
     def estimates(self) -> dict[str, Estimate]:
-        """The metrics that have an interval, with their replicates."""
+        """Metrics that have an interval, with their replicates."""
         return {
             "auc": self.auc.estimate(),
             "per_query_auc": self.per_query_auc.estimate(),

@@ -22,27 +22,16 @@ from ctr.eval.logistic import row_logloss, sigmoid
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows of positive metric weight, N of them, from Q whole queries.
+    """Rows of positive metric weight, N of them, from Q whole queries."""
 
-    Attributes:
-        examples: rows read, those of weight 0 included.
-        queries: Q, queries read, those without any weight included.
-        kept: bool [examples], which rows read are among the N.
-        label: bool [N], clicked or not.
-        logit: float64 [N].
-        weight: float64 [N], metric weight, above 0.
-        query: int64 [N], 0..Q-1, numbering the queries in the order of their ids.
-        query_buckets: int64 [Q], the bucket of each query.
-    """
-
-    examples: int
-    queries: int
-    kept: BoolArray
-    label: BoolArray
-    logit: FloatArray
-    weight: FloatArray
-    query: IntArray
-    query_buckets: IntArray
+    examples: int  # rows read, those of weight 0 included
+    queries: int  # Q, queries read, those without any weight included
+    kept: BoolArray  # [examples], which rows read are among the N
+    label: BoolArray  # [N], clicked or not
+    logit: FloatArray  # [N]
+    weight: FloatArray  # [N], metric weight, above 0
+    query: IntArray  # [N], 0..Q-1, numbering the queries in the order of their ids
+    query_buckets: IntArray  # [Q], the bucket of each query
 
     @cached_property
     def bucket(self) -> IntArray:
@@ -51,7 +40,6 @@ class ScoredRows:
 
     @cached_property
     def probability(self) -> FloatArray:
-        """Predicted probability of a click, float64 [N]."""
         return sigmoid(self.logit)
 
     @cached_property
@@ -63,7 +51,7 @@ class ScoredRows:
 def scored_rows(
     label: npt.ArrayLike, logit: npt.ArrayLike, weight: npt.ArrayLike, query_id: npt.ArrayLike
 ) -> ScoredRows:
-    """Check a batch of whole queries and drop its rows of weight 0.
+    """Checks a batch of whole queries and drops its rows of weight 0.
 
     Args:
         label: 0 or 1 [N], of any dtype.
@@ -98,8 +86,8 @@ def scored_rows(
 def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
     """Distinct ids, ascending, and the place of each row's id among them.
 
-    Only the first row of each run of equal ids is sorted, and not even these where they ascend: rows of a query
-    usually stand together, and many logs number their queries as they come.
+    Only the first row of each run of equal ids is sorted, and not even these where they ascend: rows of a
+    query usually stand together, and many logs number their queries as they come.
     """
     first_of_run = np.ones(len(ids), dtype=np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first_of_run[1:])

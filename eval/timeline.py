@@ -1,4 +1,4 @@
-"""What a pass measured over time, in few enough windows to be kept whole, in a form that two runs can pair."""
+"""Sums of a pass over time, in few enough windows to be kept whole, in a form that two runs can pair."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -21,7 +21,7 @@ GROUPS = 32
 _SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")
 _IDS = ("rows", "missing", "values", "new")
 SLOT_COUNTS = ("occupancy", "capacity", "admitted", "evicted", "refused", "shared", "occurrences")
-"""What is counted of the slots of a feature whose ids grow; the first two at the end of a window, the others in it."""
+"""Counts of the slots of a feature whose ids grow; the first two at the end of a window, the others in it."""
 
 _ENOUGH = 5_000
 _LEVELS = 2
@@ -36,27 +36,26 @@ SERIES = {
     "predicted_click_rate": ("predicted", "weight"),
     "calibration_ratio": ("predicted", "clicks"),
 }
-"""The metrics that the sums of a window give: numerator, denominator. AUC compares rows of different queries: none."""
+"""Metrics from the sums of a window: numerator, denominator. AUC compares rows of different queries: none."""
 
 
 class Timeline:
-    """The windows of a pass, bounded in number, with sums per group of query buckets.
+    """Windows of a pass, bounded in number, with sums per group of query buckets.
 
-    A window is added when it ends. Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry
-    covers twice as many windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was
-    interrupted.
+     A window is added when it ends. Where there would be more than `MAX_WINDOWS`, neighbors are merged, so
+     that an entry covers twice as many windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends
+     on when a pass was interrupted.
 
     Attributes:
         windows: int64 [W, 5]: rows of the log behind the entry's end, event time of its first and last row in
             microseconds, examples, and the number of windows that it covers.
-        sums: float64 [W, 32, 6]: weight, weight of clicks, of predicted clicks, logloss, sum of the queries' AUCs and
-            number of scored queries.
+        sums: float64 [W, 32, 6]: weight, weight of clicks, of predicted clicks, logloss, sum of the queries'
+            AUCs and number of scored queries.
         ids: for each feature int64 [W, 4]: rows, rows without a value, values, and values whose id was new.
         slots: for each feature whose ids grow int64 [W, 7], `SLOT_COUNTS`.
     """
 
     def __init__(self, features: Sequence[str] = (), growing: Sequence[str] = ()) -> None:
-        """Start empty, with the names of the features whose ids are counted, and of those whose ids grow."""
         self.windows: IntArray = np.zeros((0, len(_PLACE)), np.int64)
         self.sums: FloatArray = np.zeros((0, GROUPS, len(_SUMS)))
         self.ids: dict[str, IntArray] = {name: np.zeros((0, len(_IDS)), np.int64) for name in features}
@@ -76,14 +75,9 @@ class Timeline:
         ids: Mapping[str, Sequence[int]] | None = None,
         slots: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """Add a window that ends.
+        """Adds a window that ends: ``examples`` are rows of the log up to its end, ``times`` microseconds.
 
-        Args:
-            window: its metrics.
-            examples: rows of the log behind its end.
-            times: event time of its first and last row, in microseconds.
-            ids: for each feature rows, rows without a value, values, and values whose id was new; 0 without.
-            slots: for each feature whose ids grow `SLOT_COUNTS`; 0 without.
+        ``ids`` and ``slots`` are as in the attributes, for this window; 0 without.
         """
         place = np.array([examples, *times, int(window.traffic.examples), 1], np.int64)
         sums = _grouped(window)
@@ -120,7 +114,7 @@ class Timeline:
         self.slots = {name: halved(counts, _joined_slots) for name, counts in self.slots.items()}
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """A copy of the state as plain arrays; `from_arrays` brings it back bit for bit."""
+        """Copies the state as plain arrays; `from_arrays` brings it back bit for bit."""
         return {
             "windows": self.windows.copy(),
             "sums": self.sums.copy(),
@@ -131,11 +125,7 @@ class Timeline:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """The state that `to_arrays` wrote.
-
-        Raises:
-            ValueError: the arrays are not those of `to_arrays`.
-        """
+        """Reads what `to_arrays` wrote; raises ValueError for anything else."""
         names = [name for name in arrays if name.startswith(_ID_PREFIX)]
         slots = [name for name in arrays if name.startswith(_SLOT_PREFIX)]
         missing = [name for name in ("windows", "sums", "stride") if name not in arrays]
@@ -165,7 +155,7 @@ class Timeline:
         return timeline
 
     def joined(self, starts: IntArray) -> Self:
-        """A copy with one entry for each of the stretches that begin at the given entries, ascending from 0."""
+        """Copy with one entry for each of the stretches that begin at the given entries, ascending from 0."""
         coarse = type(self)()
         if len(starts) == len(self):
             coarse.windows, coarse.sums = self.windows, self.sums
@@ -183,14 +173,9 @@ class Timeline:
         return coarse
 
     def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
-        """A metric of each entry, or of all entries up to each, with its replicates.
+        """A metric of `SERIES` of each entry, or of all entries up to each, with its replicates.
 
-        Args:
-            metric: one of `SERIES`.
-            cumulative: of all entries so far.
-
-        Returns:
-            Point [W], replicates [32, W] without one group of queries each.
+        Point [W], replicates [32, W] without one group of queries each.
         """
         over, under = (self.sums[..., _SUMS.index(name)].T for name in SERIES[metric])
         if cumulative:
@@ -204,10 +189,9 @@ class Timeline:
         )
 
     def click_ratio(self, *, cumulative: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Predicted over actual clicks of each entry, or of all entries up to each, with the ends of the interval.
+        """Predicted over actual clicks of each entry, or of all entries up to each, and the interval's ends.
 
-        Returns:
-            Three arrays [W], NaN without clicks.
+        Three arrays [W], NaN without clicks.
         """
         clicks = self.sums[..., _SUMS.index("clicks")].T
         estimate = self.estimate("calibration_ratio", cumulative=cumulative)
@@ -216,11 +200,11 @@ class Timeline:
         )
 
     def last_window(self) -> Self:
-        """The end of the pass as a timeline of one entry; empty where this one is.
+        """End of the pass as a timeline of one entry; empty where this one is.
 
-        The last window of a pass is cut short, and those of a short pass are small: as many of the last entries are
-        joined as it takes to have at least as many examples as the entry of the median example, and as a tenth of
-        the pass or 5,000.
+        The last window of a pass is cut short, and those of a short pass are small: as many of the last
+        entries are joined as it takes to have at least as many examples as the entry of the median example,
+        and as a tenth of the pass or 5,000.
         """
         last = type(self)()
         if not len(self):
@@ -235,13 +219,13 @@ class Timeline:
         return last
 
     def matches(self, other: Self) -> bool:
-        """Whether both have the same entries: the same examples, at the same times."""
+        """Tells whether both have the same entries: the same examples, at the same times."""
         same = self.windows.shape == other.windows.shape and bool((self.windows == other.windows).all())
         weight = _SUMS.index("weight")
         return same and bool(np.allclose(self.sums[..., weight], other.sums[..., weight], rtol=1e-9))
 
     def new_share(self, feature: str) -> FloatArray:
-        """Share of a feature's values in each entry whose id had not been seen before, [W]; NaN without values."""
+        """Share of a feature's values in each entry whose id was new, [W]; NaN without values."""
         counts = self.ids[feature]
         return ratio(counts[:, _IDS.index("new")], counts[:, _IDS.index("values")])
 
@@ -259,7 +243,7 @@ class Timeline:
         return dict(zip(SLOT_COUNTS, self.slots[feature].T, strict=True))
 
     def slot_total(self, feature: str) -> dict[str, int]:
-        """`SLOT_COUNTS` of a feature whose ids grow at the end of the pass, and in all of it; 0 without windows."""
+        """`SLOT_COUNTS` of a growing feature at the end of the pass, and in all of it; 0 without windows."""
         counts = self.slots[feature]
         total = counts.sum(axis=0)
         if len(counts):
@@ -268,14 +252,14 @@ class Timeline:
 
 
 def typical_size(examples: IntArray) -> int:
-    """The size of the window that the median example is in, from the sizes of at least one [W]."""
+    """Size of the window that the median example is in, from the sizes of at least one [W]."""
     ascending = np.sort(examples)
     until = np.cumsum(ascending)
     return int(ascending[np.searchsorted(until, until[-1] / 2)])
 
 
 def _grouped(window: ProgressiveMetrics) -> FloatArray:
-    """The sums of a window per group of buckets, float64 [32, 6]."""
+    """Sums of a window per group of buckets, float64 [32, 6]."""
     columns = np.stack(
         [
             *window.calibration.sums.T,
@@ -297,14 +281,12 @@ def _rows(given: Mapping[str, Sequence[int]] | None, names: Iterable[str], width
 
 
 def _joined_slots(first: IntArray, second: IntArray) -> IntArray:
-    """Counts [W, 7] of slots of neighbors as one."""
     both = first + second
     both[:, :_LEVELS] = second[:, :_LEVELS]
     return both
 
 
 def _joined(first: IntArray, second: IntArray) -> IntArray:
-    """Places [W, 5] of neighbors as one."""
     both = second.copy()
     both[:, 1] = first[:, 1]
     both[:, 3:] += first[:, 3:]

@@ -1,12 +1,13 @@
-"""OUT/costs.json: what each arm of an experiment costs, for the axis of FF's figure 1.
+"""OUT/costs.json: costs of each arm of an experiment, for the axis of FF's figure 1.
 
-    arms          for each arm what ``ctr.experiments.measure`` found, and ``learned_share``: the rows that its first
-                  finished run learned from over all rows of the log
-    teacher_flops operations of each teacher for an example that it learns from
-    rounds        of turns that were timed; 0: none
-    log_sha256, configs   of what was measured; measured again only when that changes
+   arms          for each arm what ``ctr.experiments.measure`` found, and ``learned_share``: the rows that its first
+                 finished run learned from over all rows of the log
+   teacher_flops operations of each teacher for an example that it learns from
+   rounds        of turns that were timed; 0: none
+   log_sha256, configs   of what was measured; measured again only when that changes
 
-``step_ratio`` relates batches; where arms differ in ``batch_rows``, a row's ratio is that times the ratio of these.
+``step_ratio`` relates batches; where arms differ in ``batch_rows``, a row's ratio is that times the ratio of
+these.
 """
 
 import json
@@ -35,14 +36,8 @@ class _MeasureError(RuntimeError):
 def write_costs(out: Path, log: Path, tasks: Tasks, timing: bool) -> dict[str, str]:
     """Measures all arms of which a run is finished, on a machine that has nothing else to do now.
 
-    Args:
-        out: the folder of the experiment.
-        log: its log.
-        tasks: the runs of its arms.
-        timing: whether steps are timed, or operations counted alone.
-
-    Returns:
-        Why arms were not measured, one line for each group of names.
+    Counts operations alone unless ``timing``. Returns why arms were not measured, one line for each group of
+    names.
     """
     summaries = {name: _first_summary(out, runs) for name, runs in tasks.arms.items()}
     # All others are related to the baseline, which therefore is measured even where its runs failed.
@@ -77,7 +72,6 @@ def write_costs(out: Path, log: Path, tasks: Tasks, timing: bool) -> dict[str, s
 def _measure_all(
     log: Path, configs: Mapping[str, TrainConfig], rounds: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """What was found by name, and what failed."""
     base = BASELINE if BASELINE in configs else next(iter(configs))
     arms = [name for name in configs if name != base]
     found: dict[str, dict[str, Any]] = {}

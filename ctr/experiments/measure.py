@@ -30,13 +30,13 @@ from ctr.training.feed import make_feed
 from ctr.training.logs import resolve
 
 BATCHES = 50
-"""The batches of a turn: the steps from one of Shampoo's roots to the next by default, so that each turn has one."""
+"""Batches of a turn: the steps between two of Shampoo's roots by default, so that each turn has one."""
 
 
 def measure(
     log: Path, configs: Mapping[str, Mapping[str, Any]], base: str, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """What each configuration costs on the first batches of a log.
+    """Measures what each configuration costs on the first batches of a log.
 
     Args:
         log: the log.
@@ -46,9 +46,9 @@ def measure(
 
     Returns:
         For each ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
-        ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; where it was timed also ``step_ms`` and
-        ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of the ratio of a batch's time
-        to that of the base in the same round.
+            ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; where it was timed also
+            ``step_ms`` and ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of
+            the ratio of a batch's time to that of the base in the same round.
 
     Raises:
         InputError: the log is damaged, or its time range has no row.
@@ -80,10 +80,9 @@ def measure(
 
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
-    """The first batches of a log, as many as a turn has, which are taken again where a short log has fewer.
+    """Reads as many batches of a log as a turn has; those of a short log are taken again.
 
-    Raises:
-        InputError: they have no row.
+    Raises InputError where they have no row.
     """
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
@@ -94,7 +93,7 @@ def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]
 
 
 def with_late_roots(config: TrainConfig) -> TrainConfig:
-    """The configuration with the roots of later steps: the first few hundred steps wait for more frequent ones."""
+    """Sets roots to those of later steps: the first few hundred steps wait for more frequent ones."""
     late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 
@@ -116,7 +115,7 @@ def _operations(config: TrainConfig, schema: Schema, batches: list[Batch]) -> di
 
 @dataclass(frozen=True)
 class TouchedFeature:
-    """What batches touch of one feature: its values looked up, and its distinct rows, summed over the batches."""
+    """Values of a feature that batches look up, and its distinct rows, summed over the batches."""
 
     values: int
     distinct: int
@@ -125,7 +124,7 @@ class TouchedFeature:
 def touched_features(
     layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int
 ) -> dict[str, TouchedFeature]:
-    """What batches touch of each feature of some tables, by its name; its width and its table do not matter."""
+    """Counts what batches touch of each feature of some tables; its width and its table do not matter."""
     alone = [replace(layout, features=(feature,)) for layout in layouts for feature in layout.features]
     distinct = [0] * len(alone)
     for batch in batches:
@@ -143,7 +142,7 @@ def touched_features(
 def touched_tables(
     layouts: Sequence[TableLayout], touched: Mapping[str, TouchedFeature], rows: int
 ) -> dict[str, Touched]:
-    """What batches touch of each table, for each of ``rows`` rows, from what they touch of its features."""
+    """Counts per row what batches touch of each table, from what they touch of its features."""
     return {
         layout.name: Touched(
             single=len(layout.single),

@@ -46,14 +46,15 @@ def run_experiment(
         out: the folder of the experiment.
         command: the command that repeats all of it, for plan.json.
         workers: how many runs are trained side by side; None: one for each processor.
-        beam_options: options of another Beam runner, whose workers see the log and ``out`` under the same paths.
+        beam_options: options of another Beam runner, whose workers see the log and ``out`` under the same
+            paths.
         timing: whether steps are timed, after all runs; otherwise only operations are counted.
         progress: called with a line for each run that ends.
         costs: whether OUT/costs.json is made.
         settings: changes of the file, ``key=value``.
 
     Returns:
-        What failed, by name, with one line each; the others were made.
+        Failures by name, with one line each; the others were made.
 
     Raises:
         InputError: a wrong experiment or log, or another process is at work in ``out``. Nothing was run.
@@ -80,14 +81,7 @@ def run_experiment(
 
 
 class _Runner:
-    """Runs the tasks of an experiment that are not made yet.
-
-    Args:
-        place: where they are made.
-        workers: how many run side by side; None: one for each processor.
-        beam_options: options of another Beam runner.
-        progress: called with a line for each task that ends.
-    """
+    """Runs the tasks of an experiment that are not made yet; ``workers`` is None: one for each processor."""
 
     def __init__(
         self, place: Place, workers: int | None, beam_options: str, progress: Progress | None

@@ -1,7 +1,8 @@
-"""The configuration of a search: what may differ from a training configuration, and how the best is found (FF 3.2).
+"""Configuration of a search: what may differ, at which cost, and how the best is found (FF 3.2).
 
-The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform random
-architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS 2022).
+The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform
+random architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS
+2022).
 """
 
 from collections.abc import Sequence
@@ -146,13 +147,10 @@ class SearchConfig(StrictModel):
 
 
 def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:
-    """The search of a YAML file, and its training configuration without changes, as nested keys.
+    """Reads the search of a YAML file, and its training configuration without changes, as nested keys.
 
-    Args:
-        settings: changes of the file, ``key=value``.
-
-    Raises:
-        InputError: one of the files is not there or not YAML, or has a wrong key or value.
+    ``settings`` are changes of the file, ``key=value``. Raises InputError: one of the files is not there or
+    not YAML, or has a wrong key or value.
     """
     where = f"search {path}"
     search = load_model(SearchConfig, path, "search", settings)

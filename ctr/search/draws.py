@@ -10,27 +10,17 @@ from ctr.search.cost import Cost
 from ctr.search.space import Choice, Content, Space
 
 _LISTED = 2**20
-"""The largest space whose candidates are put in an order; of larger ones places are drawn."""
+"""Largest space whose candidates are put in an order; of larger ones places are drawn."""
 _MOST_TRIES = 2**14
 
 
 def draw_candidates(
     space: Space, base: Content, cost: Cost, target: float, count: int, seed: int
 ) -> list[Choice]:
-    """Different candidates that cost at most the target, as many as asked for or as there are.
+    """Draws different candidates that cost at most the target, ``count`` or as many as there are.
 
-    Candidates with the same configuration count as one, and none is the base itself.
-
-    Args:
-        space: of the candidates.
-        base: the configuration that they change.
-        cost: of a candidate in units of the base's.
-        target: the most that a candidate may cost.
-        count: how many are drawn.
-        seed: of the draws.
-
-    Raises:
-        InputError: a candidate's configuration is not possible, or none costs so little.
+    Candidates with the same configuration count as one, and none is the base itself. Raises InputError: a
+    candidate's configuration is not possible, or none costs so little.
     """
     known = {space.apply_values(base, {}).sha256()}
     drawn: list[Choice] = []

@@ -1,4 +1,4 @@
-"""The prefix of a log that a search reads; what comes after it judges the result."""
+"""Prefix of a log that a search reads; what comes after it judges the result."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,17 +16,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first rows of what a configuration trains on.
+    """First rows of what a configuration trains on."""
 
-    Attributes:
-        end: the first query time that is not in it; None: it is everything.
-        rows: how many rows it has.
-        share: their share of all.
-    """
-
-    end: datetime | None
+    end: datetime | None  # the first query time that is not in it; None: it is everything
     rows: int
-    share: float
+    share: float  # of all rows
 
     @property
     def end_us(self) -> int | None:
@@ -35,15 +29,10 @@ class Prefix:
 
 
 def find_prefixes(log: Path, time_range: TimeRange, shares: list[float]) -> list[Prefix]:
-    """The prefixes with given shares of a log's rows, each up to a query time, so that no query is divided.
+    """Finds prefixes with given shares of a log's rows, each up to a query time: no query is divided.
 
-    Args:
-        log: the log.
-        time_range: the query times that count.
-        shares: of all rows in it, each above 0 and at most 1.
-
-    Raises:
-        InputError: the log is damaged, has no row in the time range, or a prefix would have none.
+    ``shares``: above 0 and at most 1. Raises InputError: the log is damaged, has no row in the time range,
+    or a prefix would have none.
     """
     manifests = read_manifests(log)
     blocks = read_selection(log, read_schema(log), manifests, Selection(time_range=time_range))

@@ -1,4 +1,4 @@
-"""A search whose parts are checked and fit each other: its space, costs and prefixes, before anything is trained."""
+"""A search whose parts are checked and fit each other, before anything is trained."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,28 +24,18 @@ from ctr.training.run.directory import write_json
 
 @dataclass(frozen=True)
 class Problem:
-    """A search, everything checked.
-
-    Attributes:
-        search: its file.
-        content: the baseline's configuration, as nested keys.
-        space: of the candidates.
-        cost: of a candidate.
-        prefixes: of the rungs; the last is what the search reads.
-        rows: of the log, in the configuration's time range.
-        log_sha256: identifies what the log holds.
-    """
+    """A search, everything checked."""
 
     search: SearchConfig
-    content: dict[str, Any]
+    content: dict[str, Any]  # the baseline's configuration, as nested keys
     space: Space
     cost: Cost
-    prefixes: list[Prefix]
-    rows: int
+    prefixes: list[Prefix]  # of the rungs; the last is what the search reads
+    rows: int  # of the log, in the configuration's time range
     log_sha256: str
 
     def candidate(self, choice: Choice | None) -> Candidate:
-        """A candidate as an arm; None, and whatever is configured like it, is the baseline."""
+        """Makes a candidate an arm; None, and whatever is configured like it, is the baseline."""
         if choice is None or self.space.apply(self.content, choice) == parse_model(
             TrainConfig, self.content, "base"
         ):
@@ -55,7 +45,7 @@ class Problem:
         return Candidate(f"c{self.space.index(choice)}", values, changes, self.cost.of(choice))
 
     def record(self, log: Path, command: str) -> SearchRecord:
-        """What is known of the search before it begins; ``command`` repeats it."""
+        """Record of the search before it begins; ``command`` repeats it."""
         search, space, prefix = self.search, self.space, self.prefixes[-1]
         baseline = space.baseline(self.content)
         return SearchRecord(
@@ -80,10 +70,9 @@ class Problem:
 
 
 def open_space(search: SearchConfig, content: Content, log: Path, where: str) -> tuple[Space, dict[str, Any]]:
-    """The space of a search, and the baseline's configuration with all that candidates may change written out.
+    """Makes the space of a search, and writes out all that candidates may change of the baseline.
 
-    Raises:
-        InputError: the log has no rows, the configuration does not fit it, or a decision is not possible.
+    Raises InputError: the log has no rows, the configuration does not fit it, or a decision is not possible.
     """
     manifests, schema = read_manifests(log), read_schema(log)
     if not sum(manifest.rows for manifest in manifests):
@@ -100,18 +89,9 @@ def open_problem(
     times: Path,
     progress: Progress | None,
 ) -> Problem:
-    """A search over a log.
+    """Opens a search over a log; ``content`` as of ``open_space``, ``times`` as ``make_cost`` takes them.
 
-    Args:
-        search: its file.
-        content: the baseline's configuration, see ``open_space``.
-        space: of the candidates.
-        log: the log.
-        times: the file of measured times, see ``make_cost``.
-        progress: called with a line when times are measured.
-
-    Raises:
-        InputError: a prefix of the log would be empty, or see ``make_cost``.
+    Raises InputError: a prefix of the log would be empty, or see ``make_cost``.
     """
     time_range = parse_model(TrainConfig, content, "config").time_range
     *prefixes, whole = find_prefixes(log, time_range, [*_shares(search), 1.0])
@@ -123,8 +103,7 @@ def open_problem(
 def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -> None:
     """Writes the search beside what comes of it.
 
-    Raises:
-        InputError: another search has trained something there, or one of another log.
+    Raises InputError: another search has trained something there, or one of another log.
     """
     sha256 = log_sha256(read_manifests(log))
     whole = search.model_copy(update={"base": None, "config": content})
@@ -147,13 +126,13 @@ def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -
 
 
 def _comparable(search: SearchConfig, where: str) -> dict[str, Any]:
-    """A search as plain data, its training configuration with all keys."""
+    """Converts a search to plain data, its training configuration with all keys."""
     config = parse_model(TrainConfig, dict(search.config), where, "config.")
     return {**search.model_dump(mode="json"), "config": config.model_dump(mode="json")}
 
 
 def _shares(search: SearchConfig) -> list[float]:
-    """The shares of the log that the rungs read."""
+    """Shares of the log that the rungs read."""
     if search.method != "halving":
         return [search.prefix]
     rungs, eta = search.halving.rungs, search.halving.eta

@@ -36,41 +36,23 @@ from ctr.training.run.directory import only_process, write_json
 
 @dataclass(frozen=True)
 class Options:
-    """How a search is run, which changes nothing of what comes out, and changes of its file.
+    """Options of a run of a search, which change nothing of what comes out, and changes of its file."""
 
-    Attributes:
-        command: that repeats the search.
-        workers: how many runs are trained side by side; None: one for each processor.
-        beam_options: options of another Beam runner.
-        timing: whether the steps of the result and the baseline are timed in the end.
-        replay: whether the result is trained alone and compared with the baseline.
-        progress: called with a line for each run that ends, and as the supernet goes on.
-        settings: changes of the file, ``key=value``.
-    """
-
-    command: str
-    workers: int | None = None
+    command: str  # that repeats the search
+    workers: int | None = None  # runs side by side; None: one for each processor
     beam_options: str = ""
-    timing: bool = True
-    replay: bool = True
-    progress: Progress | None = None
-    settings: Sequence[str] = ()
+    timing: bool = True  # whether steps of the result and the baseline are timed in the end
+    replay: bool = True  # whether the result is trained alone and compared with the baseline
+    progress: Progress | None = None  # called with a line for each run that ends, and as the supernet goes on
+    settings: Sequence[str] = ()  # changes of the file, ``key=value``
 
 
 def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[SearchRecord, dict[str, str]]:
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
-    Args:
-        file: the YAML file of the search.
-        log: the log.
-        out: the folder of the search.
-        options: how it is run.
-
-    Returns:
-        What came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
-
-    Raises:
-        InputError: a wrong search or log, another search or process in ``out``, or no candidate could be trained.
+    Returns what came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
+    Raises InputError: a wrong search or log, another search or process in ``out``, or no candidate could be
+    trained.
     """
     search, content = read_search(file, options.settings)
     check_search_folder(out)
@@ -121,7 +103,7 @@ def _by_trials(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[
 
 
 def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[Rung], log: Path) -> float:
-    """The operations of all trainings of a search, in passes of the baseline over all rows."""
+    """Operations of all trainings of a search, in passes of the baseline over all rows."""
     count = Operations(log, "training")
     whole = count(problem.space.apply_values(problem.content, {}))
     shares = {BASELINE: 1.0}
@@ -131,7 +113,6 @@ def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[R
 
 
 def _by_supernet(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
-    """One network for all candidates, and a controller."""
     from ctr.search.supernet import search_supernet
 
     content = {**on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
@@ -154,7 +135,7 @@ _METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_superne
 
 
 def _replay(problem: Problem, chosen: Candidate, runner: Runner, timing: bool) -> dict[str, str]:
-    """Trains the result and the baseline from the log's beginning, as ``ctr replay`` does; returns what failed."""
+    """Trains the result and the baseline from the log's beginning, by a replay; returns what failed."""
     search, last = problem.search, problem.prefixes[-1]
     read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"
     experiment = ExperimentConfig(

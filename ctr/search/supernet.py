@@ -41,13 +41,11 @@ from ctr.workers.collectives import Workers
 
 @dataclass(frozen=True)
 class SupernetResult:
-    """What a search by weight sharing found.
+    """Result of a search by weight sharing.
 
-    Attributes:
-        choice: the most likely candidate; under rejection of those that keep to the target.
-        examples: that the supernet learned from.
-        passes: what the search cost, in passes of the baseline over the same rows, by counted operations: the steps
-            of the largest network, and the predictions of candidates, which cost as much as its own.
+    ``choice`` is the most likely candidate; under rejection of those that keep to the target. ``passes`` is
+    what the search cost, in passes of the baseline over the same rows, by counted operations: the steps of
+    the largest network, and the predictions of candidates, which cost as much as its own.
     """
 
     choice: Choice
@@ -67,17 +65,14 @@ def search_supernet(
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
     Args:
-        config: of the search.
-        space: of the candidates.
         cost: of a candidate, in units of that of ``base``.
         base: the training configuration that candidates change; its time range is what the search reads.
-        log: the log.
         out: the folder of the supernet.
         progress: called with a line now and then.
 
     Raises:
-        InputError: a decision cannot be masked, the base learns otherwise than by AdaGrad, no candidate keeps to the
-            target, or what ``ctr.training.loop.open_session`` raises.
+        InputError: a decision cannot be masked, the base learns otherwise than by AdaGrad, no candidate keeps
+            to the target, or what ``ctr.training.loop.open_session`` raises.
     """
     largest = check_supernet(space, base)
     policy = Policy(space, cost.of, config.target, config.controller, config.seed)
@@ -131,7 +126,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
 
 
 def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:
-    """The configuration of a pass; ramps and batches that grow are of the first one alone."""
+    """Configuration of a pass; ramps and batches that grow are of the first one alone."""
     if not number:
         return largest
     crosses = largest.model.crosses
@@ -158,11 +153,8 @@ def _one_pass(
 ) -> dict[str, np.ndarray]:
     """Makes a pass, or what is left of it, up to ``limit`` rows.
 
-    Args:
-        before: everything that the pass before it came to; None: it is the first one.
-
-    Returns:
-        Everything that it came to, by the names of the state's variables.
+    ``before``, and what is returned, is everything that a pass came to, by the names of the state's
+    variables.
     """
     sizes = plan.policy.sizes
     begun: list[SharedState] = []

@@ -28,33 +28,17 @@ from ctr.search.space import Content
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration that can be an arm.
-
-    Attributes:
-        name: of the arm, unlike that of any other.
-        values: its choices by the names of the decisions.
-        changes: what they change of the baseline, by dotted keys.
-        cost: in units of the baseline's.
-    """
+    """Configuration that can be an arm."""
 
     name: str
-    values: Mapping[str, Any]
-    changes: Changes
-    cost: float
+    values: Mapping[str, Any]  # by the names of the decisions
+    changes: Changes  # of the baseline, by dotted keys
+    cost: float  # in units of the baseline's
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs experiments of a search.
-
-    Attributes:
-        log: the log.
-        out: the folder of the search.
-        command: that repeats the search.
-        workers: how many runs are trained side by side; None: one for each processor.
-        beam_options: options of another Beam runner.
-        progress: called with a line for each run that ends.
-    """
+    """Runs experiments of a search, as ``ctr.search.run.Options`` tell."""
 
     log: Path
     out: Path
@@ -64,15 +48,10 @@ class Runner:
     progress: Progress | None = None
 
     def run(self, name: str, experiment: ExperimentConfig, timing: bool | None = None) -> dict[str, str]:
-        """Makes the runs of an experiment that are not there yet, in ``out/NAME``, and writes ``out/NAME.yaml``.
+        """Makes the missing runs of an experiment in ``out/NAME``, and writes ``out/NAME.yaml``.
 
-        Args:
-            name: of the experiment.
-            experiment: what is tried.
-            timing: as ``run_experiment`` takes it; None: costs are not measured.
-
-        Returns:
-            What failed, by name.
+        ``timing`` is as ``run_experiment`` takes it; None: costs are not measured. Returns what failed, by
+        name.
         """
         file = self.out / f"{name}.yaml"
         make_folder(file.parent)
@@ -93,19 +72,10 @@ class Runner:
 def halve(
     candidates: Sequence[Candidate], rungs: int, eta: int, run: Callable[[int, Sequence[Candidate]], Rung]
 ) -> list[Rung]:
-    """Successive halving: the best 1 / eta of each rung, at least one, go on to the next.
+    """Successive halving: the best 1 / eta of each rung go on; the last one keeps the result.
 
-    Args:
-        candidates: those of the first rung.
-        rungs: their number.
-        eta: above 1.
-        run: runs candidates on a rung, from 0; returns it with the best candidate first.
-
-    Returns:
-        The rungs; the last one keeps the result.
-
-    Raises:
-        InputError: all candidates of a rung failed.
+    ``run`` runs candidates on a rung, from 0; it returns it with the best candidate first. Raises
+    InputError: all candidates of a rung failed.
     """
     found = []
     for number in range(rungs):
@@ -127,19 +97,9 @@ def run_rung(
 ) -> Rung:
     """Trains candidates, and the baseline, on a prefix of the log, and ranks them by progressive logloss.
 
-    The losses of two runs over the same rows are paired, query by query, so that a difference counts and not what both
-    have in common.
-
-    Args:
-        runner: runs them.
-        folder: of their experiment, relative to that of the search.
-        base: the baseline's configuration, as nested keys.
-        prefix: of the log.
-        seed: of the runs.
-        candidates: the candidates; the baseline may be one of them.
-
-    Raises:
-        InputError: a configuration is not possible, or the baseline failed.
+    The losses of two runs over the same rows are paired, query by query, so that a difference counts and not
+    what both have in common. ``folder`` is relative to that of the search; the baseline may be one of the
+    candidates. Raises InputError: a configuration is not possible, or the baseline failed.
     """
     experiment = ExperimentConfig(
         title=folder,
@@ -178,7 +138,7 @@ def run_rung(
 
 
 def on_prefix(base: Content, prefix: Prefix) -> dict[str, Any]:
-    """A configuration that reads the prefix alone, and keeps no predictions."""
+    """Configuration that reads the prefix alone, and keeps no predictions."""
     ended = {} if prefix.end is None else {"time_range.end": prefix.end.isoformat()}
     return changed(base, {**ended, "record_predictions": False})
 

@@ -1,8 +1,4 @@
-"""One HTML file with the results of one or more runs.
-
-The file needs nothing beside it and loads nothing: plots, style and one small script are inside, and it can be read
-without the script. All text of the runs is escaped. The same run directories give the same bytes.
-"""
+"""One HTML file with the results of one or more runs; the same run directories give the same bytes."""
 
 import math
 from collections.abc import Sequence
@@ -36,13 +32,7 @@ _VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not signif
 
 @dataclass(frozen=True)
 class _ComparedMetric:
-    """A row of a comparison, as text.
-
-    Attributes:
-        bar: where the interval's low end, the difference and the interval's high end lie on a scale from 0 to
-            120 whose middle is a difference of 0; None without an interval.
-        no_interval: why there is no interval; empty where there is one.
-    """
+    """Row of a comparison, as text."""
 
     title: str
     first: str
@@ -51,14 +41,14 @@ class _ComparedMetric:
     interval: str
     relative: str
     verdict: str
-    no_interval: str
+    no_interval: str  # why there is none, else empty
     sign: str
-    bar: tuple[float, ...] | None
+    bar: tuple[float, ...] | None  # low end, difference, high end, from 0 to 120 with a difference of 0 at 60
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """A run against the first one; `refusal` says why there is no comparison."""
+    """Run against the first one; `refusal` says why there is no comparison."""
 
     run: ShownRun
     comparison: RunComparison | None
@@ -67,15 +57,10 @@ class _Compared:
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Write the report of finished runs.
+    """Writes the report of finished runs, of which the others are compared with the first.
 
-    Args:
-        runs: run directories; the others are compared with the first.
-        out: the file to write, report.html in the first run directory by default. It appears whole or not at
-            all, and replaces nothing but a report.
-
-    Returns:
-        The file.
+     The file, report.html in the first run directory by default, appears whole or not at all, and replaces
+     nothing but a report.
 
     Raises:
         InputError: a run cannot be read, or the file cannot be written, or is there and is no report.
@@ -89,11 +74,7 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 def render_report(runs: Sequence[Path]) -> str:
-    """The report as HTML.
-
-    Raises:
-        InputError: a run cannot be read.
-    """
+    """Renders the report as HTML; raises InputError where a run cannot be read."""
     shown = show_runs(runs)
     return render_page(
         _TEMPLATE,
@@ -163,18 +144,17 @@ def _bar(*ends: float) -> tuple[float, ...] | None:
 
 
 def _sizes(runs: Sequence[ShownRun]) -> list[str]:
-    """The query sizes that occur in any run, ascending."""
     return [size for size in SIZE_NAMES if any((shown.sizes["size"] == size).any() for shown in runs)]
 
 
 def _subject(runs: Sequence[ShownRun]) -> str:
-    """What the runs predict, and of which table; empty where that is not known or not the same."""
+    """Words for what the runs predict, and of which table; empty where that is not known or not the same."""
     subjects = {shown.subject for shown in runs}
     return f"Prediction of {text}" if len(subjects) == 1 and (text := str(next(iter(subjects)))) else ""
 
 
 def _period(runs: Sequence[ShownRun]) -> str:
-    """From which to which event time the windows reach; empty when their times do not spread them out."""
+    """Range of event times of the windows; empty when their times do not spread them out."""
     windows = pd.concat([shown.windows for shown in runs])
     if windows.empty or not uses_event_time([shown.windows for shown in runs]):
         return ""

@@ -49,63 +49,39 @@ SIGNS = "●■▲◆▼✚"
 MAX_WINDOWS = 400
 """Points of a line in a plot; the windows of a longer pass are drawn several at a time."""
 _SMALLEST_POINT = 40
-"""A window with less than this part of the pass, and much smaller than most, is drawn together with its neighbors."""
+"""A window with less than this part of the pass, and much smaller than most, is drawn with its neighbors."""
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run with its name, its color and its tables.
-
-    Attributes:
-        name: distinguishes the run from the others.
-        index: its place among the runs.
-        color: its color in all plots, for a style.
-        sign: its marker in all plots.
-        run: what was read.
-        has_default_slices: whether its slices are those of the features that differ most, and none are configured.
-        subject: the table and the label that it is about.
-        summary: the metrics, with intervals and tables, as `ProgressiveMetrics.summary` gives them.
-        windows: the windows of the pass, at most `MAX_WINDOWS`.
-        windows_read: how many windows the pass has.
-        timeline: sums over time, at most `MAX_WINDOWS` entries.
-        health: what the pass says of the features' ids.
-        deciles: calibration by decile of prediction.
-        sizes: PerQueryAUC by query size.
-        config: text of config.yaml.
-        environment: keys and values of environment.json.
-        costs: what it costs, for each of `COSTS`.
-        counts: how the pass went, for each of `COUNTS`.
-        faults: what went wrong.
-        weights: spectra of the weight matrices; None when the run did not write them.
-    """
+    """A run with its name, its look in all plots, and its tables."""
 
     name: str
-    index: int
+    index: int  # its place among the runs
     color: str
-    sign: str
+    sign: str  # its marker
     run: Run
-    has_default_slices: bool
+    has_default_slices: bool  # of the features that differ most: none are configured
     subject: Subject
-    summary: dict[str, Any]
-    windows: pd.DataFrame
-    windows_read: int
-    timeline: Timeline
+    summary: dict[str, Any]  # as of `ProgressiveMetrics.summary`
+    windows: pd.DataFrame  # at most `MAX_WINDOWS`
+    windows_read: int  # how many the pass has
+    timeline: Timeline  # at most `MAX_WINDOWS` entries
     health: DataHealth
-    deciles: pd.DataFrame
-    sizes: pd.DataFrame
+    deciles: pd.DataFrame  # calibration by decile of prediction
+    sizes: pd.DataFrame  # PerQueryAUC by query size
     config: str
     environment: dict[str, str]
-    costs: dict[str, float | None]
-    counts: dict[str, float | None]
+    costs: dict[str, float | None]  # for each of `COSTS`
+    counts: dict[str, float | None]  # for each of `COUNTS`
     faults: list[Fault]
-    weights: list[WeightSpectrum] | None
+    weights: list[WeightSpectrum] | None  # None when the run did not write them
 
     def value(self, metric: str) -> str:
         """A metric, with as many digits as its interval deserves."""
         return display.fixed(self.summary[metric], display.decimals_for(*self.summary[f"{metric}_ci95"]))
 
     def bounds(self, metric: str) -> str:
-        """The interval of a metric."""
         low, high = self.summary[f"{metric}_ci95"]
         return display.interval(low, high, display.decimals_for(low, high))
 
@@ -115,7 +91,6 @@ class ShownRun:
 
     @property
     def headline_sentence(self) -> str:
-        """Accuracy, calibration, and what was learned beyond the base rate, in words."""
         rows = display.amount(self.summary["examples"])
         auc = self.headline("auc")
         accuracy = (
@@ -130,7 +105,6 @@ class ShownRun:
         return f"Over {rows} rows {accuracy}; {ratio}. {self._learned()}"
 
     def _learned(self) -> str:
-        """How the logloss compares with that of the base rate."""
         entropy, (low, high) = self.summary["normalized_entropy"], self.summary["normalized_entropy_ci95"]
         if entropy is None:
             return "Without both clicks and non-clicks there is no base rate to compare with."
@@ -147,7 +121,7 @@ class ShownRun:
 
     @property
     def calibration(self) -> tuple[str, str]:
-        """How predicted and actual clicks compare: a class of the page's style (good, near, wrong) and words."""
+        """Verdict on predicted over actual clicks: a class of the page's style (good, near, wrong) and words."""
         found = self.summary["calibration_ratio"], *self.summary["calibration_ratio_ci95"]
         return judge(*found), describe(*found)
 
@@ -162,11 +136,7 @@ class ShownRun:
 
 
 def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
-    """Read finished runs.
-
-    Raises:
-        InputError: a run cannot be read, or is given twice.
-    """
+    """Reads finished runs; raises InputError where one cannot be read, or is given twice."""
     shown = []
     for index, (folder, name, run) in enumerate(
         zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
@@ -202,10 +172,10 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
 
 
 def point_starts(examples: IntArray) -> IntArray:
-    """The windows at which the points of a plot begin, ascending from 0, from the windows' sizes [W].
+    """Windows at which the points of a plot begin, ascending from 0, from the windows' sizes [W].
 
-    A point is one window; but a point is never of less than the fortieth part of the pass and of half as many examples
-    as most windows have, and there are at most `MAX_WINDOWS`.
+    A point is one window; but a point is never of less than the fortieth part of the pass and of half as
+    many examples as most windows have, and there are at most `MAX_WINDOWS`.
     """
     if not len(examples):
         return np.zeros(0, np.int64)
@@ -252,7 +222,7 @@ def _merged(windows: pd.DataFrame, starts: IntArray) -> pd.DataFrame:
 
 
 def flat_environment(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of environment.json as words: those of an object each for itself, lists with commas."""
+    """Entries of environment.json as words: those of an object each for itself, lists with commas."""
     flat: dict[str, str] = {}
     for key, value in environment.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a run is about: the table that its log was made of, and the label that it predicts."""
+"""Subject of a run: the table that its log was made of, and the label that it predicts."""
 
 import json
 from dataclasses import dataclass
@@ -8,15 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run is about, as far as its log, where it still is, tells.
+    """Table and label of a run, as far as its log, where it still is, tells; both may be empty."""
 
-    Attributes:
-        table: the file that the log was made of, with the number of others; else the name of the log; may be empty.
-        label: the column of the label, or the rule on it; may be empty.
-    """
-
-    table: str
-    label: str
+    table: str  # the file that the log was made of, with the number of others; else the name of the log
+    label: str  # the column of the label, or the rule on it
 
     def __str__(self) -> str:
         label = self.label or "clicks"
@@ -24,7 +19,7 @@ class Subject:
 
 
 def subject_of(run: Path) -> Subject:
-    """The subject of a run directory; empty where its checkpoint does not say which log it has read."""
+    """Reads the subject of a run; empty where its checkpoint does not say which log it has read."""
     states = sorted((run / "checkpoints").glob("*/state.json"))
     found = _json(states[-1]).get("log") if states else None
     if not isinstance(found, str) or not found:
@@ -43,7 +38,7 @@ def subject_of(run: Path) -> Subject:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """An object of a JSON file; empty where there is none, or it is damaged: nothing but words hang on it."""
+    """Object of a JSON file; empty where there is none, or it is damaged: nothing but words hang on it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The figures of an experiment's report: which arms are drawn where, and what is to be seen in words."""
+"""Figures of an experiment's report: which arms are drawn where, and their words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ _PANELS = {
 
 
 def arm_places(experiment: Experiment) -> dict[str, int]:
-    """The place of each arm among the arms; a point of a sweep has that of its arm."""
+    """Place of each arm among the arms; a point of a sweep has that of its arm."""
     own = [result.arm.plan for result in experiment.arms if result.arm.plan.of is None]
     places = {plan.name: place for place, plan in enumerate(own)}
     return {

@@ -1,4 +1,4 @@
-"""What the runs of an arm show when they serve, and how retrains differ in it (FF 7.3, table 3)."""
+"""Serving loops of an arm: what its runs show, and how retrains differ in it (FF 7.3, table 3)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,54 +16,40 @@ from ctr.experiments.report.files import Ending, Loop, open_loop
 from ctr.io.errors import InputError
 
 SHOWN = ("ads_per_query", "clicks_per_1000_queries", "revenue_per_1000_queries")
-"""What is reported of each loop; all queries of its days count."""
+"""Numbers reported of each loop; all queries of its days count."""
 
 
 @dataclass(frozen=True)
 class MeasuredLoops:
-    """What the finished loops of an arm say.
-
-    Attributes:
-        outcomes: of all its loops.
-        shown: of finished loops: by seed, each of `SHOWN`.
-        churn: for each of `ctr.eval.ads_churn.MEASURES`, by pair of seeds.
-        signed: by pair of seeds, the mean number of ads of a query by the first seed less that by the second, over
-            half of their sum.
-        unavailable: why there is no churn; else empty.
-    """
+    """Measurements of the finished loops of an arm, and the outcomes of all of them."""
 
     outcomes: list[Ending]
-    shown: Mapping[int, Mapping[str, float]]
-    churn: Mapping[str, Mapping[tuple[int, int], Estimate]]
-    signed: Mapping[tuple[int, int], float]
-    unavailable: str
+    shown: Mapping[int, Mapping[str, float]]  # by seed, each of `SHOWN`
+    churn: Mapping[str, Mapping[tuple[int, int], Estimate]]  # by measure and pair of seeds
+    signed: Mapping[tuple[int, int], float]  # mean ads of a query, first seed less second, over half the sum
+    unavailable: str  # why there is no churn; else empty
 
     def mean_shown(self, name: str) -> float | None:
-        """The mean of one of `SHOWN` over finished seeds; None without any."""
+        """Mean of one of `SHOWN` over finished seeds; None without any."""
         found = [of_seed[name] for of_seed in self.shown.values()]
         return float(np.mean(found)) if found else None
 
     def mean_churn(self, measure: str) -> Estimate | None:
-        """The mean over pairs; None without any."""
+        """Mean over pairs; None without any."""
         pairs = self.churn[measure]
         return mean(list(pairs.values())) if pairs else None
 
 
 @dataclass(frozen=True)
 class LoopResult:
-    """The loops of an arm against its reference's.
-
-    Attributes:
-        loops: what they say.
-        changes: churn over the reference's, over the pairs of seeds of both, by measure; None where unknown.
-    """
+    """Loops of an arm against its reference's."""
 
     loops: MeasuredLoops
-    changes: Mapping[str, PairChange | None]
+    changes: Mapping[str, PairChange | None]  # churn over the reference's, by measure; None where unknown
 
 
 def loop_results(folder: Path, plan: Plan) -> dict[str, LoopResult]:
-    """The loops of each arm that has any, by its name."""
+    """Loops of each arm that has any, by its name."""
     measured = {
         arm.name: _measure(folder, arm, plan.loop_days)
         for arm in plan.arms

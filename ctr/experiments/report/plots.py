@@ -1,7 +1,6 @@
-"""The plots of an experiment, as SVG.
+"""Plots of an experiment, as SVG.
 
-Arms have the color and the marker of their place among the arms, points of a sweep those of their arm. The same data
-give the same bytes.
+Arms have the color and the marker of their place among the arms, points of a sweep those of their arm.
 """
 
 from collections.abc import Sequence
@@ -25,44 +24,29 @@ _ARROW: dict[str, Any] = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 0.8,
 
 @dataclass(frozen=True)
 class Spot:
-    """A point of a plot with its spans.
+    """Point of a plot with its spans."""
 
-    Attributes:
-        name: written beside it; empty for none.
-        index: place of its arm among the arms.
-        x, y: where it lies.
-        x_span, y_span: low and high end, None where unknown.
-        curve: whether it is a point of its arm's sweep.
-    """
-
-    name: str
-    index: int
+    name: str  # written beside it; empty for none
+    index: int  # place of its arm among the arms
     x: float
     y: float
     x_span: tuple[float, float] | None = None
     y_span: tuple[float, float] | None = None
-    curve: bool = False
+    curve: bool = False  # whether it is a point of its arm's sweep
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Spots over one kind of cost.
+    """Spots over one kind of cost."""
 
-    Attributes:
-        label: of the axis.
-        spots: what is drawn.
-        steps: pairs of spots that arrows join, from a reference other than the baseline to an arm.
-        curves: the spots that a line joins, by ascending x.
-    """
-
-    label: str
+    label: str  # of the axis
     spots: Sequence[Spot]
-    steps: Sequence[tuple[Spot, Spot]]
-    curves: Sequence[Sequence[Spot]]
+    steps: Sequence[tuple[Spot, Spot]]  # joined by arrows, from a reference other than the baseline to an arm
+    curves: Sequence[Sequence[Spot]]  # joined by a line, by ascending x
 
 
 def accuracy_against_cost(panels: Sequence[Panel]) -> str:
-    """Change of accuracy against that of cost, both in percent of the baseline's, as in FF figure 1."""
+    """Plots change of accuracy against that of cost, both in percent of the baseline's, as in FF figure 1."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_PANEL[0] * len(panels), _PANEL[1]), layout="constrained")
         hover = Hover(near=True)
@@ -83,7 +67,7 @@ def accuracy_against_cost(panels: Sequence[Panel]) -> str:
 
 
 def difference_against_accuracy(spots: Sequence[Spot]) -> str:
-    """PD over the last half of the pass, in percent, against PerQueryAUC."""
+    """Plots PD over the last half of the pass, in percent, against PerQueryAUC."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure((6.4, 4.2))
         hover = Hover(near=True)
@@ -95,10 +79,9 @@ def difference_against_accuracy(spots: Sequence[Spot]) -> str:
 
 
 def bias_by_decile(tables: Sequence[tuple[int, pd.DataFrame]]) -> str:
-    """Calibration bias across buckets of the estimated click-through rate, as in FF figure 5b.
+    """Plots calibration bias by decile of prediction, as in FF figure 5b.
 
-    Args:
-        tables: place of the arm among the arms, and the table of `ctr.eval.calibration.calibration_buckets`.
+    ``tables``: place of the arm among the arms, and the table of `ctr.eval.calibration.calibration_buckets`.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure((4.9, 3.2))
@@ -184,13 +167,12 @@ def name_points(
     colors: Sequence[str],
     runs: Sequence[int],
 ) -> None:
-    """Write a label beside each point, where it hides the fewest other labels and points.
+    """Writes a label beside each point, where it hides the fewest other labels and points.
 
     Args:
         axes: laid out already, so that it knows where the points lie.
         places: the points, in the units of the data.
-        labels: their texts; an empty one is not written.
-        colors: of the texts.
+        labels: an empty one is not written.
         runs: the number of each point's run or arm.
     """
     if not places:
@@ -230,6 +212,6 @@ def name_points(
 
 
 def _hidden(box: FloatArray, others: FloatArray) -> float:
-    """The area that a box [4] (left, bottom, right, top) shares with others [N, 4]."""
+    """Area that a box [4] (left, bottom, right, top) shares with others [N, 4]."""
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     return float(np.prod(np.maximum(high - low, 0), axis=1).sum())

@@ -16,84 +16,56 @@ from ctr.io.errors import InputError
 
 @dataclass(frozen=True)
 class FamilyBias:
-    """Calibration of the slices of a family in one run.
+    """Calibration of the S slices of a family in one run."""
 
-    Attributes:
-        weight: float64 [S].
-        bias: mean label minus mean prediction, [S]; NaN where nothing is known.
-        relative: the same over the mean prediction, [S].
-    """
-
-    weight: FloatArray
-    bias: Estimate
-    relative: Estimate
+    weight: FloatArray  # [S]
+    bias: Estimate  # mean label minus mean prediction, [S]; NaN where nothing is known
+    relative: Estimate  # the same over the mean prediction, [S]
 
 
 @dataclass(frozen=True)
 class SliceChange:
-    """A slice of an arm against its reference's, at the same seeds.
+    """A slice of an arm against its reference's, at the same seeds; weights and biases are means over seeds.
 
-    Attributes:
-        family: its family's name.
-        log: the constraint log whose rows it holds; None: the training log.
-        index: its number in the family.
-        holds: what it holds, in words.
-        shown: how the tables show it; None: they do not.
-        weight: mean over seeds; a slice by estimated CTR holds other rows in each run.
-        reference_weight: the reference's.
-        bias: mean over seeds.
-        reference_bias: the reference's.
-        size_change: of the bias's absolute value, in percent of the reference's; below 0 is better.
-        size_change_by_seed: the same of each seed.
-        significant: the interval of `size_change` excludes 0, and the changes of all seeds have one sign.
+    A slice by estimated CTR holds other rows in each run.
     """
 
     family: str
-    log: str | None
+    log: str | None  # the constraint log whose rows it holds; None: the training log
     index: int
-    holds: str
-    shown: ShownSlice | None
+    holds: str  # in words
+    shown: ShownSlice | None  # how the tables show it; None: they do not
     weight: float
     reference_weight: float
     bias: Estimate
     reference_bias: Estimate
-    size_change: Estimate
+    size_change: Estimate  # of the bias's absolute value, in percent of the reference's; below 0 is better
     size_change_by_seed: Mapping[int, float]
-    significant: bool
+    significant: bool  # interval of size_change excludes 0, and all seeds have one sign
 
 
 @dataclass(frozen=True)
 class VarianceChange:
-    """How differently the slices of a family are biased, of an arm against its reference, at the same seeds (FF 7.2).
+    """Change of how differently the slices of a family are biased, at the same seeds (FF 7.2).
 
-    The variance is that of bias over mean prediction, over the slices that both have; each slice counts the same.
-
-    Attributes:
-        family: its name.
-        slices: how many both have.
-        variance: mean over seeds.
-        reference_variance: the reference's.
-        change: in percent of the reference's; below 0 is better.
-        change_by_seed: the same of each seed.
-        significant: the interval of `change` excludes 0, and the changes of all seeds have one sign.
+    The variance is that of bias over mean prediction, over the slices that both have; each slice counts the
+    same.
     """
 
     family: str
-    slices: int
+    slices: int  # how many both have
     variance: Estimate
     reference_variance: Estimate
-    change: Estimate
+    change: Estimate  # in percent of the reference's; below 0 is better
     change_by_seed: Mapping[int, float]
-    significant: bool
+    significant: bool  # interval of change excludes 0, and all seeds have one sign
 
 
 def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, FamilyBias]:
-    """The calibration of a run by the slices of each family that it measured, by the family's name.
+    """Calibration of a run by the slices of each family that it measured, by the family's name.
 
     Of a constraint log without states there are only the slices that summary.json lists, without replicates.
-
-    Raises:
-        InputError: a file is damaged.
+    Raises InputError where a file is damaged.
     """
     found = {}
     for family in families:
@@ -113,14 +85,9 @@ def slice_changes(
     reference_biases: Mapping[int, Mapping[str, FamilyBias]],
     shown: Sequence[ShownSlice],
 ) -> list[SliceChange]:
-    """Each slice that both measured, with the same meaning; those that are shown first, in their order.
+    """Changes of each slice that both measured, with the same meaning; those that are shown come first.
 
-    Args:
-        families: of the arm.
-        reference_families: of its reference.
-        biases: of the arm: by seed, what `family_biases` found.
-        reference_biases: the same of its reference.
-        shown: slices that the tables show.
+    ``biases`` are by seed what `family_biases` found; ``shown`` are slices that the tables show.
     """
     places = {(one.family, one.index): (place, one) for place, one in reversed([*enumerate(shown)])}
     changes = []
@@ -140,7 +107,7 @@ def variance_changes(
     biases: Mapping[int, Mapping[str, FamilyBias]],
     reference_biases: Mapping[int, Mapping[str, FamilyBias]],
 ) -> list[VarianceChange]:
-    """Each family of which both measured at least two slices; the arguments are those of `slice_changes`."""
+    """Changes of each family of which both measured at least two slices; arguments as in `slice_changes`."""
     changes = []
     for family, seeds, ours, theirs in _common(families, reference_families, biases, reference_biases):
         both = np.all([np.isfinite(found.relative.point) for found in (*ours, *theirs)], axis=0)
@@ -173,7 +140,7 @@ def _common(
     biases: Mapping[int, Mapping[str, FamilyBias]],
     reference_biases: Mapping[int, Mapping[str, FamilyBias]],
 ) -> Iterator[tuple[PlannedFamily, list[int], list[FamilyBias], list[FamilyBias]]]:
-    """The families that both measured, with the seeds that have both, and what each found at these."""
+    """Families that both measured, with the seeds that have both, and what each found at these."""
     for family in families:
         seeds = [
             seed
@@ -186,7 +153,6 @@ def _common(
 
 
 def _variance(values: Estimate, which: BoolArray) -> Estimate:
-    """The variance over some of the values."""
     return Estimate(
         np.asarray(np.var(values.point[which])),
         np.var(values.replicates[:, which], axis=1),
@@ -239,7 +205,7 @@ def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
 
 
 def _percent(part: Estimate, whole: Estimate) -> Estimate:
-    """The change from `whole` to `part`, in percent."""
+    """Change from `whole` to `part`, in percent."""
     share = quotient(part, whole)
     return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
 

@@ -1,4 +1,4 @@
-"""The tables of an experiment, for a terminal and for its report alike."""
+"""Tables of an experiment, for a terminal and for its report alike."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,36 +26,22 @@ _LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table.
-
-    Attributes:
-        text: in a terminal and in a report.
-        detail: more of it, in a report alone.
-        verdict: better or worse, if it is significant; else empty.
-    """
+    """Content of a table."""
 
     text: str
-    detail: str = ""
-    verdict: str = ""
+    detail: str = ""  # more of it, in a report alone
+    verdict: str = ""  # better or worse, if it is significant
 
 
 @dataclass(frozen=True)
 class ArmTable:
-    """A table with a row for each of some arms.
+    """Table with a row for each of some arms."""
 
-    Attributes:
-        name: in links.
-        title: what it says.
-        columns: heads of the cells; `PAPER` is that of what a publication reports.
-        rows: names of the arms, and their cells.
-        notes: how to read it.
-    """
-
-    name: str
+    name: str  # in links
     title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, list[Cell]]]
-    notes: tuple[str, ...]
+    columns: tuple[str, ...]  # `PAPER` is that of what a publication reports
+    rows: list[tuple[str, list[Cell]]]  # names of the arms, and their cells
+    notes: tuple[str, ...]  # how to read it
 
 
 _NOTHING = Cell(display.ABSENT)
@@ -66,7 +52,7 @@ _PAPER_NOTE = (
 
 
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
-    """The table of accuracy, and those of costs, PD, tuning points, loops and slices where anything is known."""
+    """Tables of accuracy, and of costs, PD, tuning points, loops and slices where anything is known."""
     arms = experiment.arms
     tables = [_accuracy_table(arms, experiment.plan.scored_us)]
     if any(result.costs is not None for result in arms):
@@ -118,7 +104,7 @@ def _accuracy_table(arms: Sequence[ArmResult], scored_us: tuple[int, int] | None
 
 
 def _between(start_us: int, end_us: int) -> str:
-    """A range of query times in words; a start of 0 and an end of `MAX_TIME_US` are open."""
+    """Range of query times in words; a start of 0 and an end of `MAX_TIME_US` are open."""
     start, end = (
         f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}" if 0 < time < MAX_TIME_US else ""
         for word, time in (("from", start_us), ("before", end_us))
@@ -213,7 +199,6 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
 
 
 def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
-    """What runs showed when they served; None where no loop is finished."""
     rows = [
         (result.arm.plan.name, _loop_cells(result))
         for result in arms
@@ -234,7 +219,6 @@ def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
 
 
 def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable | None:
-    """Bias of the slices that the experiment shows, or of `every` other; None without any."""
     columns = (*_SLICE_COLUMNS, "constraint log") if every else (*_SLICE_COLUMNS, PAPER)
     rows = [
         (result.arm.plan.name, _slice_cells(result, change, every))
@@ -257,7 +241,6 @@ def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable 
 
 
 def _variance_table(arms: Sequence[ArmResult]) -> ArmTable | None:
-    """How differently the slices of each family are biased; None without constraints."""
     rows = [
         (result.arm.plan.name, _variance_cells(result, change))
         for result in arms
@@ -278,7 +261,7 @@ def _variance_table(arms: Sequence[ArmResult]) -> ArmTable | None:
 
 
 def _without_empty_columns(table: ArmTable) -> ArmTable:
-    """The table without the columns that say nothing of any arm; with a note on `PAPER` where that one stays."""
+    """Drops columns that say nothing of any arm; adds a note on `PAPER` where that one stays."""
     kept = [
         place
         for place in range(len(table.columns))
@@ -296,13 +279,11 @@ def _without_empty_columns(table: ArmTable) -> ArmTable:
 
 
 def _paper_cell(result: ArmResult, key: str) -> Cell:
-    """What a publication reports of an arm's technique under a column's name."""
     reported = result.arm.plan.paper.get(key)
     return _NOTHING if reported is None else Cell(str(reported))
 
 
 def _bounds(estimate: Estimate, decimals: int) -> str:
-    """The interval of a scalar."""
     low, high = (float(end) for end in estimate.interval())
     return display.interval(low, high, decimals)
 
@@ -481,7 +462,7 @@ def _variance_cells(result: ArmResult, change: VarianceChange) -> list[Cell]:
 
 
 def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> Cell:
-    """A change in percent that is better below 0, with its interval and that of each seed."""
+    """Change in percent that is better below 0, with its interval and that of each seed."""
     low, high = (float(end) for end in change.interval())
     value = display.fixed(float(change.point), 1, signed=True)
     ends = display.interval(low, high, 1, signed=True)

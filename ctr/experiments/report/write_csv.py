@@ -1,4 +1,4 @@
-"""The numbers of an experiment as CSV, one row an arm."""
+"""Numbers of an experiment as CSV, one row an arm."""
 
 import re
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ _PARTS = {"late": "pd_last_half", "whole": "pd_whole_pass"}
 def as_csv(experiment: Experiment) -> str:
     """Raw numbers under columns that say what they are; an empty cell is unknown.
 
-    Differences and changes are against the arm that ``against`` names. Ratios are multiples of its costs or PD; ends
-    of intervals are those of 95% over queries, but for quartiles over rounds of timing. Text that a spreadsheet would
-    run as a formula has an apostrophe before it, which spreadsheets take to mean text.
+    Differences and changes are against the arm that ``against`` names. Ratios are multiples of its costs or
+    PD; ends of intervals are those of 95% over queries, but for quartiles over rounds of timing. Text that a
+    spreadsheet would run as a formula has an apostrophe before it, which spreadsheets take to mean text.
     """
     papers = dict.fromkeys(key for result in experiment.arms for key in result.arm.plan.paper)
     has_loops = any(result.loops is not None for result in experiment.arms)

@@ -1,4 +1,4 @@
-"""Everything that an experiment reports, as JSON."""
+"""Numbers of an experiment as JSON."""
 
 import json
 from collections.abc import Collection
@@ -24,7 +24,7 @@ def as_json(experiment: Experiment) -> str:
 
 
 def spread(values: Collection[float]) -> tuple[float, float, float | None]:
-    """Smallest, largest, and standard deviation (of a sample; None for fewer than two) of at least one number."""
+    """Smallest, largest, and standard deviation (of a sample; None for fewer than two) of numbers."""
     found = list(values)
     return min(found), max(found), float(np.std(found, ddof=1)) if len(found) > 1 else None
 
@@ -180,7 +180,6 @@ def _variance_dict(change: VarianceChange) -> dict[str, Any]:
 
 
 def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:
-    """A scalar estimate with its interval."""
     if estimate is None:
         return None
     low, high = estimate.interval()

@@ -1,4 +1,4 @@
-"""What a supernet's controller recorded as it learned: OUT/supernet/controller.jsonl."""
+"""Records of a supernet's controller as it learned: OUT/supernet/controller.jsonl."""
 
 from pathlib import Path
 
@@ -11,32 +11,21 @@ CONTROLLER_FILE = "controller.jsonl"
 
 
 class ControllerRecord(Record):
-    """The controller at one point of its pass.
+    """State of the controller at one point of its pass."""
 
-    Attributes:
-        examples: that the supernet has learned from.
-        steps: of the controller.
-        entropy: of its distribution, in nats, summed over the decisions.
-        probabilities: for each decision those of its choices.
-        baseline: the moving average of rewards.
-        mean_reward: of the candidates since the last record; None: none was drawn.
-        mean_cost: theirs, in units of the baseline's.
-    """
-
-    examples: int
-    steps: int
-    entropy: float
+    examples: int  # that the supernet has learned from
+    steps: int  # of the controller
+    entropy: float  # nats, summed over the decisions
     probabilities: dict[str, list[float]]
-    baseline: float | None
-    mean_reward: float | None
-    mean_cost: float | None
+    baseline: float | None  # the moving average of rewards
+    mean_reward: float | None  # of the candidates since the last record; None: none was drawn
+    mean_cost: float | None  # in units of the baseline's
 
 
 def read_course(folder: Path) -> list[ControllerRecord]:
-    """All records of a supernet, in their order; empty where there is none.
+    """Reads all records of a supernet, in their order; empty where there is none.
 
-    Raises:
-        InputError: a line is damaged.
+    Raises InputError where a line is damaged.
     """
     path = folder / CONTROLLER_FILE
     if not path.exists():

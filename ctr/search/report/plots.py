@@ -1,4 +1,4 @@
-"""The plots of a search, as SVG: the frontier of cost and accuracy, and the controller's probabilities over time."""
+"""Plots of a search, as SVG: the frontier of cost and accuracy, and the controller's probabilities over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,27 +27,18 @@ _SIZE = (4.9, 3.2)
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration on the plane of cost and loss.
-
-    Attributes:
-        name: of it.
-        group: place among the groups of the plot, which have a color each.
-        cost: in units of the baseline's.
-        change: of the logloss against the baseline's, in percent of it.
-        span: the ends of its 95% interval; None: unknown.
-        text: what it is.
-    """
+    """Configuration on the plane of cost and loss."""
 
     name: str
-    group: int
-    cost: float
-    change: float
-    span: tuple[float, float] | None
+    group: int  # place among the groups of the plot, which have a color each
+    cost: float  # in units of the baseline's
+    change: float  # of the logloss against the baseline's, in percent of it
+    span: tuple[float, float] | None  # ends of its 95% interval; None: unknown
     text: str
 
 
 def loss_against_cost(points: Sequence[Point], groups: Sequence[str], target: float) -> str:
-    """Change of logloss against cost; a line joins those that nothing beats in both."""
+    """Plots change of logloss against cost; a line joins those that nothing beats in both."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure((6.4, 4.0))
         hover = Hover(near=True)
@@ -99,7 +90,7 @@ def loss_against_cost(points: Sequence[Point], groups: Sequence[str], target: fl
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats in cost and in loss, by ascending cost."""
+    """Points that no other one beats in cost and in loss, by ascending cost."""
     best: list[Point] = []
     for point in sorted(points, key=lambda one: (one.cost, one.change)):
         if not best or point.change < best[-1].change:
@@ -108,7 +99,7 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def probabilities(course: Sequence[ControllerRecord], name: str, choices: Sequence[object]) -> str:
-    """The probability of each choice of a decision, over the examples."""
+    """Plots the probability of each choice of a decision, over the examples."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(_SIZE)
         hover = Hover()
@@ -135,7 +126,7 @@ def probabilities(course: Sequence[ControllerRecord], name: str, choices: Sequen
 
 
 def quantity(course: Sequence[ControllerRecord], key: str, label: str, level: float | None = None) -> str:
-    """One number of the controller over the examples, and a level to compare with."""
+    """Plots one number of the controller over the examples, and a level to compare with."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(_SIZE)
         hover = Hover()

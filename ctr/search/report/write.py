@@ -1,4 +1,4 @@
-"""The report of a search: tables as text, and one HTML file that needs nothing else.
+"""Report of a search: tables as text, and one self-contained HTML file.
 
 All text of the search's file is escaped in the HTML.
 """
@@ -25,32 +25,19 @@ _PARTS = {"rest": "the held-out rest, which the search has not read", "whole": "
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        title: what it says.
-        columns: heads, that of the first column included.
-        rows: its cells.
-        note: how to read it.
-    """
+    """Table of a report."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # that of the first column included
     rows: list[list[str]]
     note: str = ""
 
 
 def write_search(folder: Path) -> str:
-    """Writes report.html and table.txt of a search; the same search gives the same bytes.
+    """Writes report.html and table.txt of a search; the same search gives the same bytes. Returns table.txt.
 
-    Args:
-        folder: holds search.json, and a supernet's controller.jsonl where there is one.
-
-    Returns:
-        The content of table.txt.
-
-    Raises:
-        InputError: a file is not there or damaged, or cannot be written.
+    ``folder`` holds search.json, and a supernet's controller.jsonl where there is one. Raises InputError: a
+    file is not there or damaged, or cannot be written.
     """
     path = folder / RECORD_FILE
     if not path.exists():
@@ -67,7 +54,7 @@ def write_search(folder: Path) -> str:
 
 
 def as_text(record: SearchRecord) -> str:
-    """The tables for a terminal."""
+    """Tables for a terminal."""
     lines = [" ".join(record.title.split()), *_sentences(record)]
     for table in _tables(record, _SHOWN):
         lines += ["", table.title, *_aligned([list(table.columns), *table.rows])]
@@ -76,13 +63,12 @@ def as_text(record: SearchRecord) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """The lines of a table whose last column is words, which are not aligned."""
+    """Lines of a table whose last column is words, which are not aligned."""
     numbers = display.aligned([row[:-1] for row in rows])
     return [f"{line}  {row[-1]}".rstrip() for line, row in zip(numbers, rows, strict=True)]
 
 
 def _sentences(record: SearchRecord) -> list[str]:
-    """What was searched, on what, and what came of it."""
     unit = f"the baseline's {record.purpose} cost by {_MEASURES[record.measure]}"
     lines = [
         f"Method {record.method}, {record.size:,} candidates, target {record.target:g} of {unit}, seed {record.seed}."
@@ -171,7 +157,6 @@ def _rung_table(
 
 
 def _as_html(record: SearchRecord, course: Sequence[ControllerRecord]) -> str:
-    """The report as HTML; the same search gives the same bytes."""
     figures = [figure_of(*_frontier(record))] if record.rungs or record.judged else []
     courses: list[ReportFigure] = []
     if course:

@@ -1,7 +1,7 @@
-"""What the plots of a report are drawn with: the lines, bands and bars of runs, frames and texts.
+"""Elements of a report's plots: the lines, bands and bars of runs, frames and texts.
 
-Runs are told apart by color and marker (`COLORS`, `MARKERS`, in the order of the runs), which the page around
-explains: no text of a run's files is drawn. The same data give the same bytes.
+Runs are told apart by color and marker (`COLORS`, `MARKERS`, in the order of the runs), which the page
+around explains: no text of a run's files is drawn.
 """
 
 import numpy as np

@@ -57,7 +57,6 @@ def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def _click_ratio_over_time(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """Predicted over actual clicks over time."""
     courses, words = [], []
     for shown in runs:
         if len(shown.timeline):
@@ -84,11 +83,7 @@ def _click_ratio_over_time(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def reliability(deciles: Sequence[pd.DataFrame]) -> str:
-    """Share of clicks against mean prediction, by decile of prediction; the diagonal is perfect.
-
-    Args:
-        deciles: for each run the table of `ctr.eval.calibration.calibration_buckets`.
-    """
+    """Plots the share of clicks against mean prediction, by decile of prediction; the diagonal is perfect."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure((4.9, 3.2))
         hover = Hover(near=True)

@@ -1,4 +1,4 @@
-"""What each figure of a report has: a plot and its words."""
+"""Figures of a report: a plot and its words."""
 
 import hashlib
 import re
@@ -12,25 +12,17 @@ from ctr.eval.report.shown_run import ShownRun
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A plot with its words.
+    """A plot with its words."""
 
-    Attributes:
-        title: what it shows, short enough for one line.
-        svg: the image, an element of the page; empty where there are fewer than two points to draw.
-        alt: what is to be seen in it, for those who do not see it.
-        run: the run it is about, if it is about one alone.
-        note: what else is to be said of the title.
-    """
-
-    title: str
-    svg: Markup
-    alt: str
-    run: ShownRun | None = None
-    note: str = ""
+    title: str  # short enough for one line
+    svg: Markup  # element of the page; empty where there are fewer than two points to draw
+    alt: str  # what is to be seen in it, for those who do not see it
+    run: ShownRun | None = None  # the run it is about, if it is about one alone
+    note: str = ""  # what else is to be said of the title
 
 
 def figure_of(title: str, svg: str, alt: str, run: ShownRun | None = None, *, note: str = "") -> ReportFigure:
-    """A plot given as an SVG element, with its words as in `ReportFigure`."""
+    """Makes a figure of a plot given as an SVG element, with its words as in `ReportFigure`."""
     # An element of a page may refer to parts of another one that have the same id.
     prefix = hashlib.sha256(f"{title}\0{alt}\0{svg}".encode()).hexdigest()[:8]
     svg = re.sub(r'(\sid="|\shref="#|:href="#|url\(#)', rf"\g<1>p{prefix}-", svg)
@@ -39,5 +31,5 @@ def figure_of(title: str, svg: str, alt: str, run: ShownRun | None = None, *, no
 
 
 def style_color(color: str) -> str:
-    """One of `COLORS` as the page's style knows it."""
+    """Variable of the page's style for one of `COLORS`."""
     return f"var(--run-{COLORS.index(color)})"

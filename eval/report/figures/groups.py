@@ -1,4 +1,4 @@
-"""A metric by group: deciles, values of a feature, sizes of queries."""
+"""Plots of a metric by group: deciles, values of a feature, sizes of queries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,11 @@ def by_group(
     labels: tuple[str, str],
     best: float,
 ) -> str:
-    """A metric by group, the runs beside one another.
+    """Plots a metric by group, the runs beside one another.
 
     Args:
         tables: for each run one row for each group; NaN where it has none.
         columns: the metric's and those of its interval's ends.
-        groups: names of the groups.
         labels: of both axes: what the groups are, and the metric.
         best: the metric's best value.
     """
@@ -52,7 +51,7 @@ def by_group(
 
 
 def offset(index: int, runs: int) -> float:
-    """How far beside a group's middle a run is drawn."""
+    """Distance of a run's points from the middle of their group."""
     return (index - (runs - 1) / 2) * min(0.7 / runs, 0.25)
 
 

@@ -1,4 +1,4 @@
-"""The ids of a log's features: new and missing ones, and the rows that growing ids have of their own."""
+"""Ids of a log's features: new and missing ones, and the rows that growing ids have of their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,26 +20,19 @@ from ctr.eval.timeline import Timeline
 
 @dataclass(frozen=True)
 class HealthTable:
-    """The ids of a log's features.
-
-    Attributes:
-        runs: those that found the same.
-        features: of each feature what is known, with the color and the dashes of its line in the plots.
-        figures: over time.
-    """
+    """Ids of a log's features, for the runs that found the same."""
 
     runs: list[ShownRun]
-    features: list[tuple[FeatureHealth, str, str]]
+    features: list[tuple[FeatureHealth, str, str]]  # with color and dashes of their lines in the plots
     figures: list[ReportFigure]
 
     @property
     def grows(self) -> bool:
-        """Whether ids of a feature grow."""
         return any(feature.slots is not None for feature, _, _ in self.features)
 
 
 def health_tables(runs: Sequence[ShownRun]) -> list[HealthTable]:
-    """What the runs found of the features' ids; runs that found the same share a table."""
+    """Health of the features' ids; runs that found the same share a table."""
     tables: list[HealthTable] = []
     for shown in runs:
         same = next((table for table in tables if table.runs[0].health == shown.health), None)
@@ -86,7 +79,6 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
 
 
 def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
-    """How many rows the ids that grow have of their own, which came and went, and how many values share rows."""
     timeline, health = shown.timeline, shown.health
     # In the colors of the table.
     features = {
@@ -130,7 +122,7 @@ def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
 
 
 def id_shares(timeline: Timeline, features: Sequence[str], kind: str, run: int) -> str:
-    """Over time, of each feature the share of values with a new id (`kind` "new"), or of rows without a value.
+    """Plots over time the share of values with a new id (`kind` "new"), or of rows without a value.
 
     Lines look as `line_look` says, in the order of `features`.
     """
@@ -143,14 +135,11 @@ def id_shares(timeline: Timeline, features: Sequence[str], kind: str, run: int) 
 
 
 def id_slots(timeline: Timeline, looks: Mapping[str, int], kind: str, run: int) -> str:
-    """Over time, of each feature whose ids grow, how its slots are used.
+    """Plots over time, of each feature whose ids grow, how its slots are used.
 
-    Args:
-        timeline: of the run.
-        looks: by feature the number of its line, as in `line_look`.
-        kind: ``occupied``, the share of the capacity; ``moved``, ids admitted, and below 0 those evicted; ``shared``,
-            the share of values on shared rows.
-        run: its number.
+    ``looks``: by feature the number of its line, as in `line_look`. ``kind``: ``occupied``, the share of the
+    capacity; ``moved``, ids admitted, and below 0 those evicted; ``shared``, the share of values on shared
+    rows.
     """
     lines = []
     for name, look in looks.items():

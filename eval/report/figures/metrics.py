@@ -35,7 +35,7 @@ from ctr.eval.run_files import LOSS_TERMS, METRICS
 
 _BASELINES = {"calibration_bias": 0.0, "normalized_entropy": 1.0}
 _SUMMED_BY = {"per_query_auc": "queries_scored", "logloss": "weight_sum", "calibration_bias": "weight_sum"}
-"""The metrics whose value over several windows is the mean of theirs, and its weights."""
+"""Metrics whose value over several windows is the mean of theirs, and its weights."""
 _PAIRED = {
     "per_query_auc": "PerQueryAUC",
     "logloss": "logloss",
@@ -44,7 +44,7 @@ _PAIRED = {
 
 
 def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """Each metric over time."""
+    """Figures of each metric over time."""
     windows = [shown.windows for shown in runs]
     figures = []
     for metric in METRICS:
@@ -61,16 +61,14 @@ def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def has_running_mean(metric: str) -> bool:
-    """Whether `progressive_metric` also draws the value of all windows so far."""
+    """Tells whether `progressive_metric` also draws the value of all windows so far."""
     return metric in _SUMMED_BY
 
 
 def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
-    """A metric of each window over time, with its interval as a band.
+    """Plots a metric of each window over time, with its interval as a band.
 
-    Args:
-        windows: for each run its windows, as `ctr.eval.run_files.read_windows` gives them.
-        metric: one of `ctr.eval.run_files.METRICS`.
+    ``windows``: for each run those of `ctr.eval.run_files.read_windows`.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(FIGURE_SIZE)
@@ -111,7 +109,7 @@ def _running_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def loss_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """The terms of the loss over time, for each run whose loss has several."""
+    """Terms of the loss over time, for each run whose loss has several."""
     figures = []
     for shown in runs:
         terms = {name: title for name, title in LOSS_TERMS.items() if shown.windows[name].notna().any()}
@@ -132,13 +130,7 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def loss_terms(table: pd.DataFrame, terms: Mapping[str, str], run: int) -> str:
-    """What each term contributed to the loss of the steps in each window of a run.
-
-    Args:
-        table: the run's windows.
-        terms: titles of the columns to draw.
-        run: its number.
-    """
+    """Plots what each term contributed to the loss of the steps in each window of a run."""
     lines = []
     for place, (column, title) in enumerate(terms.items()):
         y = table[column].to_numpy()
@@ -152,7 +144,7 @@ def loss_terms(table: pd.DataFrame, terms: Mapping[str, str], run: int) -> str:
 
 
 def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """The paired difference from the first run over time, for the runs that scored the same examples."""
+    """Paired difference from the first run over time, for the runs that scored the same examples."""
     first = runs[0].timeline
     others = [(shown, shown.timeline) for shown in runs[1:] if len(first) and shown.timeline.matches(first)]
     if not others:

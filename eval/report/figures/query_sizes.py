@@ -34,11 +34,7 @@ def query_size_figure(runs: Sequence[ShownRun]) -> ReportFigure | None:
 
 
 def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
-    """PerQueryAUC by the number of a query's rows, over how many queries have that many.
-
-    Args:
-        tables: for each run the table of `ctr.eval.per_query_auc.PerQueryAUC.by_size`.
-    """
+    """Plots PerQueryAUC by the number of a query's rows, over how many queries have that many."""
     sizes = [name for name in SIZE_NAMES if any(name in set(table["size"]) for table in tables)]
     rows = [table.set_index("size").reindex(sizes) for table in tables]
     same = all(table["queries"].equals(rows[0]["queries"]) for table in rows)

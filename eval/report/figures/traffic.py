@@ -64,18 +64,17 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def _rates_of_pass(shown: ShownRun) -> tuple[float, float]:
-    """Observed and predicted click-through rate over the whole pass."""
     weight, clicks, predicted = shown.run.metrics.calibration.sums.sum(axis=0)
     return float(ratio(clicks, weight)), float(ratio(predicted, weight))
 
 
 def throughput(windows: Sequence[pd.DataFrame]) -> str:
-    """Examples per second in each window over time."""
+    """Plots examples per second in each window over time."""
     return _rate_plot(windows, [table["examples_per_second"].to_numpy() for table in windows], "examples/s")
 
 
 def traffic_unit(windows: Sequence[pd.DataFrame]) -> str | None:
-    """The longest stretch of event time that `traffic` counts by, so that it has at least one example; None without."""
+    """Shortest stretch of event time of which the median window has at least one example; None without times."""
     if not uses_event_time(windows):
         return None
     rates = np.concatenate([_traffic(table) for table in windows])
@@ -86,7 +85,7 @@ def traffic_unit(windows: Sequence[pd.DataFrame]) -> str | None:
 
 
 def traffic(windows: Sequence[pd.DataFrame], unit: str) -> str:
-    """Examples per stretch of event time in each window; `unit` is that of `traffic_unit`."""
+    """Plots examples per stretch of event time in each window; `unit` is that of `traffic_unit`."""
     rates = [_traffic(table) * _RATE_UNITS[unit] for table in windows]
     return _rate_plot(windows, rates, f"examples per {unit}")
 
@@ -116,7 +115,7 @@ def _rate_plot(windows: Sequence[pd.DataFrame], rates: Sequence[FloatArray], uni
 
 
 def click_rates(timelines: Sequence[Timeline]) -> str:
-    """Observed click-through rate over time, with its interval, and the mean prediction of each run."""
+    """Plots observed click-through rate over time, with its interval, and the mean prediction of each run."""
     known = [(index, one) for index, one in enumerate(timelines) if len(one)]
     tables = [places_of(one) for _, one in known]
     with matplotlib.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""The spectra of weight matrices."""
+"""Spectra of weight matrices."""
 
 import math
 from collections.abc import Sequence
@@ -28,43 +28,27 @@ _ORDERS = (2, 1)
 
 @dataclass(frozen=True)
 class WeightRow:
-    """What the spectrum of a weight says, as numbers and text.
-
-    Attributes:
-        spectrum: where it is from.
-        color: of its line in the plot, for a style; empty without one.
-        dashes: its strokes and gaps.
-        now: of a product, its multiply-adds as a share of those of the full matrix.
-        kept: for the Frobenius norm and for the sum, the rank that keeps 90%, and what a bottleneck of that rank
-            costs as a share of the present multiply-adds; empty without singular values.
-        top_half: for both, the share in the larger half of the singular values.
-    """
+    """Spectrum of a weight as numbers and text."""
 
     spectrum: WeightSpectrum
-    color: str
+    color: str  # of its line in the plot; empty without one
     dashes: str
-    now: float | None
-    kept: list[tuple[int, float]]
-    top_half: list[str]
+    now: float | None  # of a product, its multiply-adds as a share of those of the full matrix
+    kept: list[tuple[int, float]]  # by norm: the rank that keeps 90%, its share of multiply-adds
+    top_half: list[str]  # by norm: the share in the larger half
 
 
 @dataclass(frozen=True)
 class WeightTable:
-    """The weight matrices of a run.
-
-    Attributes:
-        run: whose.
-        rows: one for each weight; None when the run did not write their spectra.
-        figure: the spectra; None when there is none to draw.
-    """
+    """Weight matrices of a run."""
 
     run: ShownRun
-    rows: list[WeightRow] | None
-    figure: ReportFigure | None
+    rows: list[WeightRow] | None  # None when the run did not write their spectra
+    figure: ReportFigure | None  # None when there is none to draw
 
 
 def weight_tables(runs: Sequence[ShownRun]) -> list[WeightTable]:
-    """The spectra of each run's weight matrices."""
+    """Spectra of each run's weight matrices."""
     return [_weight_table(shown) for shown in runs]
 
 
@@ -108,10 +92,10 @@ def _weight_row(index: int, spectrum: WeightSpectrum) -> WeightRow:
 
 
 def cumulative_spectra(spectra: Sequence[FloatArray | None]) -> str:
-    """Shares of the norm and of the sum of singular values in the largest, by the share of them that these are.
+    """Shares of the norm and of the sum of singular values in the largest, by the share that these are.
 
-    Args:
-        spectra: for each weight its singular values, descending; without any, or with none above 0, it has no line.
+    ``spectra``: for each weight its singular values, descending; without any, or with none above 0, it has
+    no line.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.6), layout="constrained")
