@@ -13,18 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import (
-    BoolArray,
     FloatArray,
     IntArray,
     check_same_length,
     checked_ids,
     ratio,
 )
-from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.display import aligned, amount, decimals_for, fixed, interval
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.run_files import read_columns
-from ctr.eval.states import SumState
+from ctr.eval.states import BUCKETS, SumState, query_bucket
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 
@@ -70,33 +68,24 @@ class AdsChurn(SumState):
         queries = self.queries.sum()
         return float(ratio(self.first.sum(), queries)), float(ratio(self.second.sum(), queries))
 
-    def result(self) -> dict[str, float]:
-        """Each of `MEASURES`; NaN where neither model showed anything."""
-        return {name: float(value[0]) for name, value in self.replicates(np.ones((1, BUCKETS))).items()}
-
-    def replicates(self, multiplicity: FloatArray) -> dict[str, FloatArray]:
-        """Each of `MEASURES` with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        first, second = multiplicity @ self.first, multiplicity @ self.second
-        return {
-            "mean_churn": ratio(2 * np.abs(first - second), first + second),
-            "query_churn": ratio(2 * (multiplicity @ self.difference), first + second),
-        }
-
-    def occupied(self) -> BoolArray:
-        return self.queries > 0
-
     def estimates(self) -> dict[str, Estimate]:
-        """`result` with its delete-one-bucket replicates.
+        """Each of `MEASURES`; NaN where neither model showed anything.
 
         The churn of the mean has a kink at 0: where it is small beside its interval, the interval goes below
         0 and says no more than that no difference is seen.
         """
-        replicates = self.replicates(deletions())
-        return {
-            name: Estimate(np.array(value), replicates[name], self.occupied())
-            for name, value in self.result().items()
-        }
+        sums = np.stack([self.first, self.second, self.difference], axis=1)
+        points, replicates = _churn(sums.sum(axis=0)), _churn(deletions() @ sums)
+        return {name: Estimate(points[name], replicates[name], self.queries > 0) for name in MEASURES}
+
+
+def _churn(sums: FloatArray | IntArray) -> dict[str, FloatArray]:
+    """Each of `MEASURES` [...] from ads by the first model, by the second and their difference [..., 3]."""
+    first, second, difference = np.moveaxis(sums, -1, 0)
+    return {
+        "mean_churn": ratio(2 * np.abs(first - second), first + second),
+        "query_churn": ratio(2 * difference, first + second),
+    }
 
 
 @dataclass(frozen=True)

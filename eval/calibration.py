@@ -1,5 +1,6 @@
 """Calibration bias, label minus prediction (FF section 6): overall, by decile of prediction, by slice."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -8,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, check_same_length, checked_ids, ratio
-from ctr.eval.buckets import BUCKETS
+from ctr.eval.auc import LogitHistogram, coarse_edges
 from ctr.eval.click_ratio import click_ratio_interval
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions, difference, quotient
-from ctr.eval.keyed_sums import KeyedSums
+from ctr.eval.intervals import Estimate, deletions, difference, quotient
 from ctr.eval.logistic import sigmoid
-from ctr.eval.logit_histogram import LogitHistogram, coarse_edges
 from ctr.eval.rows import ScoredRows
-from ctr.eval.states import Arrays, SumState
+from ctr.eval.states import BUCKETS, Arrays, SumState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +25,7 @@ _SLICES_AT_ONCE = 1024
 _CELL_SUMS = 4
 _BIN_LIMIT = 8.0
 _BINS_PER_LOGIT = 16.0
+_SMALLEST_MERGE = 1024
 _STATE = {"id", "key", "sums", "bin_key", "bin_sums"}
 
 
@@ -56,14 +56,6 @@ class Calibration(SumState):
         """The 95% interval of `prediction_ratio`, also of few clicks; NaN without clicks."""
         low, high = click_ratio_interval(self.ratio_estimate(), self.sums[:, 1])
         return float(low), float(high)
-
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """Bias [R] with each bucket counted as often as `multiplicity` [R, K] says."""
-        check_multiplicity(multiplicity)
-        return _bias(multiplicity @ self.sums)
-
-    def occupied(self) -> BoolArray:
-        return self.sums[:, 0] > 0
 
     def estimate(self) -> Estimate:
         return _bias_estimate(self.sums)
@@ -328,3 +320,63 @@ def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
             "ci95_high": high,
         }
     )
+
+
+class KeyedSums:
+    """A growing table: key -> `width` sums of float64.
+
+    Each key has its sums in exactly one place, so they depend on the values added and their order alone.
+    Sorted arrays hold them: a large one, and a small one of keys first seen lately, which moves into the
+    large one when it has grown to an eighth of it; inserting straight into the large one would copy it with
+    every batch that brings a new key.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._main = _empty(width)
+        self._recent = _empty(width)
+
+    def add(self, keys: IntArray, values: Sequence[FloatArray] | FloatArray) -> None:
+        """Adds `values` [width, N] to the sums of `keys` [N], which may repeat."""
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
+
+        place, distinct = pd.factorize(keys)
+        added = np.array([np.bincount(place, column, len(distinct)) for column in values])
+        # Ascending, because a sorted search goes through a large table several times faster.
+        order = np.argsort(distinct)
+        keys, added = distinct[order], added[:, order]
+        for known_keys, known_sums in (self._main, self._recent):
+            where, known = _find(known_keys, keys)
+            for known_column, column in zip(known_sums, added, strict=True):
+                known_column[where[known]] += column[known]
+            keys, added = keys[~known], added[:, ~known]
+        if len(keys):
+            self._recent = _inserted(self._recent, keys, added)
+            if len(self._recent[0]) > max(_SMALLEST_MERGE, len(self._main[0]) // 8):
+                self._main = _inserted(self._main, *self._recent)
+                self._recent = _empty(self._width)
+
+    def items(self) -> tuple[IntArray, FloatArray]:
+        """All keys [C], ascending, and their sums [width, C], as copies."""
+        return _inserted(self._main, *self._recent)
+
+
+def _empty(width: int) -> tuple[IntArray, FloatArray]:
+    return np.empty(0, np.int64), np.empty((width, 0))
+
+
+def _find(known: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
+    """Places where `keys` [N] stand, or would stand, in the sorted `known`; and whether they do."""
+    place = np.searchsorted(known, keys)
+    inside = place < len(known)
+    found = np.zeros(len(keys), dtype=np.bool_)
+    found[inside] = known[place[inside]] == keys[inside]
+    return place, found
+
+
+def _inserted(
+    table: tuple[IntArray, FloatArray], keys: IntArray, sums: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    place = np.searchsorted(table[0], keys)
+    return np.insert(table[0], place, keys), np.insert(table[1], place, sums, axis=1)

@@ -34,8 +34,8 @@ from typing import Literal
 import numpy as np
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.logistic import sigmoid
+from ctr.eval.states import BUCKETS
 
 CONFIDENCE = 0.95
 
@@ -141,12 +141,6 @@ def all_but_one(sums: FloatArray) -> FloatArray:
     others = _one_left_out(BUCKETS // _GROUPS) @ groups
     others += other_groups[:, np.newaxis]
     return others.reshape(sums.shape)
-
-
-def check_multiplicity(multiplicity: FloatArray) -> None:
-    """Raises ValueError unless `multiplicity` is [R, K]: how often replicate r counts bucket k."""
-    if multiplicity.ndim != 2 or multiplicity.shape[1] != BUCKETS:
-        raise ValueError(f"multiplicity must have shape [R, {BUCKETS}], got {multiplicity.shape}")
 
 
 @cache

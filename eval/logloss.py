@@ -4,11 +4,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ctr.eval.arrays import BoolArray, FloatArray, ratio
-from ctr.eval.buckets import BUCKETS
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.rows import ScoredRows
-from ctr.eval.states import SumState
+from ctr.eval.states import BUCKETS, SumState
 
 
 class Logloss(SumState):
@@ -37,25 +36,15 @@ class Logloss(SumState):
         """Logloss over the base rate's entropy; NaN when a class is absent."""
         return float(_normalized_entropy(self.loss.sum(), self.class_weight.sum(axis=0)))
 
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """Mean logloss [R] with each bucket counted as often as `multiplicity` [R, K] says."""
-        check_multiplicity(multiplicity)
-        return ratio(multiplicity @ self.loss, multiplicity @ self.class_weight.sum(axis=1))
-
-    def normalized_entropy_replicates(self, multiplicity: FloatArray) -> FloatArray:
-        check_multiplicity(multiplicity)
-        return _normalized_entropy(multiplicity @ self.loss, multiplicity @ self.class_weight)
-
-    def occupied(self) -> BoolArray:
-        weight: FloatArray = self.class_weight.sum(axis=1)
-        return weight > 0
-
     def estimate(self) -> Estimate:
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied(), "log")
+        weight = self.class_weight.sum(axis=1)
+        replicates = ratio(deletions() @ self.loss, deletions() @ weight)
+        return Estimate(np.array(self.result()), replicates, weight > 0, "log")
 
     def normalized_entropy_estimate(self) -> Estimate:
-        point = np.array(self.normalized_entropy())
-        return Estimate(point, self.normalized_entropy_replicates(deletions()), self.occupied(), "log")
+        point, occupied = np.array(self.normalized_entropy()), self.class_weight.sum(axis=1) > 0
+        replicates = _normalized_entropy(deletions() @ self.loss, deletions() @ self.class_weight)
+        return Estimate(point, replicates, occupied, "log")
 
 
 def _normalized_entropy(loss: FloatArray, class_weight: FloatArray) -> FloatArray:

@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
-from ctr.eval.buckets import BUCKETS
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.rows import ScoredRows
-from ctr.eval.states import SumState
+from ctr.eval.states import BUCKETS, SumState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,17 +51,10 @@ class PerQueryAUC(SumState):
     def result(self) -> float:
         return float(ratio(self.auc_sum.sum(), self.scored.sum()))
 
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """Mean [R] with each bucket counted as often as `multiplicity` [R, K] says."""
-        check_multiplicity(multiplicity)
-        return ratio(multiplicity @ self.auc_sum.sum(axis=1), multiplicity @ self.scored.sum(axis=1))
-
-    def occupied(self) -> BoolArray:
-        scored: IntArray = self.scored.sum(axis=1)
-        return scored > 0
-
     def estimate(self) -> Estimate:
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied(), "logit")
+        scored = self.scored.sum(axis=1)
+        replicates = ratio(deletions() @ self.auc_sum.sum(axis=1), deletions() @ scored)
+        return Estimate(np.array(self.result()), replicates, scored > 0, "logit")
 
     def by_size(self) -> "pd.DataFrame":
         """Table with a row per query size that occurs: size, queries, auc, ci95_low, ci95_high.
@@ -72,10 +64,9 @@ class PerQueryAUC(SumState):
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
-        multiplicity = deletions()
         estimate = Estimate(
             point=ratio(self.auc_sum.sum(axis=0), self.scored.sum(axis=0)),
-            replicates=ratio(multiplicity @ self.auc_sum, multiplicity @ self.scored.astype(np.float64)),
+            replicates=ratio(deletions() @ self.auc_sum, deletions() @ self.scored.astype(np.float64)),
             occupied=self.scored > 0,
             scale="logit",
         )

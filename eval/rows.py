@@ -16,8 +16,8 @@ from ctr.eval.arrays import (
     checked_labels,
     checked_weights,
 )
-from ctr.eval.buckets import query_bucket
 from ctr.eval.logistic import row_logloss, sigmoid
+from ctr.eval.states import query_bucket
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ctr.eval.display import (
     times,
 )
 from ctr.eval.intervals import Estimate
-from ctr.eval.paired_predictions import PairedPredictions, pair_predictions
+from ctr.eval.prediction_difference import PairedPredictions, pair_predictions
 from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run, read_windows
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError

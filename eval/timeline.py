@@ -7,11 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import FloatArray, IntArray, ratio
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.click_ratio import click_ratio_interval
 from ctr.eval.intervals import Estimate
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.states import Arrays
+from ctr.eval.states import BUCKETS, Arrays
 
 MAX_WINDOWS = 512
 """Windows that are kept; beyond them, neighbors are merged two by two."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ctr.eval.compare import same_examples
 from ctr.eval.intervals import Estimate, mean
-from ctr.eval.paired_predictions import PredictionStream
+from ctr.eval.prediction_difference import PredictionStream
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import read_run
 from ctr.experiments.plan import read_plan

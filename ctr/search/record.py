@@ -1,14 +1,19 @@
-"""Record of a search: OUT/search.json, from which its report is made, without TensorFlow."""
+"""Records of a search, from which its report is made without TensorFlow: search.json, and its controller's."""
 
+from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ctr.experiments.plan import Record
+from ctr.io.errors import InputError
 
 RECORD_FILE = "search.json"
 BASELINE = "baseline"
 """Name of the configuration that candidates change."""
 SEARCHED = "searched"
 """Name of the result among the arms of the last replay."""
+CONTROLLER_FILE = "controller.jsonl"
 
 
 class Tried(Record):
@@ -83,3 +88,32 @@ class SearchRecord(Record):
     values: dict[str, Any] = {}  # its choices
     cost: float | None = None  # in units of the baseline's
     judged: list[Judgement] = []  # by the last replay; empty without one
+
+
+class ControllerRecord(Record):
+    """State of the controller at one point of its pass."""
+
+    examples: int  # that the supernet has learned from
+    steps: int  # of the controller
+    entropy: float  # nats, summed over the decisions
+    probabilities: dict[str, list[float]]
+    baseline: float | None  # the moving average of rewards
+    mean_reward: float | None  # of the candidates since the last record; None: none was drawn
+    mean_cost: float | None  # in units of the baseline's
+
+
+def read_course(folder: Path) -> list[ControllerRecord]:
+    """Reads what a controller recorded, OUT/supernet/controller.jsonl; empty where there is none.
+
+    Raises InputError where a line is damaged.
+    """
+    path = folder / CONTROLLER_FILE
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            records.append(ControllerRecord.model_validate_json(line))
+        except ValidationError as error:
+            raise InputError(f"{path}, line {number}: {error.errors()[0]['msg']}") from None
+    return records

@@ -7,12 +7,18 @@ where they learn from the log's beginning: the result is the same as if they had
     Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ctr.config import dump_yaml
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.stream import Selection, read_selection
+from ctr.data.time_range import TimeRange
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.run_files import read_run
 from ctr.experiments.config import ArmConfig, Changes, ExperimentConfig, changed
@@ -21,9 +27,57 @@ from ctr.experiments.run import Progress, run_experiment
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.search.prefix import Prefix
+from ctr.io.hashing import uniform_hash
+from ctr.search.cost import Cost
 from ctr.search.record import BASELINE, Rung, Tried
-from ctr.search.space import Content
+from ctr.search.space import Choice, Content, Space
+
+_LISTED = 2**20
+"""Largest space whose candidates are put in an order; of larger ones places are drawn."""
+_MOST_TRIES = 2**14
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """First rows of what a configuration trains on."""
+
+    end: datetime | None  # the first query time that is not in it; None: it is everything
+    rows: int
+    share: float  # of all rows
+
+    @property
+    def end_us(self) -> int | None:
+        """Microseconds since 1970, UTC, of the end; None: there is nothing after it."""
+        return None if self.end is None else (self.end - _EPOCH) // timedelta(microseconds=1)
+
+
+def find_prefixes(log: Path, time_range: TimeRange, shares: list[float]) -> list[Prefix]:
+    """Finds prefixes with given shares of a log's rows, each up to a query time: no query is divided.
+
+    ``shares``: above 0 and at most 1. Raises InputError: the log is damaged, has no row in the time range,
+    or a prefix would have none.
+    """
+    manifests = read_manifests(log)
+    blocks = read_selection(log, read_schema(log), manifests, Selection(time_range=time_range))
+    times = np.concatenate([block.query_time for block in blocks] or [np.zeros(0, np.int64)])
+    if not len(times):
+        raise InputError(f"{log}: the log has no rows in the time range of the configuration")
+    found = []
+    for share in shares:
+        place = int(share * len(times))
+        if place >= len(times):
+            found.append(Prefix(None, len(times), 1.0))
+            continue
+        end_us = int(times[place])
+        rows = int(np.searchsorted(times, end_us))
+        if not rows:
+            raise InputError(
+                f"{log}: no query ends within the first {share:.3g} of the {len(times)} rows; "
+                "a larger prefix is required"
+            )
+        found.append(Prefix(_EPOCH + timedelta(microseconds=end_us), rows, rows / len(times)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -163,3 +217,45 @@ def _measure(candidate: Candidate, baseline: Path, run: Path) -> Tried:
 
 def _title(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def draw_candidates(
+    space: Space, base: Content, cost: Cost, target: float, count: int, seed: int
+) -> list[Choice]:
+    """Draws different candidates that cost at most the target, ``count`` or as many as there are.
+
+    Candidates with the same configuration count as one, and none is the base itself. Raises InputError: a
+    candidate's configuration is not possible, or none costs so little.
+    """
+    known = {space.apply_values(base, {}).sha256()}
+    drawn: list[Choice] = []
+    is_base_alone = False
+    for choice in _in_drawn_order(space, seed):
+        if cost.of(choice) > target:
+            continue
+        config = space.apply(base, choice).sha256()
+        is_base_alone |= config in known
+        if config not in known:
+            known.add(config)
+            drawn.append(choice)
+        if len(drawn) == count:
+            break
+    if not drawn and not is_base_alone:
+        raise InputError(
+            f"space: none of {min(space.size, _MOST_TRIES)} candidates costs at most {target:g} of the baseline's; "
+            "a higher target or smaller choices are required"
+        )
+    return drawn
+
+
+def _in_drawn_order(space: Space, seed: int) -> Iterator[Choice]:
+    salt = f"search {seed}"
+    if space.size <= _LISTED:
+        places = np.argsort(uniform_hash(np.arange(space.size), salt), kind="stable")[:_MOST_TRIES]
+        yield from (space.number(int(place)) for place in places)
+        return
+    # A product of large spaces exceeds 64 bits: each decision is drawn by itself.
+    for number in range(_MOST_TRIES):
+        parts = uniform_hash(np.arange(len(space.decisions)), f"{salt} candidate {number}")
+        sizes = [len(decision.choices) for decision in space.decisions]
+        yield tuple(int(part * size) for part, size in zip(parts, sizes, strict=True))

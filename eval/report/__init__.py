@@ -11,10 +11,10 @@ from ctr.eval import display
 from ctr.eval.per_query_auc import SIZE_NAMES
 from ctr.eval.report.figures.along_pass import uses_event_time
 from ctr.eval.report.figures.calibration import calibration_figures
+from ctr.eval.report.figures.groups import query_size_figure
 from ctr.eval.report.figures.health import health_tables
 from ctr.eval.report.figures.metrics import loss_figures, paired_figures, progressive_figures
 from ctr.eval.report.figures.predictions import gain_figure, histogram_figures, lift_rows, lift_shares
-from ctr.eval.report.figures.query_sizes import query_size_figure
 from ctr.eval.report.figures.slices import slice_tables
 from ctr.eval.report.figures.traffic import traffic_figures
 from ctr.eval.report.figures.weights import weight_tables

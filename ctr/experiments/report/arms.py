@@ -13,7 +13,7 @@ from ctr.eval.auc import StreamingAUC
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.compare import ScoredExamples, is_beyond_noise, scored_examples
 from ctr.eval.intervals import Estimate, difference, mean, quotient
-from ctr.eval.paired_predictions import ALWAYS, last_half, pair_predictions
+from ctr.eval.prediction_difference import ALWAYS, last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, config_text, metrics_between, prediction_parts, read_environment
 from ctr.experiments.plan import Plan, PlannedArm

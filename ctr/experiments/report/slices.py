@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ctr.eval.arrays import BoolArray, FloatArray
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate, mean, quotient
 from ctr.eval.run_files import Run, read_constraint_metrics
+from ctr.eval.states import BUCKETS
 from ctr.experiments.plan import PlannedFamily, ShownSlice
 from ctr.io.errors import InputError
 

@@ -13,10 +13,10 @@ from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
 from ctr.experiments.report.costs import Multiple
 from ctr.experiments.report.loops import SHOWN
+from ctr.experiments.report.numbers import spread
 from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment, Tuning
 from ctr.experiments.report.slices import SliceChange, VarianceChange
 from ctr.experiments.report.tuning_points import TuningPoint
-from ctr.experiments.report.write_json import spread
 
 _COSTS = {"flops": "FLOPs", "time": "time"}
 _VARIANCE_COLUMNS = ("family", "slices", "reference's deviation, %", "deviation, %", "variance, % [95%]")

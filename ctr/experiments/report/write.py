@@ -12,10 +12,9 @@ from ctr.eval.report.page import render_page, write_page
 from ctr.eval.report.plot_style import COLORS
 from ctr.eval.report.shown_run import SIGNS, flat_environment
 from ctr.experiments.report.figures import arm_places, bias_figures, frontier_figure, prediction_figure
+from ctr.experiments.report.numbers import as_csv, as_json
 from ctr.experiments.report.results import ArmResult, Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, ArmTable, experiment_tables, page_tables
-from ctr.experiments.report.write_csv import as_csv
-from ctr.experiments.report.write_json import as_json
 
 TABLE_WIDTH = 120
 """Of a terminal, in characters."""

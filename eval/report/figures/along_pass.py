@@ -13,7 +13,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray
-from ctr.eval.report.figures.axes import (
+from ctr.eval.report.figures.figure import (
     FIGURE_SIZE,
     draw_band,
     draw_line,

@@ -9,8 +9,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ctr.eval import display
 from ctr.eval.report.figures.along_pass import over_time
-from ctr.eval.report.figures.axes import draw_bars
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
+from ctr.eval.report.figures.figure import ReportFigure, draw_bars, figure_of
 from ctr.eval.report.figures.groups import by_group
 from ctr.eval.report.plot_style import QUIET, STYLE, Hover, new_figure, to_svg
 from ctr.eval.report.shown_run import ShownRun

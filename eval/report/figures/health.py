@@ -11,8 +11,7 @@ from ctr.eval import display
 from ctr.eval.arrays import ratio
 from ctr.eval.report.data_health import FeatureHealth
 from ctr.eval.report.figures.along_pass import Lines, lines_over_time, places_of
-from ctr.eval.report.figures.axes import line_look, percent_ticks
-from ctr.eval.report.figures.figure import ReportFigure, figure_of, style_color
+from ctr.eval.report.figures.figure import ReportFigure, figure_of, line_look, percent_ticks, style_color
 from ctr.eval.report.plot_style import QUIET, thousands
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.timeline import Timeline

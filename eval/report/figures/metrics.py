@@ -20,15 +20,16 @@ from ctr.eval.report.figures.along_pass import (
     positions,
     uses_event_time,
 )
-from ctr.eval.report.figures.axes import (
+from ctr.eval.report.figures.figure import (
     FIGURE_SIZE,
+    ReportFigure,
     draw_band,
     draw_bars,
     draw_line,
+    figure_of,
     frame_values,
     interval_texts,
 )
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
 from ctr.eval.report.plot_style import COLORS, STYLE, Hover, new_figure, of_run, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.run_files import LOSS_TERMS, METRICS

@@ -8,10 +8,9 @@ import numpy as np
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.auc import LOGIT_LIMIT
 from ctr.eval.logistic import sigmoid
-from ctr.eval.logit_histogram import LOGIT_LIMIT
-from ctr.eval.report.figures.axes import FIGURE_SIZE, percent_ticks
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
+from ctr.eval.report.figures.figure import FIGURE_SIZE, ReportFigure, figure_of, percent_ticks
 from ctr.eval.report.plot_style import COLORS, OTHER, QUIET, STYLE, Hover, new_figure, of_run, to_svg
 from ctr.eval.report.shown_run import ShownRun
 

@@ -16,8 +16,14 @@ from ctr.eval.report.figures.along_pass import (
     positions,
     uses_event_time,
 )
-from ctr.eval.report.figures.axes import FIGURE_SIZE, draw_line, frame_values, interval_texts
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
+from ctr.eval.report.figures.figure import (
+    FIGURE_SIZE,
+    ReportFigure,
+    draw_line,
+    figure_of,
+    frame_values,
+    interval_texts,
+)
 from ctr.eval.report.plot_style import OTHER, STYLE, Hover, new_figure, of_run, thousands, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.timeline import Timeline

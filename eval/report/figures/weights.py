@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray
-from ctr.eval.report.figures.axes import line_look, percent_ticks
-from ctr.eval.report.figures.figure import ReportFigure, figure_of, style_color
+from ctr.eval.report.figures.figure import ReportFigure, figure_of, line_look, percent_ticks, style_color
 from ctr.eval.report.plot_style import QUIET, STYLE, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.weight_spectra import (
