@@ -1,8 +1,4 @@
-"""ROC AUC: exact from arrays, and streaming with a stated error bound.
-
-AUC is the probability that a click, drawn by weight, has a higher score than a non-click drawn by weight,
-a tie counting half.
-"""
+"""ROC AUC, ties counting half and rows by weight: exact from arrays, and streaming with a stated error bound."""
 
 import math
 from typing import ClassVar, Self
@@ -35,8 +31,8 @@ _FINE_PER_LOGIT = FINE_BINS / (2 * LOGIT_LIMIT)
 class LogitHistogram(SumState):
     """Metric weights by logit and class: finely over all queries, coarsely per query bucket.
 
-    Bins are half-open, [low, high), of equal width: 1/2048 logit the fine ones, 1/32 the coarse ones. About
-    7 MB, most of it zero and never touched.
+    Bins are half-open, [low, high): 1/2048 logit the fine ones, 1/32 the coarse ones. About 7 MB, most of it
+    zero.
     """
 
     LAYOUT: ClassVar = {
@@ -110,13 +106,7 @@ _COARSE_TIES = 0.1
 def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> float:
     """Exact weighted ROC AUC, by sorting; NaN when a class is absent (or has no weight).
 
-    Args:
-        label: 0 or 1 [N].
-        score: finite float [N], any increasing function of the prediction.
-        weight: float [N], at least 0; all 1 by default.
-
-    Raises:
-        ValueError: a column is not as described, or lengths differ.
+     ``label`` is 0 or 1 [N], ``score`` finite [N], ``weight`` [N] at least 0. Raises ValueError for others.
 
     Example:
         >>> roc_auc(label=[0, 1, 0, 1], score=[0.1, 0.4, 0.4, 0.8])

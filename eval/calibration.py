@@ -124,9 +124,8 @@ class SliceCalibration:
     def result(self) -> "pd.DataFrame":
         """Table with a row per slice, by ascending id.
 
-        Columns: id, weight, mean_label, mean_prediction, bias, ci95_low, ci95_high (of the bias; NaN for a
-        slice that fewer than two query buckets have), calibration_ratio (predicted clicks over clicks) and
-        logloss, each also with ``_low`` and ``_high``, and auc.
+        Columns: id, weight, mean_label, mean_prediction, bias with ci95_low and ci95_high (NaN for a slice
+        in fewer than two query buckets), calibration_ratio and logloss with ``_low`` and ``_high``, and auc.
         """
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
@@ -164,8 +163,8 @@ class SliceCalibration:
         """State as plain arrays, C pairs of slice and bucket in ascending order.
 
         ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64
-        [4, C]: weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place
-        * 256 + bin of the logit. ``bin_sums``: float64 [2, D]: weight of non-clicks and of clicks.
+        [4, C]: weight, weight * label, * probability, * logloss. ``bin_key``, ``bin_sums``: the same by bin
+        of the logit, weight by class.
         """
         ids, ((key, sums), (bin_key, bin_sums)) = self._ordered()
         return {"id": ids, "key": key, "sums": sums, "bin_key": bin_key, "bin_sums": bin_sums}
@@ -227,14 +226,10 @@ def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) ->
 def calibration_buckets(histogram: LogitHistogram) -> "pd.DataFrame":
     """Bias by decile of prediction, the deciles cut by weight between coarse bins of the histogram.
 
-     A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
-     differ a little, and a prediction that very many rows share leaves other deciles empty. Intervals take
-     the cuts as given.
-
-    Returns:
-        Ten rows: low, high (probabilities between which the decile lies), weight, mean_label,
-            mean_prediction, bias, ci95_low, ci95_high (of the bias), calibration_ratio (predicted over actual
-            clicks), calibration_ratio_low, calibration_ratio_high; NaN but weight 0 for an empty decile.
+    A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
+    differ a little, and a prediction that very many rows share leaves other deciles empty: NaN but weight 0.
+    Ten rows: low, high (probabilities between which the decile lies), weight, mean_label, mean_prediction,
+    bias with ci95_low and ci95_high, calibration_ratio with ``_low`` and ``_high``.
     """
     weight = histogram.coarse_weight()
     used = np.flatnonzero(weight)
@@ -325,10 +320,9 @@ def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
 class KeyedSums:
     """A growing table: key -> `width` sums of float64.
 
-    Each key has its sums in exactly one place, so they depend on the values added and their order alone.
-    Sorted arrays hold them: a large one, and a small one of keys first seen lately, which moves into the
-    large one when it has grown to an eighth of it; inserting straight into the large one would copy it with
-    every batch that brings a new key.
+    Each key has its sums in exactly one place, so they depend on the values added and their order alone. A
+    large sorted array, and a small one of keys first seen lately, which moves into the large one when it has
+    grown to an eighth of it: inserting straight into the large one would copy it with every batch.
     """
 
     def __init__(self, width: int) -> None:

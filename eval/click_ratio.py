@@ -32,10 +32,7 @@ Verdict = Literal["good", "near", "wrong", ""]
 
 
 def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The 95% interval of predicted over actual clicks, each end [...]; NaN without clicks.
-
-    ``clicks``: float64 [K, ...], the weight of the clicks in each query bucket, or in each group of buckets.
-    """
+    """The 95% interval of predicted over actual clicks, each end [...]; ``clicks`` are [K, ...] by bucket."""
     low, high = estimate.interval()
     shares = ratio(clicks, clicks.sum(axis=0))
     # Rounding must not take a click away from a whole number of them.
@@ -51,11 +48,7 @@ def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatA
 
 @cache
 def poisson_limits(count: int) -> tuple[float, float]:
-    """Exact 95% limits of the mean of a Poisson variable that is `count`, at least 1 (Garwood 1936).
-
-    With the lower one as its mean, it is at least `count` with probability 0.025; with the upper one, at
-    most `count`.
-    """
+    """Exact 95% limits of the mean of a Poisson variable that is `count`, at least 1 (Garwood 1936)."""
     tail = (1 - CONFIDENCE) / 2
     return _mean_with(count - 1, 1 - tail), _mean_with(count, tail)
 
@@ -75,11 +68,7 @@ def _mean_with(count: int, probability: float) -> float:
 
 
 def judge(value: float | None, low: float | None, high: float | None) -> Verdict:
-    """Verdict on a ratio with its interval.
-
-    good: the interval reaches to within 3% of 1. wrong: all of it lies outside 0.9 to 1.1. near: neither.
-    Empty: the ratio or its interval is undefined.
-    """
+    """Verdict: good, the interval comes within 3% of 1; wrong, it lies outside 0.9 to 1.1; near; or empty."""
     if value is None or low is None or high is None:
         return ""
     if low <= 1 + CLOSE and high >= 1 - CLOSE:

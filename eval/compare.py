@@ -17,20 +17,15 @@ _ROUNDING = 1e-12
 
 
 def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
-    """Metrics of two runs and their paired difference.
+    """Metrics of two runs over the same examples and their paired difference, b - a.
 
-     The interval pairs the runs query bucket by query bucket, so it is far narrower than the intervals of the
-     runs themselves: most of their spread is that of the queries, which both share. It supposes that both
-     scored the same examples; `same_examples` tells.
-
-    Returns:
-        Rows auc, per_query_auc, logloss, normalized_entropy, calibration_bias, calibration_ratio (index
-            ``metric``); columns a, b, difference (b - a), relative_percent (100 * difference / abs(a)),
-            ci95_low, ci95_high (of the difference), significant (the interval excludes 0), no_interval (why
-            there is none, else empty), verdict (that of `ctr.eval.display.verdict`; of calibration_ratio:
-            whose ratio is closer to 1). NaN where undefined, and then not significant. A relative change of a
-            value that is not distinguishable from 0 would say nothing (a bias of 1e-6 that becomes 1e-4
-            changed by 9900%), so it is NaN.
+     The interval pairs the runs query bucket by query bucket, so it is far narrower than those of the runs
+     themselves: most of their spread is that of the queries. Rows auc, per_query_auc, logloss,
+     normalized_entropy, calibration_bias, calibration_ratio (index ``metric``); columns a, b, difference,
+     relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the difference), significant (the
+     interval excludes 0), no_interval (why there is none, else empty), verdict (of calibration_ratio: whose
+     ratio is closer to 1). NaN where undefined; so is the relative change of a value that is not
+     distinguishable from 0.
 
     Example:
         >>> runs = ProgressiveMetrics(), ProgressiveMetrics()

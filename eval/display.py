@@ -23,11 +23,7 @@ VERDICT_WIDTH = len("not significant")
 
 
 def verdict(metric: str, difference: float, significant: bool | None) -> str:
-    """Verdict on a difference b - a: better, worse, differs, not significant, or no interval.
-
-    ``significant``: whether the interval of the difference excludes 0; None: there is no interval.
-    ``differs`` is said of a metric without a better side.
-    """
+    """Verdict on a difference b - a: better, worse, differs (no better side), not significant, no interval."""
     if significant is None:
         return "no interval"
     if not significant:

@@ -1,28 +1,22 @@
 """95% intervals by the jackknife over query buckets.
 
-Rows of one query are not independent, so queries, never rows, are resampled: they fall by hash into
-K = 256 buckets, each metric keeps its state per bucket, and a replicate is the metric of all buckets but
-one. With n buckets that hold anything and replicates r_1 .. r_n,
+Rows of one query are not independent, so queries, never rows, are resampled: they fall by hash into K = 256
+buckets, and a replicate is the metric of all buckets but one. With n buckets that hold anything and
+replicates r_1 .. r_n,
 
-    variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
-    interval = point -+ t * sqrt(variance)                 (t: Student's quantile)
+   variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
+   interval = point -+ t * sqrt(variance)                 (t: Student's quantile)
 
-Metrics that lie above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few: their
-variance and interval are those of the logarithm, or of the logit, and its ends are taken back (`Scale`).
+Metrics that lie above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few:
+their variance and interval are those of the logarithm, or of the logit, and its ends are taken back
+(`Scale`). A few buckets may carry most of the variance (those with a click, where clicks are rare). By
+Satterthwaite's rule, with d_k = r_k - mean r,
 
-A few buckets may carry most of the variance (those with a click, where clicks are rare), so that it is known less well
-than from n alike ones. By Satterthwaite's rule, with d_k = r_k - mean r,
+   degrees of freedom = 2 (sum d_k^2)^2 / (sum d_k^4 - (sum d_k^2)^2 / n),   rounded down, from 1 to n - 1
 
-    degrees of freedom = 2 (sum d_k^2)^2 / (sum d_k^4 - (sum d_k^2)^2 / n),   rounded down, from 1 to n - 1
-
-which is n - 1 for normal d_k, and twice the number of the buckets that carry it for few.
-
-No random numbers are drawn, and no prediction is kept. Two runs over the same log share their buckets, so
-the difference of their replicates is a replicate of their difference: what both runs owe to the same
-queries cancels.
-
-Where a few queries carry most of the weight, or only a handful of buckets hold anything, the interval covers less than
-it says.
+which is n - 1 for normal d_k. Two runs over the same log share their buckets, so the difference of their
+replicates is a replicate of their difference. Where a few queries carry most of the weight, or only a
+handful of buckets hold anything, the interval covers less than it says.
 """
 
 import math
@@ -132,9 +126,8 @@ def _one_left_out(count: int) -> FloatArray:
 def all_but_one(sums: FloatArray) -> FloatArray:
     """For each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
 
-    That is `deletions` times `sums`, for an eighth of its products: a bucket's others are those of its group
-    of 16, and the other groups. Nothing is subtracted, so that a bucket beside which the others are tiny
-    takes no digits from them.
+    That is `deletions` times `sums`, for an eighth of its products. Nothing is subtracted, so that a bucket
+    beside which the others are tiny takes no digits from them.
     """
     groups = sums.reshape(_GROUPS, BUCKETS // _GROUPS, -1)
     other_groups = _one_left_out(_GROUPS) @ groups.sum(axis=1)

@@ -57,10 +57,7 @@ class PerQueryAUC(SumState):
         return Estimate(np.array(self.result()), replicates, scored > 0, "logit")
 
     def by_size(self) -> "pd.DataFrame":
-        """Table with a row per query size that occurs: size, queries, auc, ci95_low, ci95_high.
-
-        Size counts the query's rows of positive weight.
-        """
+        """Table by query size, rows of positive weight: size, queries, auc, ci95_low, ci95_high."""
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
@@ -88,11 +85,7 @@ def query_auc(
 ) -> FloatArray:
     """Exact ROC AUC of every query, float64 [Q]; NaN where a class is absent (or has no weight).
 
-    Args:
-        score: finite float64 [N].
-        weight: float64 [N], at least 0.
-        query: int64 [N], 0..queries-1, in any order.
-        queries: number of queries, Q.
+     ``score`` is finite [N], ``weight`` [N] at least 0, ``query`` int64 [N], 0..queries-1, in any order.
 
     Example:
         >>> clicked, query = np.array([True, False, True]), np.array([0, 0, 1])

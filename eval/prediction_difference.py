@@ -39,11 +39,7 @@ class PredictionDifference(SumState):
     examples: IntArray  # [K]
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N].
-
-        A query may be spread over several calls. Raises ValueError where a column is not as described, or
-        lengths differ.
-        """
+        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N]."""
         difference = _row_difference(first, second)
         ids = checked_ids("query_id", query_id)
         check_same_length(predictions=difference, query_id=ids)
@@ -72,13 +68,10 @@ class JoinedPredictions:
 
 
 def join_predictions(first: pd.DataFrame, second: pd.DataFrame) -> JoinedPredictions:
-    """Aligns two prediction tables by example_id.
+    """Aligns two prediction tables by example_id (int64, each once); others are query_id (int64), logit.
 
-     Both have columns example_id (int64, each once), query_id (int64), logit (finite); others are ignored.
-
-    Raises:
-        ValueError: a column is missing or not as described, an example_id repeats, or an example belongs to
-            different queries in the two tables.
+    Raises ValueError: a column is missing or not as described, an example_id repeats, or an example belongs
+    to different queries in the two tables.
     """
     ids_1, queries_1, logits_1 = _prediction_columns("first", first)
     ids_2, queries_2, logits_2 = _prediction_columns("second", second)
@@ -139,16 +132,10 @@ class PairedPredictions:
 def pair_predictions(
     run_a: Path, run_b: Path, late_from: float = math.inf, between: tuple[float, float] = ALWAYS
 ) -> PairedPredictions:
-    """Joins the predictions that two runs over the same log recorded.
+    """Joins the predictions that two runs over the same log recorded, a stretch of query time at a time.
 
-     Both wrote them in the order of the log, cut into files at different places. The two are read side by
-     side, a stretch of query time at a time, and joined by example_id inside it: memory holds about one file
-     of each run.
-
-    Args:
-        late_from: query time, in microseconds, with which the late part of the pass begins.
-        between: the first query time that counts, and the first one behind; of others nothing is joined or
-            counted.
+     Memory holds about one file of each run. ``late_from``: query time, in microseconds, with which the late
+     part of the pass begins. ``between``: the first query time that counts, and the first one behind.
 
     Raises:
         InputError: a file is damaged or not in the order of the log.
@@ -178,11 +165,7 @@ def pair_predictions(
 
 
 def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
-    """Query time, in microseconds, with which the last half of the recorded span of time begins.
-
-    That is the middle between the first and the last query time within ``between``; None when the run
-    recorded no predictions. Raises InputError where a file is damaged.
-    """
+    """Middle of the recorded span of query time within ``between``, microseconds; None without predictions."""
     times: list[int] = []
     parts = prediction_parts(run)
     for order, place in ((parts, 0), (parts[::-1], -1)):
@@ -198,10 +181,7 @@ def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
 
 
 class PredictionStream:
-    """Predictions of a run, taken by query time; ``columns`` has ``query_time``.
-
-    All rows with a query time before ``complete_up_to`` are read; it is infinite after the last file.
-    """
+    """Predictions of a run, taken by query time; rows before ``complete_up_to`` are read."""
 
     def __init__(self, run: Path, columns: Sequence[str]) -> None:
         self._parts = prediction_parts(run)

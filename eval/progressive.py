@@ -74,17 +74,10 @@ class ProgressiveMetrics:
         query_id: npt.ArrayLike,
         slices: Mapping[str, npt.ArrayLike] | None = None,
     ) -> None:
-        """Adds a batch of whole queries.
+        """Adds a batch of whole queries; columns as `ctr.eval.rows.scored_rows` takes them.
 
-        Args:
-            label: 0 or 1 [N].
-            logit: finite float [N], the prediction of record.
-            weight: float [N], metric weight, at least 0.
-            query_id: int64 [N], in any order, but all rows of a query in this batch.
-            slices: int64 [N] for each name given to the constructor.
-
-        Raises:
-            ValueError: a column is not as described, or lengths or slice names differ.
+        ``slices`` are int64 [N] for each name given to the constructor. Raises ValueError where a column is
+        not as described, or lengths or slice names differ.
         """
         rows = scored_rows(label, logit, weight, query_id)
         ids = slices or {}
@@ -133,10 +126,7 @@ class ProgressiveMetrics:
         return metrics
 
     def headline(self) -> dict[str, float | int | None]:
-        """Counts and point values, ready for JSON: no intervals, no tables; None where undefined.
-
-        `logits_clipped` counts rows whose logit lies outside the histogram behind AUC and deciles.
-        """
+        """Counts and point values, ready for JSON: no intervals, no tables; None where undefined."""
         return {
             "examples": int(self.traffic.examples),
             "queries": int(self.traffic.queries),
@@ -154,10 +144,7 @@ class ProgressiveMetrics:
         }
 
     def running(self, window: Self, with_auc: bool) -> dict[str, float | int | None]:
-        """Some of `headline` over this state and a window that is not merged yet, for a progress bar.
-
-        ``with_auc``: AUC as well, which takes a few milliseconds; the others take a tenth of one together.
-        """
+        """Some of `headline` over this state and a window that is not merged yet, for a progress bar."""
 
         def both(name: str) -> Any:
             state = type(getattr(self, name))()
@@ -177,10 +164,7 @@ class ProgressiveMetrics:
         return out
 
     def line(self) -> dict[str, Any]:
-        """`headline`, and 95% intervals, cheap enough for every window.
-
-        These are ``<metric>_ci95`` [low, high] for each of `estimates` and for `calibration_ratio`.
-        """
+        """`headline`, and ``<metric>_ci95`` [low, high], the 95% intervals, cheap enough for every window."""
         out: dict[str, Any] = dict(self.headline())
         for name, estimate in self.estimates().items():
             out[f"{name}_ci95"] = [json_number(float(end)) for end in estimate.interval()]
@@ -188,12 +172,7 @@ class ProgressiveMetrics:
         return out
 
     def summary(self) -> dict[str, Any]:
-        """`line`, and calibration by decile and slice, PerQueryAUC by query size.
-
-        Beside the line: ``calibration_buckets``, ten dicts, and ``per_query_auc_by_size``, the rows of those
-        tables with the interval as one list; ``calibration_slices``, for each feature the number of slices
-        and the heaviest of them.
-        """
+        """`line`, and tables: calibration by decile and by slice (the heaviest), PerQueryAUC by query size."""
         out = self.line()
         out["calibration_buckets"] = _records(calibration_buckets(self.auc), "bias_ci95")
         out["per_query_auc_by_size"] = _records(self.per_query_auc.by_size(), "auc_ci95")

@@ -53,14 +53,9 @@ def scored_rows(
 ) -> ScoredRows:
     """Checks a batch of whole queries and drops its rows of weight 0.
 
-    Args:
-        label: 0 or 1 [N], of any dtype.
-        logit: finite float [N], the prediction of record.
-        weight: float [N], metric weight, at least 0.
-        query_id: int64 [N]; the rows of a query need not stand together, but must all be here.
-
-    Raises:
-        ValueError: a column is not as described, or lengths differ.
+    ``label`` is 0 or 1 [N], ``logit`` finite [N], the prediction of record, ``weight`` [N] at least 0,
+    ``query_id`` int64 [N]; the rows of a query need not stand together, but must all be here. Raises
+    ValueError for others.
     """
     clicked = checked_labels(label)
     logits = checked_finite("logit", logit)
@@ -86,8 +81,7 @@ def scored_rows(
 def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
     """Distinct ids, ascending, and the place of each row's id among them.
 
-    Only the first row of each run of equal ids is sorted, and not even these where they ascend: rows of a
-    query usually stand together, and many logs number their queries as they come.
+    Only the first row of each run of equal ids is sorted, and not even these where they ascend.
     """
     first_of_run = np.ones(len(ids), dtype=np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first_of_run[1:])

@@ -227,12 +227,7 @@ class RunComparison:
 
 
 def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
-    """Compares two finished runs, paired query bucket by query bucket.
-
-    Raises:
-        NotComparableError: the two read different logs, or scored different examples of one.
-        InputError: a run cannot be read.
-    """
+    """Compares two finished runs; raises NotComparableError where they scored different examples."""
     return compare_read_runs(read_run(run_a), read_run(run_b))
 
 

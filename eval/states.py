@@ -14,11 +14,7 @@ BUCKETS = 256
 
 
 def query_bucket(query_id: IntArray) -> IntArray:
-    """Bucket of each query, int64 [N] in 0..255: the same in every run, process and machine.
-
-    The upper 8 bits of `splitmix64`: neighboring ids fall into unrelated buckets, whatever scheme numbered
-    the queries.
-    """
+    """Bucket of each query, int64 [N] in 0..255, by its hash: the same in every run, process and machine."""
     return (splitmix64(query_id.astype(np.uint64)) >> np.uint64(56)).astype(np.int64)
 
 
@@ -57,11 +53,7 @@ class SumState:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """Reads what `to_arrays` wrote.
-
-        Raises ValueError: an array is missing, unknown, of another shape or dtype, or holds what is no
-        finite number.
-        """
+        """Reads what `to_arrays` wrote; raises ValueError for anything else, and for NaN and infinity."""
         if set(arrays) != set(cls.LAYOUT):
             raise ValueError(f"{cls.__name__} has arrays {sorted(cls.LAYOUT)}, got {sorted(arrays)}")
         state = cls()

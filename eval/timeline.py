@@ -41,15 +41,13 @@ SERIES = {
 class Timeline:
     """Windows of a pass, bounded in number, with sums per group of query buckets.
 
-     A window is added when it ends. Where there would be more than `MAX_WINDOWS`, neighbors are merged, so
-     that an entry covers twice as many windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends
-     on when a pass was interrupted.
+     Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry covers twice as many
+     windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was interrupted.
 
     Attributes:
-        windows: int64 [W, 5]: rows of the log behind the entry's end, event time of its first and last row in
+        windows: int64 [W, 5]: rows of the log up to the entry's end, event time of its first and last row in
             microseconds, examples, and the number of windows that it covers.
-        sums: float64 [W, 32, 6]: weight, weight of clicks, of predicted clicks, logloss, sum of the queries'
-            AUCs and number of scored queries.
+        sums: float64 [W, 32, 6], `_SUMS`.
         ids: for each feature int64 [W, 4]: rows, rows without a value, values, and values whose id was new.
         slots: for each feature whose ids grow int64 [W, 7], `SLOT_COUNTS`.
     """
@@ -172,10 +170,7 @@ class Timeline:
         return coarse
 
     def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
-        """A metric of `SERIES` of each entry, or of all entries up to each, with its replicates.
-
-        Point [W], replicates [32, W] without one group of queries each.
-        """
+        """A metric of `SERIES` of each entry, or of all entries up to each; replicates [32, W]."""
         over, under = (self.sums[..., _SUMS.index(name)].T for name in SERIES[metric])
         if cumulative:
             over, under = np.cumsum(over, axis=1), np.cumsum(under, axis=1)
@@ -188,10 +183,7 @@ class Timeline:
         )
 
     def click_ratio(self, *, cumulative: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Predicted over actual clicks of each entry, or of all entries up to each, and the interval's ends.
-
-        Three arrays [W], NaN without clicks.
-        """
+        """Predicted over actual clicks and the interval's ends, each [W]; NaN without clicks."""
         clicks = self.sums[..., _SUMS.index("clicks")].T
         estimate = self.estimate("calibration_ratio", cumulative=cumulative)
         return estimate.point, *click_ratio_interval(
@@ -201,9 +193,8 @@ class Timeline:
     def last_window(self) -> Self:
         """End of the pass as a timeline of one entry; empty where this one is.
 
-        The last window of a pass is cut short, and those of a short pass are small: as many of the last
-        entries are joined as it takes to have at least as many examples as the entry of the median example,
-        and as a tenth of the pass or 5,000.
+        As many of the last entries, which may be small, as have the examples of the median example's entry,
+        and a tenth of the pass or 5,000.
         """
         last = type(self)()
         if not len(self):

@@ -195,27 +195,17 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
-    """Reads the experiment of a YAML file, and its training configuration before any arm's changes.
-
-    ``settings`` are changes of the file, ``key=value``. Raises InputError: one of the files is not there or
-    not YAML, or has a wrong key or value.
-    """
+    """Reads an experiment, and its training configuration before any arm's changes; raises InputError."""
     where = f"experiment {path}"
     experiment = load_model(ExperimentConfig, path, "experiment", settings)
     return experiment, training_content(path, where, experiment.base, experiment.config)
 
 
 def training_content(path: Path, where: str, base: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a training configuration as nested keys: that of a file, changed by another file that names it.
+    """Reads a training configuration: that of a file ``base``, changed by another one, ``path``.
 
-    Args:
-        path: the other file.
-        where: its name in errors.
-        base: the file of the training configuration, relative to ``path``; None: the changes are all of it.
-        changes: nested keys.
-
-    Raises:
-        InputError: the base is not there or not YAML, or one of the two has a wrong key or value.
+    ``base`` is relative to ``path``; None: the changes are all of it. Raises InputError: the base is not
+    there or not YAML, or one of the two has a wrong key or value.
     """
     content: dict[str, Any] = {}
     if base is not None:

@@ -56,19 +56,12 @@ Report = Callable[[Job, Outcome], None]
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:
-    """Runs all jobs, and reports each as it ends.
+    """Runs all jobs, in their order, and reports each as it ends.
 
-    Args:
-        jobs: in the order in which they are to begin.
-        workers: how many run side by side in this process.
-        beam_options: options of another runner, whose workers see the same files; it has its own number of
-            workers.
-        outcomes: a folder of its own, for the files of workers elsewhere; what was in it is removed.
-
-    Raises:
-        InputError: a wrong option. Nothing was run.
-        KeyboardInterrupt, SystemExit: by SIGINT or SIGTERM; what was running has been ended, and is not
-            reported.
+    ``beam_options`` are of another runner, whose workers see the same files and whose number it has itself;
+    ``outcomes`` is a folder of its own, for their files; what was in it is removed. Raises InputError for a
+    wrong option before anything runs. After SIGINT or SIGTERM what was running has been ended, and is not
+    reported.
     """
     elsewhere = None
     if beam_options:

@@ -38,20 +38,11 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Measures what each configuration costs on the first batches of a log.
 
-    Args:
-        log: the log.
-        configs: by name, as nested keys.
-        base: the one to which times are related.
-        rounds: of turns; 0: nothing is timed.
-
-    Returns:
-        For each ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
-            ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; where it was timed also
-            ``step_ms`` and ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of
-            the ratio of a batch's time to that of the base in the same round.
-
-    Raises:
-        InputError: the log is damaged, or its time range has no row.
+    For each ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
+    ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; with ``rounds`` of turns also ``step_ms``
+    and ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of the ratio of a
+    batch's time to that of ``base`` in the same round. Raises InputError: the log is damaged, or its time
+    range has no row.
     """
     schema = read_schema(log)
     manifests = read_manifests(log)
@@ -80,10 +71,7 @@ def measure(
 
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
-    """Reads as many batches of a log as a turn has; those of a short log are taken again.
-
-    Raises InputError where they have no row.
-    """
+    """Reads the batches of a turn, again where a log has fewer; raises InputError without rows."""
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
     first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]

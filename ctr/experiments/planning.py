@@ -80,14 +80,8 @@ def make_plan(
 ) -> tuple[Plan, Tasks]:
     """Plans the runs of an experiment, every configuration checked.
 
-    Args:
-        content: the training configuration, as nested keys.
-        where: the experiment's file, for errors.
-        command: the command that repeats it, for the plan.
-        created: when the experiment was begun, for the plan.
-
-    Raises:
-        InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
+    ``content`` is the training configuration, as nested keys; ``where`` names the file in errors. Raises
+    InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
     """
     _check_no_seeds(experiment, where)
     manifests = read_manifests(log)

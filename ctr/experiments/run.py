@@ -49,23 +49,15 @@ def run_experiment(
     """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
 
     Args:
-        experiment: the YAML file.
-        log: the log to train on.
-        out: the folder of the experiment.
-        command: the command that repeats all of it, for plan.json.
         workers: how many runs are trained side by side; None: one for each processor.
         beam_options: options of another Beam runner, whose workers see the log and ``out`` under the same
             paths.
         timing: whether steps are timed, after all runs; otherwise only operations are counted.
         progress: called with a line for each run that ends.
-        costs: whether OUT/costs.json is made.
         settings: changes of the file, ``key=value``.
 
-    Returns:
-        Failures by name, with one line each; the others were made.
-
-    Raises:
-        InputError: a wrong experiment or log, or another process is at work in ``out``. Nothing was run.
+     Returns failures by name, with one line each; the others were made. Raises InputError: a wrong experiment
+     or log, or another process is at work in ``out``. Nothing was run.
     """
     config, content = read_experiment(experiment, settings)
     manifests = read_manifests(log)

@@ -203,11 +203,10 @@ class Sampling(Task):
 
 
 class Loop(Task):
-    """A run that serves ``days`` after the log and learns on.
+    """A run that serves ``days`` after the log and learns on, from its last checkpoint.
 
-    It begins with the last checkpoint of its run, which is kept until the loop is finished. One that has
-    served another number of days, or after another log, begins anew, as does its run where the checkpoint is
-    gone by then.
+    One that has served another number of days, or after another log, begins anew, as does its run where the
+    checkpoint is gone by then.
     """
 
     def __init__(self, run: Training, days: int) -> None:

@@ -147,11 +147,7 @@ class SearchConfig(StrictModel):
 
 
 def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:
-    """Reads the search of a YAML file, and its training configuration without changes, as nested keys.
-
-    ``settings`` are changes of the file, ``key=value``. Raises InputError: one of the files is not there or
-    not YAML, or has a wrong key or value.
-    """
+    """Reads the search of a YAML file, and its training configuration without changes; raises InputError."""
     where = f"search {path}"
     search = load_model(SearchConfig, path, "search", settings)
     return search, training_content(path, where, search.base, search.config)

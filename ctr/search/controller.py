@@ -105,10 +105,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
 def draw_kept(
     logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Draws candidates from P given that they keep to a limit; of those that never do the last draw.
-
-    ``keeps`` tells of candidates, int64 [N, decisions], which keep to the limit, bool [N].
-    """
+    """Draws candidates that keep to a limit, by ``keeps`` bool [N]; of those that never do the last draw."""
     found = draw(logits, purpose, numbers)
     for again in range(1, MAX_DRAWS):
         above = np.flatnonzero(~keeps(found))
@@ -119,28 +116,20 @@ def draw_kept(
 
 
 def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> Logits:
-    """Weighted shares of each decision's choices among candidates.
+    """Weighted shares of each decision's choices among candidates, int [N, decisions]; weights [N] not all 0.
 
-     Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d
-     given the limit; of those among N candidates drawn from r, with the weights p / r, the estimate of
-     TabNAS.
-
-    Args:
-        chosen: int [N, decisions].
-        weights: float64 [N], not all 0.
-        sizes: the numbers of choices.
+    Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d
+    given the limit; of those among N candidates drawn from r, with the weights p / r, the estimate of
+    TabNAS.
     """
     total = weights.sum()
     return [np.bincount(own, weights, size) / total for own, size in zip(chosen.T, sizes, strict=True)]
 
 
 def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits) -> Logits:
-    """Mean of advantage times grad log P over candidates, by the logits of each decision.
+    """Mean of advantage [N] times grad log P over candidates, int [N, decisions], by decision.
 
-    Args:
-        chosen: int [N, decisions].
-        advantages: float64 [N].
-        expected: the probabilities, or the marginals given the limit that the candidates were drawn under.
+    ``expected``: the probabilities, or the marginals given the limit that the candidates were drawn under.
     """
     return [
         np.bincount(own, advantages, len(one)) / len(chosen) - advantages.mean() * one

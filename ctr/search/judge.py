@@ -31,10 +31,7 @@ def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
 
 
 def metrics_from(run: Path, start: int) -> ProgressiveMetrics:
-    """Metrics of the predictions that a run recorded for queries from a time on, in microseconds.
-
-    Raises InputError where a file with predictions is damaged.
-    """
+    """Metrics of the predictions that a run recorded for queries from a time on, in microseconds."""
     stream, metrics, read_up_to = PredictionStream(run, _COLUMNS), ProgressiveMetrics(), float(start)
     stream.read_beyond(read_up_to)
     stream.take_before(read_up_to)

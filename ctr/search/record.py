@@ -103,10 +103,7 @@ class ControllerRecord(Record):
 
 
 def read_course(folder: Path) -> list[ControllerRecord]:
-    """Reads what a controller recorded, OUT/supernet/controller.jsonl; empty where there is none.
-
-    Raises InputError where a line is damaged.
-    """
+    """Reads what a controller recorded, OUT/supernet/controller.jsonl; empty where there is none."""
     path = folder / CONTROLLER_FILE
     if not path.exists():
         return []

@@ -96,10 +96,7 @@ class Problem:
 
 
 def open_space(search: SearchConfig, content: Content, log: Path, where: str) -> tuple[Space, dict[str, Any]]:
-    """Makes the space of a search, and writes out all that candidates may change of the baseline.
-
-    Raises InputError: the log has no rows, the configuration does not fit it, or a decision is not possible.
-    """
+    """Makes the space of a search, and writes out all that candidates may change of the baseline."""
     manifests, schema = read_manifests(log), read_schema(log)
     if not sum(manifest.rows for manifest in manifests):
         raise InputError(f"{log}: the log has no rows")
@@ -115,10 +112,7 @@ def open_problem(
     times: Path,
     progress: Progress | None,
 ) -> Problem:
-    """Opens a search over a log; ``content`` as of ``open_space``, ``times`` as ``make_cost`` takes them.
-
-    Raises InputError: a prefix of the log would be empty, or see ``make_cost``.
-    """
+    """Opens a search over a log; ``content`` as of ``open_space``, ``times`` as ``make_cost`` takes them."""
     time_range = parse_model(TrainConfig, content, "config").time_range
     *prefixes, whole = find_prefixes(log, time_range, [*_shares(search), 1.0])
     cost = make_cost(search.cost, space, content, log, times, progress)
@@ -127,10 +121,7 @@ def open_problem(
 
 
 def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -> None:
-    """Writes the search beside what comes of it.
-
-    Raises InputError: another search has trained something there, or one of another log.
-    """
+    """Writes the search beside what comes of it; raises InputError where another one has trained."""
     sha256 = log_sha256(read_manifests(log))
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"

@@ -241,10 +241,7 @@ class SharedTrainer(Trainer):
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """Mean logistic loss of a batch's own rows by their metric weights; NaN where these are all 0.
-
-    ``logit``: float32 [N], of its rows, those of constraint logs behind them.
-    """
+    """Mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))

@@ -22,11 +22,7 @@ Content = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision and its choices.
-
-    Its name is a part of the architecture as ``ctr.search.architecture`` names it, or a dotted key of the
-    training configuration.
-    """
+    """A part of the architecture, see ``ctr.search.architecture``, or a dotted training key, and its choices."""
 
     name: str
     choices: tuple[Any, ...]
@@ -72,10 +68,7 @@ class Space:
         return place
 
     def choice_of(self, numbers: Sequence[int]) -> Choice:
-        """Checks a choice of numbers.
-
-        Raises ValueError: there are not as many as decisions, or one has no such choice.
-        """
+        """Checks a choice of numbers; raises ValueError where it is none."""
         if len(numbers) != len(self.decisions):
             raise ValueError(f"{len(numbers)} numbers for {len(self.decisions)} decisions")
         for decision, number in zip(self.decisions, numbers, strict=True):

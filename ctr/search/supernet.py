@@ -41,10 +41,9 @@ from ctr.workers.collectives import Workers
 
 @dataclass(frozen=True)
 class SupernetResult:
-    """Result of a search by weight sharing.
+    """Result of a search by weight sharing: the most likely candidate that may be drawn, and its cost.
 
-    ``choice`` is the most likely candidate; under rejection of those that keep to the target. ``passes`` is
-    what the search cost, in passes of the baseline over the same rows, by counted operations: the steps of
+    ``passes`` is the cost in passes of the baseline over the same rows, by counted operations: the steps of
     the largest network, and the predictions of candidates, which cost as much as its own.
     """
 
@@ -64,15 +63,9 @@ def search_supernet(
 ) -> SupernetResult:
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
-    Args:
-        cost: of a candidate, in units of that of ``base``.
-        base: the training configuration that candidates change; its time range is what the search reads.
-        out: the folder of the supernet.
-        progress: called with a line now and then.
-
-    Raises:
-        InputError: a decision cannot be masked, the base learns otherwise than by AdaGrad, no candidate keeps
-            to the target, or what ``ctr.training.loop.open_session`` raises.
+    The time range of ``base`` is what the search reads. Raises InputError: a decision cannot be masked, the
+    base learns otherwise than by AdaGrad, no candidate keeps to the target, or what
+    ``ctr.training.loop.open_session`` raises.
     """
     largest = check_supernet(space, base)
     policy = Policy(space, cost.of, config.target, config.controller, config.seed)

@@ -128,8 +128,8 @@ def halve(
 ) -> list[Rung]:
     """Successive halving: the best 1 / eta of each rung go on; the last one keeps the result.
 
-    ``run`` runs candidates on a rung, from 0; it returns it with the best candidate first. Raises
-    InputError: all candidates of a rung failed.
+    ``run`` runs candidates on a rung, from 0, and ranks them. Raises InputError where all candidates of a
+    rung failed.
     """
     found = []
     for number in range(rungs):
@@ -151,9 +151,8 @@ def run_rung(
 ) -> Rung:
     """Trains candidates, and the baseline, on a prefix of the log, and ranks them by progressive logloss.
 
-    The losses of two runs over the same rows are paired, query by query, so that a difference counts and not
-    what both have in common. ``folder`` is relative to that of the search; the baseline may be one of the
-    candidates. Raises InputError: a configuration is not possible, or the baseline failed.
+    Losses of two runs over the same rows are paired, query by query. Raises InputError: a configuration is
+    not possible, or the baseline failed.
     """
     experiment = ExperimentConfig(
         title=folder,

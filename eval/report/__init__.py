@@ -59,11 +59,8 @@ class _Compared:
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     """Writes the report of finished runs, of which the others are compared with the first.
 
-     The file, report.html in the first run directory by default, appears whole or not at all, and replaces
-     nothing but a report.
-
-    Raises:
-        InputError: a run cannot be read, or the file cannot be written, or is there and is no report.
+    The file appears whole or not at all, and replaces nothing but a report. Raises InputError: a run cannot
+    be read, or the file cannot be written, or is there and is no report.
     """
     if not runs:
         raise InputError("a report needs at least one run directory, got none")

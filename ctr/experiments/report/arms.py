@@ -82,11 +82,9 @@ class PairChange:
 
 
 def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | None]:
-    """Reads the runs of all arms, one arm at a time, in the order of the plan.
+    """Reads the runs of all arms, and the query time with which the late part begins, if any was recorded.
 
-    Returns also the query time, in microseconds, with which the late part of the pass begins; None when no
-    run recorded predictions. Raises InputError: a run read another log than the rest, or its calibration by
-    slice is damaged.
+    Raises InputError: a run read another log than the rest, or its calibration by slice is damaged.
     """
     late_from = _late_from(folder, plan)
     arms = []
@@ -100,8 +98,7 @@ def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | Non
 def metric_changes(arm: MeasuredArm, reference: MeasuredArm) -> dict[str, MetricChange]:
     """Compares each of `CHANGED` of an arm with its reference's, at the seeds that both finished.
 
-    Raises:
-        NotComparableError: they have no finished seed in common, or scored different examples.
+    Raises NotComparableError: they have no finished seed in common, or scored different examples.
     """
     seeds = [seed for seed in arm.estimates if seed in reference.estimates]
     if not seeds:

@@ -333,11 +333,7 @@ def name_points(
 ) -> None:
     """Writes a label beside each point, where it hides the fewest other labels and points.
 
-    Args:
-        axes: laid out already, so that it knows where the points lie.
-        places: the points, in the units of the data.
-        labels: an empty one is not written.
-        runs: the number of each point's run or arm.
+    The axes are laid out already, so that they know where the points lie. An empty label is not written.
     """
     if not places:
         return

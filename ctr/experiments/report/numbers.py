@@ -11,7 +11,7 @@ import pandas as pd
 from ctr.eval.ads_churn import MEASURES
 from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import CHANGED, MetricChange, PairChange, prediction_difference_of
-from ctr.experiments.report.costs import CostChange, Multiple
+from ctr.experiments.report.costs import CostChange
 from ctr.experiments.report.files import ArmCosts
 from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.results import CURVE_COSTS, ArmResult, Experiment, Tuning
@@ -19,14 +19,11 @@ from ctr.experiments.report.slices import SliceChange, VarianceChange
 from ctr.experiments.report.tuning_points import TuningPoint
 from ctr.io.documents import json_number
 
+_COSTS = ("train_time", "train_flops", "inference_time", "inference_flops")
 _PARTS = {"late": "pd_last_half", "whole": "pd_whole_pass"}
-
-
-def as_json(experiment: Experiment) -> str:
-    """Everything; null where undefined. Seeds and pairs of seeds are keys as text: ``1``, ``1-2``."""
-    # What plans and environments hold as NaN or infinity is no JSON: it becomes text.
-    plain = json.loads(json.dumps(_as_dict(experiment)), parse_constant=str)
-    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+# What spreadsheets take for the start of a formula, in both widths; a number with a sign is one.
+_FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+_NUMBER = re.compile(r"[+-]?[0-9]+([.][0-9]+)?%?")
 
 
 def spread(values: Collection[float]) -> tuple[float, float, float | None]:
@@ -35,9 +32,10 @@ def spread(values: Collection[float]) -> tuple[float, float, float | None]:
     return min(found), max(found), float(np.std(found, ddof=1)) if len(found) > 1 else None
 
 
-def _as_dict(experiment: Experiment) -> dict[str, Any]:
+def as_json(experiment: Experiment) -> str:
+    """Everything; null where undefined. Seeds and pairs of seeds are keys as text: ``1``, ``1-2``."""
     plan = experiment.plan
-    return {
+    content = {
         "title": plan.title,
         "note": plan.note,
         "log": plan.log,
@@ -50,17 +48,20 @@ def _as_dict(experiment: Experiment) -> dict[str, Any]:
         "timing_rounds": experiment.costs.rounds,
         "teachers": [teacher.model_dump() for teacher in plan.teachers],
         "samplings": [sampling.model_dump() for sampling in plan.samplings],
-        "slices": [one.model_dump() for one in plan.slices],
+        "slices": [shown.model_dump() for shown in plan.slices],
         "loop_days": plan.loop_days,
         "scored_us": plan.scored_us,
         "failures": dict(experiment.failures),
         "teacher_flops": experiment.costs.teacher_flops,
         "arms": [_arm_dict(result) for result in experiment.arms],
     }
+    # What plans and environments hold as NaN or infinity is no JSON: it becomes text.
+    plain = json.loads(json.dumps(content), parse_constant=str)
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _arm_dict(result: ArmResult) -> dict[str, Any]:
-    arm, plan = result.arm, result.arm.plan
+    arm, plan, baseline_change = result.arm, result.arm.plan, result.from_baseline
     pairs = arm.prediction_pairs
     return {
         "name": plan.name,
@@ -86,22 +87,17 @@ def _arm_dict(result: ArmResult) -> dict[str, Any]:
         ],
         "metrics": {name: _estimate_dict(arm.metric(name)) for name in CHANGED},
         "metrics_by_seed": {
-            str(seed): {name: json_number(one.point) for name, one in of_seed.items()}
+            str(seed): {name: json_number(estimate.point) for name, estimate in of_seed.items()}
             for seed, of_seed in arm.estimates.items()
         },
         "changes": {name: _change_dict(change) for name, change in result.changes.items()},
         "not_compared": result.refusal or None,
-        "accuracy_change_from_baseline": None
-        if result.from_baseline is None
-        else _change_dict(result.from_baseline),
+        "accuracy_change_from_baseline": None if baseline_change is None else _change_dict(baseline_change),
         "prediction_difference": {
             part: {
                 "mean": _estimate_dict(prediction_difference_of(arm, part)),
-                "by_pair": {_pair(pair): json_number(one.point) for pair, one in pairs.pairs[part].items()},
-                "ratio": None if change is None else _estimate_dict(change.ratio),
-                "ratio_by_pair": {}
-                if change is None
-                else {_pair(pair): json_number(value) for pair, value in change.by_pair.items()},
+                "by_pair": _numbers({pair: one.point for pair, one in pairs.pairs[part].items()}),
+                **_ratio_dict(change),
             }
             for part, change in result.prediction_changes.items()
         },
@@ -115,46 +111,59 @@ def _arm_dict(result: ArmResult) -> dict[str, Any]:
         "tuning": {kind: _tuning_dict(tuning) for kind, tuning in result.tuning.items()},
         "calibration": None
         if arm.deciles is None
-        else [
-            {str(key): json_number(value) for key, value in row.items()}
-            for row in arm.deciles.to_dict("records")
-        ],
+        else [_numbers(row) for row in arm.deciles.to_dict("records")],
     }
+
+
+def _numbers(values: Mapping[Any, Any]) -> dict[str, float | None]:
+    """Numbers by seed, pair of seeds, or name."""
+    return {_key(key): json_number(value) for key, value in values.items()}
+
+
+def _key(key: Any) -> str:
+    return f"{key[0]}-{key[1]}" if isinstance(key, tuple) else str(key)
+
+
+def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    low, high = estimate.interval()
+    return {"value": json_number(estimate.point), "ci95": [json_number(low), json_number(high)]}
+
+
+def _ratio_dict(change: PairChange | None) -> dict[str, Any]:
+    if change is None:
+        return {"ratio": None, "ratio_by_pair": {}}
+    return {"ratio": _estimate_dict(change.ratio), "ratio_by_pair": _numbers(change.by_pair)}
 
 
 def _loops_dict(result: LoopResult) -> dict[str, Any]:
     loops = result.loops
+    means = {name: loops.mean_shown(name) for name in SHOWN}
     return {
         "runs": [
-            {
-                **vars(outcome),
-                "reason": outcome.reason or None,
-                **{name: json_number(value) for name, value in loops.shown.get(outcome.seed, {}).items()},
-            }
+            {**vars(outcome), "reason": outcome.reason or None, **_numbers(loops.shown.get(outcome.seed, {}))}
             for outcome in loops.outcomes
         ],
-        **{name: None if (value := loops.mean_shown(name)) is None else json_number(value) for name in SHOWN},
+        **{name: None if mean is None else json_number(mean) for name, mean in means.items()},
         "churn": {
             measure: {
                 "mean": _estimate_dict(loops.mean_churn(measure)),
-                "by_pair": {_pair(pair): _estimate_dict(one) for pair, one in pairs.items()},
-                "ratio": None if change is None else _estimate_dict(change.ratio),
-                "ratio_by_pair": {}
-                if change is None
-                else {_pair(pair): json_number(value) for pair, value in change.by_pair.items()},
+                "by_pair": {_key(pair): _estimate_dict(estimate) for pair, estimate in pairs.items()},
+                **_ratio_dict(result.changes[measure]),
             }
             for measure, pairs in loops.churn.items()
-            for change in (result.changes[measure],)
         },
-        "signed_by_pair": {_pair(pair): json_number(value) for pair, value in loops.signed.items()},
+        "signed_by_pair": _numbers(loops.signed),
         "churn_unavailable": loops.unavailable or None,
     }
 
 
 def _slice_dict(change: SliceChange) -> dict[str, Any]:
+    shown = change.shown
     return {
-        "name": None if change.shown is None else change.shown.name,
-        "title": None if change.shown is None else change.shown.title or None,
+        "name": None if shown is None else shown.name,
+        "title": None if shown is None else shown.title or None,
         "family": change.family,
         "index": change.index,
         "log": change.log,
@@ -164,9 +173,7 @@ def _slice_dict(change: SliceChange) -> dict[str, Any]:
         "bias": _estimate_dict(change.bias),
         "reference_bias": _estimate_dict(change.reference_bias),
         "size_change_percent": _estimate_dict(change.size_change),
-        "size_change_percent_by_seed": {
-            str(seed): json_number(value) for seed, value in change.size_change_by_seed.items()
-        },
+        "size_change_percent_by_seed": _numbers(change.size_change_by_seed),
         "significant": change.significant,
     }
 
@@ -178,18 +185,9 @@ def _variance_dict(change: VarianceChange) -> dict[str, Any]:
         "variance": _estimate_dict(change.variance),
         "reference_variance": _estimate_dict(change.reference_variance),
         "change_percent": _estimate_dict(change.change),
-        "change_percent_by_seed": {
-            str(seed): json_number(value) for seed, value in change.change_by_seed.items()
-        },
+        "change_percent_by_seed": _numbers(change.change_by_seed),
         "significant": change.significant,
     }
-
-
-def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:
-    if estimate is None:
-        return None
-    low, high = estimate.interval()
-    return {"value": json_number(estimate.point), "ci95": [json_number(low), json_number(high)]}
 
 
 def _change_dict(change: MetricChange) -> dict[str, Any]:
@@ -197,8 +195,8 @@ def _change_dict(change: MetricChange) -> dict[str, Any]:
     return {
         "difference": _estimate_dict(change.difference),
         "percent": _estimate_dict(change.percent),
-        "by_seed": {str(seed): json_number(value) for seed, value in change.by_seed.items()},
-        "percent_by_seed": {str(seed): json_number(value) for seed, value in change.percent_by_seed.items()},
+        "by_seed": _numbers(change.by_seed),
+        "percent_by_seed": _numbers(change.percent_by_seed),
         "seeds_lowest": json_number(low),
         "seeds_highest": json_number(high),
         "seeds_deviation": None if deviation is None else json_number(deviation),
@@ -208,14 +206,11 @@ def _change_dict(change: MetricChange) -> dict[str, Any]:
 
 
 def _costs_dict(change: CostChange) -> dict[str, Any]:
+    costs = {name: getattr(change, name) for name in _COSTS}
     return {
-        name: None if (one := getattr(change, name)) is None else _multiple_dict(one)
-        for name in ("train_time", "train_flops", "inference_time", "inference_flops")
+        name: None if cost is None else {"value": cost.value, "quartiles": [cost.low, cost.high]}
+        for name, cost in costs.items()
     }
-
-
-def _multiple_dict(multiple: Multiple) -> dict[str, Any]:
-    return {"value": multiple.value, "quartiles": [multiple.low, multiple.high]}
 
 
 def _tuning_dict(tuning: Tuning) -> dict[str, Any]:
@@ -232,19 +227,12 @@ def _tuning_dict(tuning: Tuning) -> dict[str, Any]:
 def _point_dict(point: TuningPoint | None) -> dict[str, Any] | None:
     if point is None:
         return None
-    return {
-        "relative": json_number(point.value),
-        "bound": point.bound or None,
-        "ci95": [point.low, point.high],
-    }
-
-
-def _pair(pair: tuple[int, int]) -> str:
-    return f"{pair[0]}-{pair[1]}"
+    relative = json_number(point.value)
+    return {"relative": relative, "bound": point.bound or None, "ci95": [point.low, point.high]}
 
 
 def as_csv(experiment: Experiment) -> str:
-    """Raw numbers under columns that say what they are; an empty cell is unknown.
+    """Raw numbers, one row an arm, under columns that say what they are; an empty cell is unknown.
 
     Differences and changes are against the arm that ``against`` names. Ratios are multiples of its costs or
     PD; ends of intervals are those of 95% over queries, but for quartiles over rounds of timing. Text that a
@@ -256,11 +244,6 @@ def as_csv(experiment: Experiment) -> str:
     rows = [_row(result, has_loops, slices, list(papers)) for result in experiment.arms]
     plain = [{_escaped(name): _escaped(value) for name, value in row.items()} for row in rows]
     return pd.DataFrame(plain).to_csv(index=False, lineterminator="\n")
-
-
-# What spreadsheets take for the start of a formula, in both widths; a number with a sign is one.
-_FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
-_NUMBER = re.compile(r"[+-]?[0-9]+([.][0-9]+)?%?")
 
 
 def _escaped(value: object) -> object:
@@ -287,18 +270,18 @@ def _row(result: ArmResult, has_loops: bool, slices: list[str], papers: list[str
         row |= _change(name, result.changes.get(name))
     for part, column in _PARTS.items():
         row |= _ends(column, prediction_difference_of(arm, part))
-        row |= _pairs(column, [float(one.point) for one in arm.prediction_pairs.pairs[part].values()])
+        row |= _pairs(column, arm.prediction_pairs.pairs[part])
         row |= _ratio(f"{column}_ratio", result.prediction_changes[part])
     row |= _costs(result.costs, result.cost_change)
     for kind in CURVE_COSTS:
         tuning = result.tuning.get(kind)
-        row |= _tuned(f"accuracy_change_at_neutral_{kind}", None if tuning is None else tuning.accuracy)
-        row |= _tuned(f"{kind}_change_at_neutral_accuracy", None if tuning is None else tuning.cost)
+        row |= _tuned(f"accuracy_change_at_neutral_{kind}", getattr(tuning, "accuracy", None))
+        row |= _tuned(f"{kind}_change_at_neutral_accuracy", getattr(tuning, "cost", None))
     if has_loops:
         row |= _loops(result.loops)
+    by_name = {change.shown.name: change for change in reversed(result.slices) if change.shown is not None}
     for name in slices:
-        found = [one for one in result.slices if one.shown is not None and one.shown.name == name]
-        row |= _slice(f"slice_{name}", found[0] if found else None)
+        row |= _slice(f"slice_{name}", by_name.get(name))
     return row | {f"paper_{key}": plan.paper.get(key) for key in papers}
 
 
@@ -310,16 +293,20 @@ def _ends(column: str, estimate: Estimate | None) -> dict[str, object]:
 
 
 def _change(name: str, change: MetricChange | None) -> dict[str, object]:
-    row = _ends(f"{name}_difference", None if change is None else change.difference)
-    row |= _ends(f"{name}_change_percent", None if change is None else change.percent)
-    seeds = (f"{name}_difference_{which}" for which in ("lowest_seed", "highest_seed", "seed_deviation"))
-    row |= zip(seeds, (None, None, None) if change is None else spread(change.by_seed.values()), strict=True)
-    row[f"{name}_seeds_compared"] = None if change is None else len(change.by_seed)
-    row[f"{name}_significant"] = None if change is None else change.significant
-    return row
+    low, high, deviation = (None, None, None) if change is None else spread(change.by_seed.values())
+    return {
+        **_ends(f"{name}_difference", getattr(change, "difference", None)),
+        **_ends(f"{name}_change_percent", getattr(change, "percent", None)),
+        f"{name}_difference_lowest_seed": low,
+        f"{name}_difference_highest_seed": high,
+        f"{name}_difference_seed_deviation": deviation,
+        f"{name}_seeds_compared": None if change is None else len(change.by_seed),
+        f"{name}_significant": getattr(change, "significant", None),
+    }
 
 
-def _pairs(column: str, values: list[float]) -> dict[str, object]:
+def _pairs(column: str, pairs: Mapping[tuple[int, int], Estimate | float]) -> dict[str, object]:
+    values = [float(pair.point if isinstance(pair, Estimate) else pair) for pair in pairs.values()]
     return {
         f"{column}_lowest_pair": min(values, default=None),
         f"{column}_highest_pair": max(values, default=None),
@@ -327,53 +314,46 @@ def _pairs(column: str, values: list[float]) -> dict[str, object]:
 
 
 def _ratio(column: str, change: PairChange | None) -> dict[str, object]:
-    if change is None:
-        return _ends(column, None) | _pairs(column, [])
-    return _ends(column, change.ratio) | _pairs(column, list(change.by_pair.values()))
+    return _ends(column, getattr(change, "ratio", None)) | _pairs(
+        column, {} if change is None else change.by_pair
+    )
 
 
 def _loops(result: LoopResult | None) -> dict[str, object]:
-    row: dict[str, object] = {
-        name: None if result is None else result.loops.mean_shown(name) for name in SHOWN
-    }
-    row["loops_finished"] = None if result is None else len(result.loops.shown)
+    loops = None if result is None else result.loops
+    row: dict[str, object] = {name: None if loops is None else loops.mean_shown(name) for name in SHOWN}
+    row["loops_finished"] = None if loops is None else len(loops.shown)
     for measure in MEASURES:
-        row |= _ends(measure, None if result is None else result.loops.mean_churn(measure))
-        pairs = [] if result is None else [float(one.point) for one in result.loops.churn[measure].values()]
-        row |= _pairs(measure, pairs)
+        row |= _ends(measure, None if loops is None else loops.mean_churn(measure))
+        row |= _pairs(measure, {} if loops is None else loops.churn[measure])
         row |= _ratio(f"{measure}_ratio", None if result is None else result.changes[measure])
     return row
 
 
 def _slice(column: str, change: SliceChange | None) -> dict[str, object]:
     return {
-        f"{column}_weight": None if change is None else change.weight,
-        **_ends(f"{column}_reference_bias", None if change is None else change.reference_bias),
-        **_ends(f"{column}_bias", None if change is None else change.bias),
-        **_ends(f"{column}_size_change_percent", None if change is None else change.size_change),
+        f"{column}_weight": getattr(change, "weight", None),
+        **_ends(f"{column}_reference_bias", getattr(change, "reference_bias", None)),
+        **_ends(f"{column}_bias", getattr(change, "bias", None)),
+        **_ends(f"{column}_size_change_percent", getattr(change, "size_change", None)),
     }
 
 
 def _costs(costs: ArmCosts | None, change: CostChange) -> dict[str, object]:
-    measured: Mapping[str, Any] = (ArmCosts() if costs is None else costs).model_dump(
-        exclude={"step_ratio", "inference_ratio"}
-    )
-    row: dict[str, object] = dict(measured)
-    for name in ("train_time", "train_flops", "inference_time", "inference_flops"):
+    row: dict[str, object] = (costs or ArmCosts()).model_dump(exclude={"step_ratio", "inference_ratio"})
+    for name in _COSTS:
         multiple = getattr(change, name)
-        row[f"{name}_ratio"] = None if multiple is None else multiple.value
+        row[f"{name}_ratio"] = getattr(multiple, "value", None)
         if name.endswith("time"):
-            row[f"{name}_ratio_lower_quartile"] = None if multiple is None else multiple.low
-            row[f"{name}_ratio_upper_quartile"] = None if multiple is None else multiple.high
+            row[f"{name}_ratio_lower_quartile"] = getattr(multiple, "low", None)
+            row[f"{name}_ratio_upper_quartile"] = getattr(multiple, "high", None)
     return row
 
 
 def _tuned(column: str, point: TuningPoint | None) -> dict[str, object]:
-    if point is None:
-        return dict.fromkeys((column, f"{column}_bound", f"{column}_low", f"{column}_high"))
     return {
-        column: point.value,
-        f"{column}_bound": point.bound or None,
-        f"{column}_low": point.low,
-        f"{column}_high": point.high,
+        column: getattr(point, "value", None),
+        f"{column}_bound": getattr(point, "bound", None) or None,
+        f"{column}_low": getattr(point, "low", None),
+        f"{column}_high": getattr(point, "high", None),
     }

@@ -29,13 +29,9 @@ _TEMPLATE = Path(__file__).with_name("experiment.html.j2")
 def write_experiment(folder: Path) -> str:
     """Writes result.json, table.csv, table.txt and report.html of an experiment; returns table.txt.
 
-     The folder holds plan.json, the runs that it names, and, where there are any, costs.json and failures/.
-     Each file appears whole or not at all. Runs that failed or are missing are reported as such; the same
-     runs give the same bytes.
-
-    Raises:
-        InputError: the plan or the costs cannot be read, a run read another log than the rest, or a file
-            cannot be written.
+    Each appears whole or not at all. Runs that failed or are missing are reported as such; the same runs
+    give the same bytes. Raises InputError: the plan or the costs cannot be read, a run read another log than
+    the rest, or a file cannot be written.
     """
     experiment = read_experiment(folder)
     text = _as_text(experiment)

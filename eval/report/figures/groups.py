@@ -35,11 +35,8 @@ def by_group(
 ) -> str:
     """Plots a metric by group, the runs beside one another.
 
-    Args:
-        tables: for each run one row for each group; NaN where it has none.
-        columns: the metric's and those of its interval's ends.
-        labels: of both axes: what the groups are, and the metric.
-        best: the metric's best value.
+    ``tables``: for each run one row for each group; NaN where it has none. ``columns``: the metric's and
+    those of its interval's ends. ``labels``: of both axes: what the groups are, and the metric.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure((4.9, 3.2))

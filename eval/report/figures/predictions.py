@@ -60,11 +60,7 @@ def gain_curves(histograms: Sequence[FloatArray]) -> str:
 
 
 def gain(histogram: FloatArray, shares: Sequence[float] | FloatArray) -> FloatArray:
-    """Share of clicks in the given shares of examples with the highest predictions, [S].
-
-    ``histogram``: float64 [B, 2], weight of non-clicks and of clicks by fine logit bin; with clicks.
-    ``shares``: from 0 to 1 [S]. Within a bin the examples count as alike.
-    """
+    """Share of clicks in the given shares [S] of examples with the highest predictions; bins are ties."""
     falling = histogram[::-1]
     used = np.flatnonzero(falling.sum(axis=1))
     weight, clicks = falling[used].sum(axis=1), falling[used, 1]
@@ -134,11 +130,7 @@ def prediction_range(histograms: Sequence[FloatArray]) -> tuple[int, int]:
 
 
 def prediction_histogram(histogram: FloatArray, limits: tuple[int, int], index: int) -> str:
-    """Plots predictions of clicked and of not clicked examples, as shares of the class, by logit.
-
-    ``histogram``: float64 [B, 2], weight of non-clicks and of clicks by fine logit bin. ``limits``: the fine
-    bins to draw, from and up to. ``index``: of the run.
-    """
+    """Plots predictions by class, as shares of it, on the scale of logits; ``limits``: the fine bins to draw."""
     step = -(-(limits[1] - limits[0]) // _HISTOGRAM_BINS)
     edges = np.arange(limits[0], limits[1] + step, step)
     padded = np.concatenate([histogram, np.zeros((step, 2))])
