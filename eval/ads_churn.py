@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ctr.eval import display
 from ctr.eval.arrays import (
     FloatArray,
     IntArray,
@@ -19,7 +20,6 @@ from ctr.eval.arrays import (
     checked_ids,
     ratio,
 )
-from ctr.eval.display import aligned, amount, decimals_for, fixed, interval
 from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.run_files import read_columns
 from ctr.eval.states import BUCKETS, SumState, query_bucket
@@ -118,7 +118,9 @@ class LoopComparison:
         for title in MEASURES.values():
             header += [title, "95% interval"]
         states = {**{str(day): state for day, state in self.days.items()}, "all": self.whole}
-        return "\n".join(lines + aligned([header, *(_cells(name, state) for name, state in states.items())]))
+        return "\n".join(
+            lines + display.aligned([header, *(_cells(name, state) for name, state in states.items())])
+        )
 
 
 def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
@@ -201,9 +203,9 @@ def _as_record(state: AdsChurn) -> dict[str, Any]:
 
 def _cells(name: str, state: AdsChurn) -> list[str]:
     ads_a, ads_b = state.ads_per_query()
-    cells = [name, amount(int(state.queries.sum())), fixed(ads_a, 4), fixed(ads_b, 4)]
+    cells = [name, display.amount(int(state.queries.sum())), display.fixed(ads_a, 4), display.fixed(ads_b, 4)]
     for estimate in state.estimates().values():
         low, high = (100 * float(end) for end in estimate.interval())
-        decimals = min(decimals_for(low, high), 2)
-        cells += [fixed(100 * float(estimate.point), decimals), interval(low, high, decimals)]
+        decimals = min(display.decimals_for(low, high), 2)
+        cells += [display.fixed(100 * float(estimate.point), decimals), display.interval(low, high, decimals)]
     return cells

@@ -19,8 +19,7 @@ from ctr.eval.intervals import Estimate, all_but_one
 from ctr.eval.rows import ScoredRows
 from ctr.eval.states import BUCKETS, SumState
 
-LOGIT_LIMIT = 16.0
-"""Logits outside -16..16 (probabilities within 1.1e-7 of 0 or 1) fall into the end bins."""
+LOGIT_LIMIT = 16.0  # logits outside -16..16 (probabilities within 1.1e-7 of 0 or 1) fall into the end bins
 FINE_BINS = 2**16
 COARSE_BINS = 2**10
 

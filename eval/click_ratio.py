@@ -23,10 +23,8 @@ from ctr.eval.intervals import CONFIDENCE, Estimate
 
 FEW_CLICKS = 15
 """Effective clicks from which on the interval is that of the jackknife; a quarter of the buckets if that is less."""
-CLOSE = 0.03
-"""A model is calibrated if the interval reaches to within this distance of 1."""
-LIMITS = (0.9, 1.1)
-"""A model is miscalibrated if the whole interval lies outside."""
+CLOSE = 0.03  # a model is calibrated if the interval reaches to within this distance of 1
+LIMITS = (0.9, 1.1)  # a model is miscalibrated if the whole interval lies outside
 
 Verdict = Literal["good", "near", "wrong", ""]
 

@@ -12,8 +12,7 @@ from ctr.eval.display import verdict
 from ctr.eval.intervals import Estimate, difference
 from ctr.eval.progressive import ProgressiveMetrics
 
-_ROUNDING = 1e-12
-"""A smaller difference is rounding: equal runs may have summed in different orders."""
+_ROUNDING = 1e-12  # a smaller difference is rounding: equal runs may have summed in different orders
 
 
 def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:

@@ -25,8 +25,7 @@ from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.eval.states import BUCKETS, SumState, query_bucket
 from ctr.io.errors import InputError
 
-ALWAYS = (-math.inf, math.inf)
-"""All query times: the first one, and the first one behind."""
+ALWAYS = (-math.inf, math.inf)  # all query times: the first one, and the first one behind
 _COLUMNS = ("example_id", "query_id", "query_time", "logit")
 
 

@@ -19,8 +19,7 @@ from ctr.io.documents import json_number
 if TYPE_CHECKING:
     import pandas as pd
 
-SLICES_SHOWN = 20
-"""Slices of a feature that `ProgressiveMetrics.summary` lists, the heaviest first."""
+SLICES_SHOWN = 20  # slices of a feature that `ProgressiveMetrics.summary` lists, the heaviest first
 
 _SLICES = "slices/"
 

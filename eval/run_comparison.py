@@ -11,19 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ctr.eval import display
 from ctr.eval.compare import compare, same_examples
-from ctr.eval.display import (
-    ABSENT,
-    VERDICT_WIDTH,
-    aligned,
-    amount,
-    decimals_for,
-    fixed,
-    interval,
-    no_interval_lines,
-    paired_cells,
-    times,
-)
 from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import PairedPredictions, pair_predictions
 from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run, read_windows
@@ -70,7 +59,7 @@ class Cost:
 
     @property
     def bounds(self) -> str:
-        return "" if self.span is None else f"[{times(self.span[0])}, {times(self.span[1])}]"
+        return "" if self.span is None else f"[{display.times(self.span[0])}, {display.times(self.span[1])}]"
 
 
 class NotComparableError(InputError):
@@ -86,7 +75,7 @@ class Difference:
 
     def shown(self, side: str) -> str:
         """Value of a side as JSON; `ABSENT` when it has none."""
-        return json.dumps(self.values[side]) if side in self.values else ABSENT
+        return json.dumps(self.values[side]) if side in self.values else display.ABSENT
 
 
 @dataclass(frozen=True)
@@ -167,22 +156,24 @@ class RunComparison:
             f"{int(traffic.examples):,} examples, {int(traffic.queries):,} queries, "
             f"log {self.run_a.log_sha256[:12]}",
             "",
-            *aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
-            *no_interval_lines({str(name): row["no_interval"] for name, row in self.metrics.iterrows()}),
+            *display.aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
+            *display.no_interval_lines(
+                {str(name): row["no_interval"] for name, row in self.metrics.iterrows()}
+            ),
             *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),
             "",
-            *aligned(
+            *display.aligned(
                 [["cost", "a", "b", "b / a", "range", ""]]
                 + [
                     [
                         COSTS[key],
-                        amount(cost.a),
-                        amount(cost.b),
-                        times(cost.ratio),
+                        display.amount(cost.a),
+                        display.amount(cost.b),
+                        display.times(cost.ratio),
                         cost.bounds,
-                        cost.verdict.ljust(VERDICT_WIDTH),
+                        cost.verdict.ljust(display.VERDICT_WIDTH),
                     ]
                     for key, cost in self.costs.items()
                 ]
@@ -194,7 +185,7 @@ class RunComparison:
         for title, differences in (("configuration", self.configuration), ("environment", self.environment)):
             if differences:
                 rows = [[entry.key, entry.shown("a"), entry.shown("b")] for entry in differences]
-                lines += ["", *aligned([[title, "a", "b"], *rows])]
+                lines += ["", *display.aligned([[title, "a", "b"], *rows])]
         if self.environment:
             lines.append("Speeds may differ by more than the configuration.")
         return "\n".join(lines)
@@ -206,9 +197,9 @@ class RunComparison:
             relative = row["relative_percent"]
             rows.append(
                 [
-                    *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
-                    ABSENT if math.isnan(relative) else f"{fixed(relative, 2, signed=True)}%",
-                    row["verdict"].ljust(VERDICT_WIDTH),
+                    *display.paired_cells(name, row["a"], row["b"], row["difference"], low, high),
+                    display.ABSENT if math.isnan(relative) else f"{display.fixed(relative, 2, signed=True)}%",
+                    row["verdict"].ljust(display.VERDICT_WIDTH),
                 ]
             )
         return rows
@@ -218,10 +209,10 @@ class RunComparison:
         if paired is None:
             return [f"prediction difference: unknown, because {self.no_predictions}"]
         low, high = paired.difference.interval()
-        decimals = decimals_for(float(low), float(high))
+        decimals = display.decimals_for(float(low), float(high))
         return [
-            f"prediction difference: {fixed(float(paired.difference.point), decimals)}  "
-            f"{interval(float(low), float(high), decimals)}",
+            f"prediction difference: {display.fixed(float(paired.difference.point), decimals)}  "
+            f"{display.interval(float(low), float(high), decimals)}",
             f"  {paired.examples:,} examples in both, {paired.only_a:,} only in a, {paired.only_b:,} only in b",
         ]
 

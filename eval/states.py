@@ -9,8 +9,7 @@ import numpy.typing as npt
 from ctr.eval.arrays import IntArray
 from ctr.io.hashing import splitmix64
 
-BUCKETS = 256
-"""K, the leading axis of every state that has intervals."""
+BUCKETS = 256  # K, the leading axis of every state that has intervals
 
 
 def query_bucket(query_id: IntArray) -> IntArray:
@@ -18,8 +17,7 @@ def query_bucket(query_id: IntArray) -> IntArray:
     return (splitmix64(query_id.astype(np.uint64)) >> np.uint64(56)).astype(np.int64)
 
 
-Arrays = Mapping[str, npt.NDArray[Any]]
-"""Serialized state: plain arrays by name. Names may contain ``/``."""
+Arrays = Mapping[str, npt.NDArray[Any]]  # serialized state: plain arrays by name. Names may contain ``/``
 
 
 class SumState:

@@ -12,10 +12,8 @@ from ctr.eval.intervals import Estimate
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import BUCKETS, Arrays
 
-MAX_WINDOWS = 512
-"""Windows that are kept; beyond them, neighbors are merged two by two."""
-GROUPS = 32
-"""Groups of query buckets, over which the intervals of a window run."""
+MAX_WINDOWS = 512  # windows that are kept; beyond them, neighbors are merged two by two
+GROUPS = 32  # groups of query buckets, over which the intervals of a window run
 
 _SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")
 _IDS = ("rows", "missing", "values", "new")

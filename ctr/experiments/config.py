@@ -23,8 +23,7 @@ Changes = dict[str, Any]
 """Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there.
 """
 
-BASELINE = "baseline"
-"""Name of the arm that every other one is compared with."""
+BASELINE = "baseline"  # name of the arm that every other one is compared with
 
 
 class TeacherConfig(StrictModel):

@@ -51,8 +51,7 @@ class Outcome:
     end: str = ""  # the last lines of its errors
 
 
-Report = Callable[[Job, Outcome], None]
-"""Called as each job ends, by one thread at a time."""
+Report = Callable[[Job, Outcome], None]  # called as each job ends, by one thread at a time
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:

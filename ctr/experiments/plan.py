@@ -30,8 +30,7 @@ def _check_inside(path: str) -> str:
     return path
 
 
-Inside = Annotated[str, AfterValidator(_check_inside)]
-"""Path that cannot lead out of the experiment's folder."""
+Inside = Annotated[str, AfterValidator(_check_inside)]  # path that cannot lead out of the experiment's folder
 
 
 class PlannedRun(Record):

@@ -30,8 +30,7 @@ from ctr.training.run.directory import only_process, write_json
 
 Progress = Callable[[str], None]
 ROUNDS = 6
-_ARMS_AT_ONCE = 8
-"""Arms beside the baseline in one process, in whose memory all their tables are."""
+_ARMS_AT_ONCE = 8  # arms beside the baseline in one process, in whose memory all their tables are
 
 
 def run_experiment(

@@ -62,8 +62,7 @@ class Place:
 class Task(ABC):
     """Unit of work of an experiment, made by one command of ``ctr``, in a process of its own."""
 
-    needs: Sequence["Task"] = ()
-    """Tasks without which it cannot be done."""
+    needs: Sequence["Task"] = ()  # tasks without which it cannot be done
 
     @property
     @abstractmethod

@@ -15,8 +15,7 @@ from ctr.config import LocalPath, StrictModel, load_model
 from ctr.experiments.config import Seed, check_once, training_content
 from ctr.io.files import check_output_folder
 
-SEARCH_FILE = "search.yaml"
-"""In the output directory: the search with its whole training configuration."""
+SEARCH_FILE = "search.yaml"  # in the output directory: the search with its whole training configuration
 
 Share = Annotated[float, Field(gt=0, le=1)]
 

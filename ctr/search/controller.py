@@ -24,15 +24,12 @@ import numpy as np
 
 from ctr.io.hashing import uniform_hash
 
-Logits = list[np.ndarray]
-"""For each decision the logits of its choices, float64 [choices]."""
+Logits = list[np.ndarray]  # for each decision the logits of its choices, float64 [choices]
 
 ADAM_BETA2 = 0.999
-ADAM_EPSILON = 1e-8
-"""TuNAS's, google-research/tunas/mobile_architecture_search.py, as is a beta1 of 0."""
+ADAM_EPSILON = 1e-8  # TuNAS's, google-research/tunas/mobile_architecture_search.py, as is a beta1 of 0
 
-MAX_DRAWS = 1000
-"""How often a candidate above the limit is drawn again."""
+MAX_DRAWS = 1000  # how often a candidate above the limit is drawn again
 
 
 class Controller(NamedTuple):

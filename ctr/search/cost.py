@@ -14,8 +14,7 @@ from ctr.training.analysis.flops import count_flops
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 
-Measure = Callable[[TrainConfig], float]
-"""Cost of a configuration, in any unit above 0."""
+Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
 
 
 class Cost:

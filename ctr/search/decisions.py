@@ -15,8 +15,7 @@ from ctr.search.space import Content, Decision, Space
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 
-_OWN_KEYS = ("seed", "time_range", "record_predictions")
-"""Keys that a search sets itself."""
+_OWN_KEYS = ("seed", "time_range", "record_predictions")  # keys that a search sets itself
 
 _KEYS = {
     "layers": ("model.deep.units", "model.deep.ranks"),

@@ -9,10 +9,8 @@ from ctr.experiments.plan import Record
 from ctr.io.errors import InputError
 
 RECORD_FILE = "search.json"
-BASELINE = "baseline"
-"""Name of the configuration that candidates change."""
-SEARCHED = "searched"
-"""Name of the result among the arms of the last replay."""
+BASELINE = "baseline"  # name of the configuration that candidates change
+SEARCHED = "searched"  # name of the result among the arms of the last replay
 CONTROLLER_FILE = "controller.jsonl"
 
 

@@ -31,12 +31,9 @@ from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Ramps, Rates, Scores, Trainer
 
-_PUBLISHED_RATE = 0.0048
-"""TuNAS's, for some 10^4 steps."""
-_FAR, _HIGHEST_RATE = 20.0, 0.1
-"""Rate times steps: as rewards are noisy, a logit moves a fraction of it."""
-RECORDS = 200
-"""Lines of controller.jsonl in a whole search, about."""
+_PUBLISHED_RATE = 0.0048  # TuNAS's, for some 10^4 steps
+_FAR, _HIGHEST_RATE = 20.0, 0.1  # rate times steps: as rewards are noisy, a logit moves a fraction of it
+RECORDS = 200  # lines of controller.jsonl in a whole search, about
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from ctr.io.errors import InputError
 from ctr.search.architecture import Part, Shape, part_of, shape_changes, shape_of
 from ctr.training.config import TrainConfig
 
-Choice = tuple[int, ...]
-"""Candidate: for each decision the number of its choice."""
+Choice = tuple[int, ...]  # candidate: for each decision the number of its choice
 
-Content = Mapping[str, Any]
-"""Training configuration as nested keys."""
+Content = Mapping[str, Any]  # training configuration as nested keys
 
 
 @dataclass(frozen=True)

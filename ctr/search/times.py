@@ -32,8 +32,7 @@ from ctr.search.space import Content, Space
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 
-_WIDTHS_MEASURED = 4
-"""Of the range of what the embeddings together may have."""
+_WIDTHS_MEASURED = 4  # of the range of what the embeddings together may have
 
 
 class Layer(NamedTuple):

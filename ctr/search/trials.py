@@ -32,8 +32,7 @@ from ctr.search.cost import Cost
 from ctr.search.record import BASELINE, Rung, Tried
 from ctr.search.space import Choice, Content, Space
 
-_LISTED = 2**20
-"""Largest space whose candidates are put in an order; of larger ones places are drawn."""
+_LISTED = 2**20  # largest space whose candidates are put in an order; of larger ones places are drawn
 _MOST_TRIES = 2**14
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

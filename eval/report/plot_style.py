@@ -23,8 +23,7 @@ from matplotlib.ticker import FuncFormatter
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
 """Of Okabe and Ito, which people with any kind of color vision can distinguish."""
 DARK_COLORS = ("#4db1ee", "#ff8b4a", "#2fc99a", "#e79ccb", "#9ad6f7", "#ffc24d", "#d5dae0")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-"""Fewer than the colors: the first 42 runs all look different."""
+MARKERS = ("o", "s", "^", "D", "v", "P")  # fewer than the colors: the first 42 runs all look different
 DASHES = ((), (5.0, 2.0), (1.5, 1.5), (6.0, 2.0, 1.5, 2.0))
 """Strokes and gaps of lines without markers: the first 28 look different."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ctr.eval import display
+from ctr.eval import display, run_files
 from ctr.eval.arrays import IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
@@ -17,19 +17,6 @@ from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.plot_style import COLORS
 from ctr.eval.run_comparison import COSTS
-from ctr.eval.run_files import (
-    METRICS,
-    Run,
-    config_text,
-    count_rejects,
-    distinct_names,
-    read_default_slices,
-    read_environment,
-    read_run,
-    read_timeline,
-    read_weight_spectra,
-    read_windows,
-)
 from ctr.eval.timeline import Timeline, typical_size
 from ctr.eval.weight_spectra import WeightSpectrum
 
@@ -43,11 +30,9 @@ COUNTS = {
 }
 """Entries of summary.json that say how the pass went, with their titles."""
 
-SIGNS = "●■▲◆▼✚"
-"""`plot_style.MARKERS` as text."""
+SIGNS = "●■▲◆▼✚"  # `plot_style.MARKERS` as text
 
-MAX_WINDOWS = 400
-"""Points of a line in a plot; the windows of a longer pass are drawn several at a time."""
+MAX_WINDOWS = 400  # points of a line in a plot; the windows of a longer pass are drawn several at a time
 _SMALLEST_POINT = 40
 """A window with less than this part of the pass, and much smaller than most, is drawn with its neighbors."""
 
@@ -100,7 +85,7 @@ class ShownRun:
     index: int  # its place among the runs
     color: str
     sign: str  # its marker
-    run: Run
+    run: run_files.Run
     has_default_slices: bool  # of the features that differ most: none are configured
     subject: Subject
     summary: dict[str, Any]  # as of `ProgressiveMetrics.summary`
@@ -179,10 +164,10 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
     """Reads finished runs; raises InputError where one cannot be read, or is given twice."""
     shown = []
     for index, (folder, name, run) in enumerate(
-        zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
+        zip(folders, run_files.distinct_names(folders), map(run_files.read_run, folders), strict=True)
     ):
-        windows, timeline = read_windows(folder), read_timeline(folder)
-        summary, default_slices = run.metrics.summary(), read_default_slices(folder)
+        windows, timeline = run_files.read_windows(folder), run_files.read_timeline(folder)
+        summary, default_slices = run.metrics.summary(), run_files.read_default_slices(folder)
         run.metrics.slices.update(default_slices)
         shown.append(
             ShownRun(
@@ -200,12 +185,12 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 health=read_data_health(folder),
                 deciles=calibration_buckets(run.metrics.auc),
                 sizes=run.metrics.per_query_auc.by_size(),
-                config=config_text(folder),
-                environment=flat_environment(read_environment(folder)),
+                config=run_files.config_text(folder),
+                environment=flat_environment(run_files.read_environment(folder)),
                 costs={key: run.number(key) for key in COSTS},
                 counts={key: run.number(key) for key in COUNTS},
-                faults=faults_of(run, count_rejects(folder)),
-                weights=read_weight_spectra(folder),
+                faults=faults_of(run, run_files.count_rejects(folder)),
+                weights=run_files.read_weight_spectra(folder),
             )
         )
     return shown
@@ -247,14 +232,14 @@ def _merged(windows: pd.DataFrame, starts: IntArray) -> pd.DataFrame:
             **{name: grouped[name].sum() for name in ("window_examples", "queries_scored", "weight_sum")},
         }
     )
-    ends = [f"{metric}_{end}" for metric in METRICS for end in ("low", "high")]
+    ends = [f"{metric}_{end}" for metric in run_files.METRICS for end in ("low", "high")]
     for name in (column for column in windows if column not in merged and column not in ends):
         weight = windows["queries_scored" if name == "per_query_auc" else "weight_sum"].fillna(0.0)
         known = windows[name].notna()
         weight = weight.where(known, 0.0)
         total = weight.groupby(group).sum()
         merged[name] = ratio((windows[name].fillna(0.0) * weight).groupby(group).sum(), total)
-        if name in METRICS:
+        if name in run_files.METRICS:
             margin = (windows[f"{name}_high"] - windows[f"{name}_low"]) / 2
             spread = ratio(np.sqrt(((margin * weight) ** 2).groupby(group).sum(min_count=1)), total)
             merged[f"{name}_low"], merged[f"{name}_high"] = merged[name] - spread, merged[name] + spread

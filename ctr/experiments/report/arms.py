@@ -21,8 +21,7 @@ from ctr.experiments.report.files import Ending, open_run
 from ctr.experiments.report.slices import FamilyBias, family_biases
 from ctr.io.errors import InputError
 
-CHANGED = ("per_query_auc", "auc", "logloss")
-"""Metrics whose change is reported."""
+CHANGED = ("per_query_auc", "auc", "logloss")  # metrics whose change is reported
 PARTS = ("late", "whole")
 """Parts over which PD is reported: the last half of the time that is scored, and all of it."""
 

@@ -28,10 +28,8 @@ from ctr.experiments.report.tuning_points import (
     cost_at_neutral_accuracy,
 )
 
-ACCURACY = "per_query_auc"
-"""Metric that the tuning points and the plots call accuracy."""
-CURVE_COSTS = ("flops", "time")
-"""Costs of a curve of accuracy over cost: FLOPs of a pass, or its time."""
+ACCURACY = "per_query_auc"  # metric that the tuning points and the plots call accuracy
+CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs of a pass, or its time
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ from ctr.experiments.report.numbers import as_csv, as_json
 from ctr.experiments.report.results import ArmResult, Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, ArmTable, experiment_tables, page_tables
 
-TABLE_WIDTH = 120
-"""Of a terminal, in characters."""
+TABLE_WIDTH = 120  # of a terminal, in characters
 
 _FIRST_WIDTH, _FIRST_LEAST = 30, 12
-_WIDTHS = {PAPER: 14, "slice": 36}
-"""Of columns of words."""
+_WIDTHS = {PAPER: 14, "slice": 36}  # of columns of words
 
 _TEMPLATE = Path(__file__).with_name("experiment.html.j2")
 

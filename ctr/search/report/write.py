@@ -40,8 +40,7 @@ from ctr.search.record import (
 )
 
 _TEMPLATE = Path(__file__).with_name("search.html.j2")
-_SHOWN = 10
-"""Candidates of a rung that the text shows."""
+_SHOWN = 10  # candidates of a rung that the text shows
 _MEASURES = {"flops": "operations", "times": "measured times"}
 _PARTS = {"rest": "the held-out rest, which the search has not read", "whole": "the whole log"}
 _SIZE = (4.9, 3.2)

@@ -13,14 +13,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray
-from ctr.eval.report.figures.figure import (
-    FIGURE_SIZE,
-    draw_band,
-    draw_line,
-    frame_values,
-    interval_texts,
-    line_look,
-)
+from ctr.eval.report.figures import figure
 from ctr.eval.report.plot_style import COLORS, STYLE, Hover, new_figure, of_run, thousands, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.timeline import Timeline
@@ -103,7 +96,7 @@ def over_time(
     best value.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure(FIGURE_SIZE)
+        plot, axes = new_figure(figure.FIGURE_SIZE)
         hover = Hover()
         tables = [places_of(timeline) for _, timeline, _, _ in courses]
         by_time = uses_event_time(tables)
@@ -112,8 +105,8 @@ def over_time(
             x, heads = positions(table, by_time), heads_of(table, by_time)
             color = COLORS[index % len(COLORS)]
             point, low, high = window
-            draw_band(axes, x, low, high, index, min(0.15, 0.3 / len(courses)))
-            draw_line(axes, x, point, index)
+            figure.draw_band(axes, x, low, high, index, min(0.15, 0.3 / len(courses)))
+            figure.draw_line(axes, x, point, index)
             middle, below, above = so_far
             of_run(index, axes.plot(x, middle, color=color, linestyle=(0, (5, 2)), linewidth=1.2))
             for bound in (below, above):
@@ -121,17 +114,17 @@ def over_time(
             texts = [
                 f"{own}; so far {total}"
                 for own, total in zip(
-                    interval_texts(point, low, high, signed=signed),
-                    interval_texts(middle, below, above, signed=signed),
+                    figure.interval_texts(point, low, high, signed=signed),
+                    figure.interval_texts(middle, below, above, signed=signed),
                     strict=True,
                 )
             ]
             hover.add(index, axes, x, point, heads, texts)
             shown += [point, (point + low) / 2, (point + high) / 2]
-        frame_values(axes, np.concatenate(shown), best)
+        figure.frame_values(axes, np.concatenate(shown), best)
         axes.set_ylabel(label)
         frame_pass(axes, tables, by_time)
-        return to_svg(figure, hover)
+        return to_svg(plot, hover)
 
 
 @dataclass(frozen=True)
@@ -149,19 +142,19 @@ def lines_over_time(
 ) -> str:
     """Plots several things of one run over time; ``dress`` labels the vertical axis and sets its ticks."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure(FIGURE_SIZE)
+        plot, axes = new_figure(figure.FIGURE_SIZE)
         hover = Hover()
         by_time = uses_event_time([table])
         x, heads = positions(table, by_time), heads_of(table, by_time)
         for one in lines:
-            color, dashes = line_look(one.look)
+            color, dashes = figure.line_look(one.look)
             style: Any = (0, dashes) if dashes else "solid"
             for y in one.courses:
                 axes.plot(x, y, color=color, linestyle=style, linewidth=1.4, label=one.title)
             hover.add(run, axes, x, one.courses[0], heads, one.texts)
         dress(axes)
         frame_pass(axes, [table], by_time)
-        return to_svg(figure, hover)
+        return to_svg(plot, hover)
 
 
 def describe_courses(runs: Sequence[ShownRun], column: str, decimals: int) -> str:
