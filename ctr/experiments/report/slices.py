@@ -115,9 +115,9 @@ def variance_changes(
             continue
         own, reference = ([_variance(one.relative, both) for one in found] for found in (ours, theirs))
         variance, reference_variance = mean(own), mean(reference)
-        change = _percent(variance, reference_variance)
+        change = percent_change(quotient(variance, reference_variance))
         by_seed = {
-            seed: float(_percent(one, other).point)
+            seed: float(percent_change(quotient(one, other)).point)
             for seed, one, other in zip(seeds, own, reference, strict=True)
         }
         changes.append(
@@ -201,12 +201,11 @@ def _estimate_at(estimate: Estimate, index: int) -> Estimate:
 
 
 def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
-    return _percent(_absolute(bias), _absolute(reference))
+    return percent_change(quotient(_absolute(bias), _absolute(reference)))
 
 
-def _percent(part: Estimate, whole: Estimate) -> Estimate:
-    """Change from `whole` to `part`, in percent."""
-    share = quotient(part, whole)
+def percent_change(share: Estimate) -> Estimate:
+    """Change in percent of a whole, from a share of it."""
     return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
 
 
