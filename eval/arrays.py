@@ -1,5 +1,7 @@
 """Array types, and the checks of input columns that every metric shares; all raise ValueError."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,10 +12,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 def checked_finite(name: str, values: npt.ArrayLike) -> FloatArray:
     """Returns `values` as float64 [N]; refuses NaN and infinity."""
-    column = np.asarray(values, dtype=np.float64)
-    _check_one_dimensional(name, column)
-    _check_all(name, np.isfinite(column), column, "finite numbers")
-    return column
+    return _checked(name, values, np.isfinite, "finite numbers")
 
 
 def checked_labels(values: npt.ArrayLike) -> BoolArray:
@@ -27,17 +26,20 @@ def checked_labels(values: npt.ArrayLike) -> BoolArray:
 
 def checked_weights(values: npt.ArrayLike) -> FloatArray:
     """Returns `values` as float64 [N]; refuses weights that are negative, infinite or NaN."""
-    column = np.asarray(values, dtype=np.float64)
-    _check_one_dimensional("weight", column)
-    _check_all("weight", (column >= 0) & (column < np.inf), column, "finite numbers of at least 0")
-    return column
+    return _checked("weight", values, lambda w: (w >= 0) & (w < np.inf), "finite numbers of at least 0")
 
 
 def checked_probabilities(name: str, values: npt.ArrayLike) -> FloatArray:
     """Returns `values` as float64 [N]; refuses those outside 0..1 and NaN."""
+    return _checked(name, values, lambda p: (p >= 0) & (p <= 1), "probabilities from 0 to 1")
+
+
+def _checked(
+    name: str, values: npt.ArrayLike, is_allowed: Callable[[FloatArray], BoolArray], allowed: str
+) -> FloatArray:
     column = np.asarray(values, dtype=np.float64)
     _check_one_dimensional(name, column)
-    _check_all(name, (column >= 0) & (column <= 1), column, "probabilities from 0 to 1")
+    _check_all(name, is_allowed(column), column, allowed)
     return column
 
 

@@ -105,7 +105,7 @@ _COARSE_TIES = 0.1
 def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> float:
     """Exact weighted ROC AUC, by sorting; NaN when a class is absent (or has no weight).
 
-     ``label`` is 0 or 1 [N], ``score`` finite [N], ``weight`` [N] at least 0. Raises ValueError for others.
+    ``label`` is 0 or 1 [N], ``score`` finite [N], ``weight`` [N] at least 0. Raises ValueError for others.
 
     Example:
         >>> roc_auc(label=[0, 1, 0, 1], score=[0.1, 0.4, 0.4, 0.8])

@@ -133,8 +133,8 @@ def pair_predictions(
 ) -> PairedPredictions:
     """Joins the predictions that two runs over the same log recorded, a stretch of query time at a time.
 
-     Memory holds about one file of each run. ``late_from``: query time, in microseconds, with which the late
-     part of the pass begins. ``between``: the first query time that counts, and the first one behind.
+    Memory holds about one file of each run. ``late_from``: query time, in microseconds, with which the late
+    part of the pass begins. ``between``: the first query time that counts, and the first one behind.
 
     Raises:
         InputError: a file is damaged or not in the order of the log.

@@ -40,10 +40,10 @@ class Traffic(SumState):
 class ProgressiveMetrics:
     """Every metric of progressive validation (FF section 2.1), as one mergeable state.
 
-     Each example is given once, with the prediction made before it was trained on. A window of a run has its
-     own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new
-     ones would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
-     else. ``slices`` names the features whose ids are slices for calibration.
+    Each example is given once, with the prediction made before it was trained on. A window of a run has its
+    own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new
+    ones would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
+    else. ``slices`` names the features whose ids are slices for calibration.
 
         window.update(...)      # every batch
         window.line()           # at the window's end: a line of metrics.jsonl
@@ -83,11 +83,8 @@ class ProgressiveMetrics:
         self._check_slices(ids)
         for name, state in self.slices.items():
             state.update(rows, ids[name])
-        self.traffic.update(rows)
-        self.auc.update(rows)
-        self.per_query_auc.update(rows)
-        self.logloss.update(rows)
-        self.calibration.update(rows)
+        for metric in (self.traffic, self.auc, self.per_query_auc, self.logloss, self.calibration):
+            metric.update(rows)
 
     def merge(self, other: Self) -> None:
         """Adds the batches of `other`, which stays as it is; raises ValueError where slices differ."""

@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from ctr.eval.calibration import SliceCalibration
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.states import Arrays
 from ctr.eval.timeline import Timeline
 from ctr.eval.weight_spectra import WeightSpectrum
 from ctr.io.arrays import read_arrays
@@ -37,6 +38,7 @@ LOSS_TERMS = {
 """Entries of metrics.jsonl that tell what each term contributed to the loss, with their titles."""
 
 _MOST_STATE_BYTES = 2**30
+StateT = TypeVar("StateT")
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
 
 
@@ -79,7 +81,7 @@ def read_run(folder: Path) -> Run:
     for key in ("log_sha256", "config_sha256"):
         if not isinstance(summary.get(key), str):
             raise InputError(f"{summary_path}: {key} must be a string, got {summary.get(key)!r:.80}")
-    metrics = _read_metrics(folder / "metric_states.npz")
+    metrics = _read_state(folder / "metric_states.npz", ProgressiveMetrics.from_arrays)
     examples = int(metrics.traffic.examples)
     if summary.get("examples") != examples:
         raise InputError(
@@ -92,7 +94,7 @@ def read_run(folder: Path) -> Run:
 def read_constraint_metrics(folder: Path, log: str) -> ProgressiveMetrics | None:
     """Metrics' states of a run over a constraint log; None where the run kept none."""
     path = folder / "constraint_states" / f"{log}.npz"
-    return _read_metrics(path) if path.exists() else None
+    return _read_state(path, ProgressiveMetrics.from_arrays) if path.exists() else None
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
@@ -126,28 +128,21 @@ def read_windows(folder: Path) -> pd.DataFrame:
 
 def read_timeline(folder: Path) -> Timeline:
     """Reads the sums of the pass over time."""
-    path = folder / "timeline.npz"
-    try:
-        return Timeline.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; a finished run has one") from None
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
+    return _read_state(folder / "timeline.npz", Timeline.from_arrays)
 
 
 def read_default_slices(folder: Path) -> dict[str, SliceCalibration]:
     """Slices of a run that names none, the most different features first; empty where it kept none."""
     path = folder / "default_slices.npz"
-    if not path.exists():
-        return {}
-    try:
-        parts: dict[str, dict[str, Any]] = {}
-        for name, array in read_arrays(path, _MOST_STATE_BYTES).items():
-            feature, _, key = name.rpartition("/")
-            parts.setdefault(feature, {})[key] = array
-        return {feature: SliceCalibration.from_arrays(arrays) for feature, arrays in parts.items()}
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
+    return _read_state(path, _slices) if path.exists() else {}
+
+
+def _slices(arrays: Arrays) -> dict[str, SliceCalibration]:
+    parts: dict[str, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        feature, _, key = name.rpartition("/")
+        parts.setdefault(feature, {})[key] = array
+    return {feature: SliceCalibration.from_arrays(state) for feature, state in parts.items()}
 
 
 def count_rejects(folder: Path) -> dict[str, int]:
@@ -252,9 +247,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _read_metrics(path: Path) -> ProgressiveMetrics:
+def _read_state(path: Path, parse: Callable[[Arrays], StateT]) -> StateT:
     try:
-        return ProgressiveMetrics.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
+        return parse(read_arrays(path, _MOST_STATE_BYTES))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, KeyError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Sums of a pass over time, in few enough windows to be kept whole, in a form that two runs can pair."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -39,8 +39,8 @@ SERIES = {
 class Timeline:
     """Windows of a pass, bounded in number, with sums per group of query buckets.
 
-     Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry covers twice as many
-     windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was interrupted.
+    Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry covers twice as many
+    windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was interrupted.
 
     Attributes:
         windows: int64 [W, 5]: rows of the log up to the entry's end, event time of its first and last row in
@@ -74,39 +74,22 @@ class Timeline:
 
         ``ids`` and ``slots`` are as in the attributes, for this window; 0 without.
         """
-        place = np.array([examples, *times, int(window.traffic.examples), 1], np.int64)
-        sums = _grouped(window)
-        counts = _rows(ids, self.ids, len(_IDS))
-        slot_counts = _rows(slots, self.slots, len(SLOT_COUNTS))
-        if len(self.windows) and self.windows[-1, -1] < self._stride:
-            self.windows[-1] = _joined(self.windows[-1:], place[np.newaxis])[0]
-            self.sums[-1] += sums
-            for name, row in counts.items():
-                self.ids[name][-1] += row[0]
-            for name, row in slot_counts.items():
-                self.slots[name][-1] = _joined_slots(self.slots[name][-1:], row)[0]
-            return
-        self.windows = np.concatenate([self.windows, place[np.newaxis]])
-        self.sums = np.concatenate([self.sums, sums[np.newaxis]])
+        place = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
+        counts, slot_counts = _rows(ids, self.ids, len(_IDS)), _rows(slots, self.slots, len(SLOT_COUNTS))
+        goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
+        self.windows = np.concatenate([self.windows, place])
+        self.sums = np.concatenate([self.sums, _grouped(window)[np.newaxis]])
         self.ids = {name: np.concatenate([known, counts[name]]) for name, known in self.ids.items()}
         self.slots = {name: np.concatenate([known, slot_counts[name]]) for name, known in self.slots.items()}
-        if len(self.windows) > MAX_WINDOWS:
-            self._halve()
+        if goes_on:
+            self._join(np.arange(len(self) - 1))
+        elif len(self) > MAX_WINDOWS:
+            self._stride *= 2
+            self._join(np.arange(0, len(self), 2))
 
-    def _halve(self) -> None:
-        self._stride *= 2
-
-        def halved(
-            array: npt.NDArray[Any], join: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[Any]]
-        ) -> npt.NDArray[Any]:
-            even, odd = array[::2].copy(), array[1::2]
-            even[: len(odd)] = join(even[: len(odd)], odd)
-            return even
-
-        self.windows = halved(self.windows, _joined)
-        self.sums = halved(self.sums, np.add)
-        self.ids = {name: halved(counts, np.add) for name, counts in self.ids.items()}
-        self.slots = {name: halved(counts, _joined_slots) for name, counts in self.slots.items()}
+    def _join(self, starts: IntArray) -> None:
+        coarse = self.joined(starts)
+        self.windows, self.sums, self.ids, self.slots = coarse.windows, coarse.sums, coarse.ids, coarse.slots
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Copies the state as plain arrays; `from_arrays` brings it back bit for bit."""
@@ -266,16 +249,3 @@ def _rows(given: Mapping[str, Sequence[int]] | None, names: Iterable[str], width
     return {
         name: np.array((given or {}).get(name, [0] * width), np.int64).reshape(1, width) for name in names
     }
-
-
-def _joined_slots(first: IntArray, second: IntArray) -> IntArray:
-    both = first + second
-    both[:, :_LEVELS] = second[:, :_LEVELS]
-    return both
-
-
-def _joined(first: IntArray, second: IntArray) -> IntArray:
-    both = second.copy()
-    both[:, 1] = first[:, 1]
-    both[:, 3:] += first[:, 3:]
-    return both

@@ -7,9 +7,9 @@
     OUT/loops/NAME-seed-S-HASH/         what ``ctr simulate --policy`` writes, without checkpoints once it is finished
     OUT/failures/NAME-seed-S.txt        the last lines of the errors of a task that failed
 
- The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A
- teacher's predictions and the decisions of a sampling become sidecars of the log, ``replay-...``: several
- experiments share them.
+The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A
+teacher's predictions and the decisions of a sampling become sidecars of the log, ``replay-...``: several
+experiments share them.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -86,16 +86,16 @@ class Space:
     @property
     def largest(self) -> Choice:
         """Candidate whose parts hold those of all others: the supernet. Of settings the first choice."""
-        return tuple(
-            0 if decision.part is None else decision.choices.index(max(decision.choices))
-            for decision in self.decisions
-        )
+        return self._extreme(max)
 
     @property
     def smallest(self) -> Choice:
         """Candidate of the smallest parts. Of settings the first choice."""
+        return self._extreme(min)
+
+    def _extreme(self, end: Callable[[Iterable[Any]], Any]) -> Choice:
         return tuple(
-            0 if decision.part is None else decision.choices.index(min(decision.choices))
+            0 if decision.part is None else decision.choices.index(end(decision.choices))
             for decision in self.decisions
         )
 
