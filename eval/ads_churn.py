@@ -192,13 +192,7 @@ def _as_record(state: AdsChurn) -> dict[str, Any]:
         "queries": int(state.queries.sum()),
         "ads_per_query": {"a": json_number(ads_a), "b": json_number(ads_b)},
     }
-    for name, estimate in state.estimates().items():
-        low, high = estimate.interval()
-        record[name] = {
-            "value": json_number(float(estimate.point)),
-            "ci95": [json_number(float(low)), json_number(float(high))],
-        }
-    return record
+    return record | {name: estimate.as_record() for name, estimate in state.estimates().items()}
 
 
 def _cells(name: str, state: AdsChurn) -> list[str]:

@@ -16,6 +16,7 @@ from ctr.eval.logistic import sigmoid
 from ctr.eval.rows import ScoredRows
 from ctr.eval.states import BUCKETS, Arrays, SumState
 
+# Loaded where it is needed: commands that need no tables start sooner.
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -77,7 +78,6 @@ class SliceCalibration:
 
     def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
         """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, those of weight 0 included."""
-        # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
         checked = checked_ids("slice ids", ids)
@@ -127,7 +127,6 @@ class SliceCalibration:
         Columns: id, weight, mean_label, mean_prediction, bias with ci95_low and ci95_high (NaN for a slice
         in fewer than two query buckets), calibration_ratio and logloss with ``_low`` and ``_high``, and auc.
         """
-        # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
         ids, ((keys, sums), bins) = self._ordered()
@@ -298,7 +297,6 @@ def _bias_estimate(sums: FloatArray) -> Estimate:
 
 
 def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
-    # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
     estimate = _bias_estimate(sums)
@@ -332,7 +330,6 @@ class KeyedSums:
 
     def add(self, keys: IntArray, values: Sequence[FloatArray] | FloatArray) -> None:
         """Adds `values` [width, N] to the sums of `keys` [N], which may repeat."""
-        # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
         place, distinct = pd.factorize(keys)

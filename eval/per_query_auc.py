@@ -10,6 +10,7 @@ from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.rows import ScoredRows
 from ctr.eval.states import BUCKETS, SumState
 
+# Loaded where it is needed: commands that need no tables start sooner.
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -58,7 +59,6 @@ class PerQueryAUC(SumState):
 
     def by_size(self) -> "pd.DataFrame":
         """Table by query size, rows of positive weight: size, queries, auc, ci95_low, ci95_high."""
-        # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
         estimate = Estimate(

@@ -105,10 +105,8 @@ class RunComparison:
         paired = self.predictions
         difference: dict[str, Any] = {"unavailable": self.no_predictions}
         if paired is not None:
-            low, high = paired.difference.interval()
             difference = {
-                "value": json_number(float(paired.difference.point)),
-                "ci95": [json_number(float(low)), json_number(float(high))],
+                **paired.difference.as_record(),
                 "examples": paired.examples,
                 "only_a": paired.only_a,
                 "only_b": paired.only_b,

@@ -26,7 +26,7 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.slice_names import slice_names
 from ctr.simulator.closed_loop import check_loop
 from ctr.training.config import TrainConfig
-from ctr.training.inputs import Inputs, open_inputs
+from ctr.training.inputs import open_inputs
 from ctr.training.model_config import ModelConfig
 from ctr.training.run.metrics import SLICES_MEASURED
 
@@ -49,7 +49,10 @@ class _Checker:
         config = parse_model(TrainConfig, {**content, "seed": seed}, where, f"{key}.")
         given = _without_seed(config)
         if given not in self._models:
-            inputs = self._open(config, f"{where}: {key}")
+            try:
+                inputs = open_inputs(self._log, config)
+            except InputError as error:
+                raise InputError(f"{where}: {key}: {str(error).removeprefix('config: ')}") from None
             self._models[given] = inputs.config.model
             self._families[_without_seed(inputs.config)] = slice_families(inputs.config, inputs.families)
         return config.model_copy(update={"model": self._models[given]})
@@ -62,12 +65,6 @@ class _Checker:
             check_loop(config, self._log)
         except InputError as error:
             raise InputError(f"{self._where}: loop: {arm}: {str(error).removeprefix('config: ')}") from None
-
-    def _open(self, config: TrainConfig, where: str) -> Inputs:
-        try:
-            return open_inputs(self._log, config)
-        except InputError as error:
-            raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
 
 
 def make_plan(

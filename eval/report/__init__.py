@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -31,28 +32,12 @@ _VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not signif
 
 
 @dataclass(frozen=True)
-class _ComparedMetric:
-    """Row of a comparison, as text."""
-
-    title: str
-    first: str
-    second: str
-    difference: str
-    interval: str
-    relative: str
-    verdict: str
-    no_interval: str  # why there is none, else empty
-    sign: str
-    bar: tuple[float, ...] | None  # low end, difference, high end, from 0 to 120 with a difference of 0 at 60
-
-
-@dataclass(frozen=True)
 class _Compared:
     """Run against the first one; `refusal` says why there is no comparison."""
 
     run: ShownRun
     comparison: RunComparison | None
-    metrics: list[_ComparedMetric]
+    metrics: list[dict[str, Any]]
     refusal: str
 
 
@@ -110,30 +95,31 @@ def _compare(first: ShownRun, other: ShownRun) -> _Compared:
     return _Compared(other, comparison, _compared_metrics(comparison), "")
 
 
-def _compared_metrics(comparison: RunComparison) -> list[_ComparedMetric]:
+def _compared_metrics(comparison: RunComparison) -> list[dict[str, Any]]:
     rows = []
     for name, row in comparison.metrics.to_dict("index").items():
         metric = str(name)
         low, high, difference = row["ci95_low"], row["ci95_high"], row["difference"]
         decimals = display.decimals_for(low, high)
         rows.append(
-            _ComparedMetric(
-                title=display.METRIC_TITLES[metric],
-                first=display.fixed(row["a"], decimals),
-                second=display.fixed(row["b"], decimals),
-                difference=display.fixed(difference, decimals, signed=True),
-                interval=display.interval(low, high, decimals, signed=True),
-                relative=display.fixed(row["relative_percent"], 2, signed=True),
-                verdict=row["verdict"],
-                no_interval=row["no_interval"],
-                sign=_VERDICT_SIGNS[row["verdict"]],
-                bar=_bar(low, difference, high),
-            )
+            {
+                "title": display.METRIC_TITLES[metric],
+                "first": display.fixed(row["a"], decimals),
+                "second": display.fixed(row["b"], decimals),
+                "difference": display.fixed(difference, decimals, signed=True),
+                "interval": display.interval(low, high, decimals, signed=True),
+                "relative": display.fixed(row["relative_percent"], 2, signed=True),
+                "verdict": row["verdict"],
+                "no_interval": row["no_interval"],
+                "sign": _VERDICT_SIGNS[row["verdict"]],
+                "bar": _bar(low, difference, high),
+            }
         )
     return rows
 
 
 def _bar(*ends: float) -> tuple[float, ...] | None:
+    """Low end, difference and high end on a scale from 0 to 120, whose middle is a difference of 0."""
     longest = max(map(abs, ends))
     if not 0 < longest < math.inf:
         return None

@@ -125,10 +125,7 @@ def _key(key: Any) -> str:
 
 
 def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:
-    if estimate is None:
-        return None
-    low, high = estimate.interval()
-    return {"value": json_number(estimate.point), "ci95": [json_number(low), json_number(high)]}
+    return None if estimate is None else estimate.as_record()
 
 
 def _ratio_dict(change: PairChange | None) -> dict[str, Any]:

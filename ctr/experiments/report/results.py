@@ -20,7 +20,13 @@ from ctr.experiments.report.arms import (
 from ctr.experiments.report.costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
 from ctr.experiments.report.files import ArmCosts, Costs, read_costs, shared_failures
 from ctr.experiments.report.loops import LoopResult, loop_results
-from ctr.experiments.report.slices import SliceChange, VarianceChange, slice_changes, variance_changes
+from ctr.experiments.report.slices import (
+    SliceChange,
+    VarianceChange,
+    common_families,
+    slice_changes,
+    variance_changes,
+)
 from ctr.experiments.report.tuning_points import (
     CurvePoint,
     TuningPoint,
@@ -101,7 +107,7 @@ def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: Meas
     changes, refusal = _changes(arm, reference)
     from_baseline, _ = _changes(arm, arms[plan.baseline])
     swept = plan.points(arm.plan)
-    measured = arm.plan.families, reference.plan.families, arm.slices, reference.slices
+    common = common_families(arm.plan.families, reference.plan.families, arm.slices, reference.slices)
     return ArmResult(
         arm=arm,
         reference=planned.name,
@@ -116,8 +122,8 @@ def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: Meas
             kind: _tuning(kind, arm, [arms[point.name] for point in swept], reference, costs, plan.baseline)
             for kind in (CURVE_COSTS if swept else ())
         },
-        slices=slice_changes(*measured, plan.slices),
-        variances=variance_changes(*measured),
+        slices=slice_changes(common, plan.slices),
+        variances=variance_changes(common),
     )
 
 

@@ -1,8 +1,8 @@
 """Bias of constrained slices, of an arm against its reference's (FF 7.2, table 3)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,15 @@ class FamilyBias:
     weight: FloatArray  # [S]
     bias: Estimate  # mean label minus mean prediction, [S]; NaN where nothing is known
     relative: Estimate  # the same over the mean prediction, [S]
+
+
+class CommonFamily(NamedTuple):
+    """A family that an arm and its reference measured, at the seeds that have both."""
+
+    family: PlannedFamily
+    seeds: list[int]
+    ours: list[FamilyBias]
+    theirs: list[FamilyBias]
 
 
 @dataclass(frozen=True)
@@ -78,42 +87,46 @@ def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, Fami
     return found
 
 
-def slice_changes(
+def common_families(
     families: Sequence[PlannedFamily],
     reference_families: Sequence[PlannedFamily],
     biases: Mapping[int, Mapping[str, FamilyBias]],
     reference_biases: Mapping[int, Mapping[str, FamilyBias]],
-    shown: Sequence[ShownSlice],
-) -> list[SliceChange]:
-    """Changes of each slice that both measured, with the same meaning; those that are shown come first.
+) -> list[CommonFamily]:
+    """Families that an arm and its reference measured; biases are by seed what `family_biases` found."""
+    common = []
+    for family in families:
+        name = family.name
+        seeds = [
+            seed for seed, found in biases.items() if name in found and name in reference_biases.get(seed, {})
+        ]
+        if seeds and family in reference_families:
+            ours, theirs = ([found[seed][name] for seed in seeds] for found in (biases, reference_biases))
+            common.append(CommonFamily(family, seeds, ours, theirs))
+    return common
 
-    ``biases`` are by seed what `family_biases` found; ``shown`` are slices that the tables show.
-    """
+
+def slice_changes(common: Sequence[CommonFamily], shown: Sequence[ShownSlice]) -> list[SliceChange]:
+    """Changes of each slice that both measured; those that the tables show come first, in their order."""
     places = {(one.family, one.index): (place, one) for place, one in reversed([*enumerate(shown)])}
+    last = len(shown), None
     changes = []
-    for family, seeds, ours, theirs in _common(families, reference_families, biases, reference_biases):
-        for index in range(len(family.slices)):
-            _, one = places.get((family.name, index), (None, None))
-            change = _change(family, index, one, seeds, ours, theirs)
+    for both in common:
+        for index in range(len(both.family.slices)):
+            change = _change(both, index, places.get((both.family.name, index), last)[1])
             if np.isfinite(change.bias.point) and np.isfinite(change.reference_bias.point):
                 changes.append(change)
-    last = len(shown)
-    return sorted(changes, key=lambda one: places.get((one.family, one.index), (last, None))[0])
+    return sorted(changes, key=lambda change: places.get((change.family, change.index), last)[0])
 
 
-def variance_changes(
-    families: Sequence[PlannedFamily],
-    reference_families: Sequence[PlannedFamily],
-    biases: Mapping[int, Mapping[str, FamilyBias]],
-    reference_biases: Mapping[int, Mapping[str, FamilyBias]],
-) -> list[VarianceChange]:
-    """Changes of each family of which both measured at least two slices; arguments as in `slice_changes`."""
+def variance_changes(common: Sequence[CommonFamily]) -> list[VarianceChange]:
+    """Changes of each family of which both measured at least two slices."""
     changes = []
-    for family, seeds, ours, theirs in _common(families, reference_families, biases, reference_biases):
+    for family, seeds, ours, theirs in common:
         both = np.all([np.isfinite(found.relative.point) for found in (*ours, *theirs)], axis=0)
         if both.sum() < 2:
             continue
-        own, reference = ([_variance(one.relative, both) for one in found] for found in (ours, theirs))
+        own, reference = ([_variance(found.relative, both) for found in side] for side in (ours, theirs))
         variance, reference_variance = mean(own), mean(reference)
         change = percent_change(quotient(variance, reference_variance))
         by_seed = {
@@ -134,24 +147,6 @@ def variance_changes(
     return changes
 
 
-def _common(
-    families: Sequence[PlannedFamily],
-    reference_families: Sequence[PlannedFamily],
-    biases: Mapping[int, Mapping[str, FamilyBias]],
-    reference_biases: Mapping[int, Mapping[str, FamilyBias]],
-) -> Iterator[tuple[PlannedFamily, list[int], list[FamilyBias], list[FamilyBias]]]:
-    """Families that both measured, with the seeds that have both, and what each found at these."""
-    for family in families:
-        seeds = [
-            seed
-            for seed, found in biases.items()
-            if family.name in found and family.name in reference_biases.get(seed, {})
-        ]
-        if seeds and family in reference_families:
-            ours = [biases[seed][family.name] for seed in seeds]
-            yield family, seeds, ours, [reference_biases[seed][family.name] for seed in seeds]
-
-
 def _variance(values: Estimate, which: BoolArray) -> Estimate:
     return Estimate(
         np.asarray(np.var(values.point[which])),
@@ -165,16 +160,9 @@ def _is_significant(change: Estimate, by_seed: Mapping[int, float]) -> bool:
     return bool((low > 0) | (high < 0)) and len({np.sign(value) for value in by_seed.values()}) == 1
 
 
-def _change(
-    family: PlannedFamily,
-    index: int,
-    shown: ShownSlice | None,
-    seeds: Sequence[int],
-    ours: Sequence[FamilyBias],
-    theirs: Sequence[FamilyBias],
-) -> SliceChange:
-    own = [_estimate_at(found.bias, index) for found in ours]
-    reference = [_estimate_at(found.bias, index) for found in theirs]
+def _change(common: CommonFamily, index: int, shown: ShownSlice | None) -> SliceChange:
+    family, seeds, ours, theirs = common
+    own, reference = ([_estimate_at(found.bias, index) for found in side] for side in (ours, theirs))
     bias, reference_bias = mean(own), mean(reference)
     change = _size_change(bias, reference_bias)
     by_seed = {
