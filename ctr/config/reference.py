@@ -230,7 +230,8 @@ def _allowed(
     if title is not None:
         return re.sub(r"^\w+", r"\g<0>s", title) if many else title
     if origin is Literal:
-        return _alternatives([_scalar(value) for value in arguments])
+        *words, last = map(_scalar, arguments)
+        return f"{', '.join(words)} or {last}" if words else last
     if origin is tuple:
         return f"list of {_allowed(arguments[0], (), None, True)}{_length(metadata)}"
     if origin is dict:
@@ -243,10 +244,6 @@ def _allowed(
 
 def _scalar(value: Any) -> str:
     return _yaml(value).removesuffix("...\n").strip()
-
-
-def _alternatives(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _flat(metadata: Sequence[Any]) -> Iterator[Any]:

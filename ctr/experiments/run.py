@@ -21,7 +21,7 @@ from ctr.experiments.config import BASELINE, check_experiment_folder, read_exper
 from ctr.experiments.jobs import Job, Outcome, run_jobs
 from ctr.experiments.plan import PLAN_FILE
 from ctr.experiments.planning import make_plan
-from ctr.experiments.tasks import THREADS, Place, Task, Tasks, Training, read_object
+from ctr.experiments.tasks import THREADS, Place, Task, Tasks, read_object
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.pipelines.processes import safe_environment
@@ -184,7 +184,10 @@ def write_costs(out: Path, log: Path, tasks: Tasks, timing: bool) -> dict[str, s
     ratio of these. Counts operations alone unless ``timing``. Returns why arms were not measured, by group
     of names.
     """
-    summaries = {name: _first_summary(out, runs) for name, runs in tasks.arms.items()}
+    summaries = {
+        name: next(filter(None, (read_object(out / run.folder / "summary.json") for run in runs)), {})
+        for name, runs in tasks.arms.items()
+    }
     # All others are related to the baseline, which therefore is measured even where its runs failed.
     configs = {
         name: runs[0].config for name, runs in tasks.arms.items() if name == BASELINE or summaries[name]
@@ -261,8 +264,3 @@ def _measure(
         raise _MeasureError(errors[-1].strip().removeprefix("error: "))
     result: dict[str, dict[str, Any]] = json.loads(ended.stdout)
     return result
-
-
-def _first_summary(out: Path, runs: Sequence[Training]) -> dict[str, Any]:
-    found = (read_object(out / run.folder / "summary.json") for run in runs)
-    return next((summary for summary in found if summary), {})

@@ -68,7 +68,10 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
     _check_once(space, where)
     _check_layers(space, parse_model(TrainConfig, dict(content), where), where)
     _check_choices(space, content, schema, where)
-    if search.method == "supernet" and not _smallest(space, content).model.has_network:
+    if (
+        search.method == "supernet"
+        and not space.apply_values(content, next(_extremes(space))).model.has_network
+    ):
         raise InputError(
             f"{where}: space: a candidate has neither crosses nor deep layers, which a supernet cannot be; "
             "allowed: choices of at least one layer"
@@ -169,7 +172,8 @@ def _check_choices(space: Space, content: Content, schema: Schema, where: str) -
             try:
                 space.apply_values(content, {decision.name: value}).table_layouts(schema)
             except InputError as error:
-                raise InputError(f"{where}: space.{decision.name}: {_reason(error)}") from None
+                reason = str(error).partition(": ")[2] or str(error)
+                raise InputError(f"{where}: space.{decision.name}: {reason}") from None
     for values in _extremes(space):
         try:
             space.apply_values(content, values).table_layouts(schema)
@@ -177,16 +181,8 @@ def _check_choices(space: Space, content: Content, schema: Schema, where: str) -
             raise InputError(f"{where}: space: {error}") from None
 
 
-def _reason(error: InputError) -> str:
-    return str(error).partition(": ")[2] or str(error)
-
-
 def _extremes(space: Space) -> Iterator[Mapping[str, Any]]:
     """Values of the smallest and of the largest architecture."""
     architecture = [decision for decision in space.decisions if decision.part is not None]
     for end in (min, max):
         yield {decision.name: end(decision.choices) for decision in architecture}
-
-
-def _smallest(space: Space, content: Content) -> TrainConfig:
-    return space.apply_values(content, next(_extremes(space)))

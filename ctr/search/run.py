@@ -28,22 +28,13 @@ from ctr.experiments.run import Progress
 from ctr.experiments.tasks import read_object
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
+from ctr.search import trials
 from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
 from ctr.search.cost import Cost, Operations, make_cost
 from ctr.search.decisions import make_space, with_widths
 from ctr.search.judge import judge
 from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Rung, SearchRecord
 from ctr.search.space import Choice, Content, Space
-from ctr.search.trials import (
-    Candidate,
-    Prefix,
-    Runner,
-    draw_candidates,
-    find_prefixes,
-    halve,
-    on_prefix,
-    run_rung,
-)
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import only_process, write_json
 
@@ -56,19 +47,19 @@ class Problem:
     content: dict[str, Any]  # the baseline's configuration, as nested keys
     space: Space
     cost: Cost
-    prefixes: list[Prefix]  # of the rungs; the last is what the search reads
+    prefixes: list[trials.Prefix]  # of the rungs; the last is what the search reads
     rows: int  # of the log, in the configuration's time range
     log_sha256: str
 
-    def candidate(self, choice: Choice | None) -> Candidate:
+    def candidate(self, choice: Choice | None) -> trials.Candidate:
         """Makes a candidate an arm; None, and whatever is configured like it, is the baseline."""
         if choice is None or self.space.apply(self.content, choice) == parse_model(
             TrainConfig, self.content, "base"
         ):
-            return Candidate(BASELINE, {}, {}, 1.0)
+            return trials.Candidate(BASELINE, {}, {}, 1.0)
         values = self.space.values(choice)
         changes = self.space.changes(self.content, values)
-        return Candidate(f"c{self.space.index(choice)}", values, changes, self.cost.of(choice))
+        return trials.Candidate(f"c{self.space.index(choice)}", values, changes, self.cost.of(choice))
 
     def record(self, log: Path, command: str) -> SearchRecord:
         """Record of the search before it begins; ``command`` repeats it."""
@@ -114,7 +105,7 @@ def open_problem(
 ) -> Problem:
     """Opens a search over a log; ``content`` as of ``open_space``, ``times`` as ``make_cost`` takes them."""
     time_range = parse_model(TrainConfig, content, "config").time_range
-    *prefixes, whole = find_prefixes(log, time_range, [*_shares(search), 1.0])
+    *prefixes, whole = trials.find_prefixes(log, time_range, [*_shares(search), 1.0])
     cost = make_cost(search.cost, space, content, log, times, progress)
     sha256 = log_sha256(read_manifests(log))
     return Problem(search, content, space, cost, prefixes, whole.rows, sha256)
@@ -185,7 +176,7 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
         times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
         problem = open_problem(search, content, space, log, times, options.progress)
         record = problem.record(log, options.command)
-        runner = Runner(
+        runner = trials.Runner(
             log, out.resolve(), options.command, options.workers, options.beam_options, options.progress
         )
         record, chosen = _METHODS[search.method](problem, record, runner)
@@ -203,28 +194,32 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
     return record, failures
 
 
-def _by_trials(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+def _by_trials(
+    problem: Problem, record: SearchRecord, runner: trials.Runner
+) -> tuple[SearchRecord, trials.Candidate]:
     """Successive halving; random search has one rung."""
     search, space, content = problem.search, problem.space, problem.content
     is_halving = search.method == "halving"
     count = search.halving.candidates if is_halving else search.random.candidates
-    drawn = draw_candidates(space, content, problem.cost, search.target, count, search.seed)
+    drawn = trials.draw_candidates(space, content, problem.cost, search.target, count, search.seed)
     candidates = [problem.candidate(choice) for choice in drawn]
     if search.target >= 1:
         candidates.insert(0, problem.candidate(None))
 
-    def run(number: int, tried: Sequence[Candidate]) -> Rung:
+    def run(number: int, tried: Sequence[trials.Candidate]) -> Rung:
         folder = f"rungs/{number + 1}"
-        return run_rung(runner, folder, content, problem.prefixes[number], search.seed, tried)
+        return trials.run_rung(runner, folder, content, problem.prefixes[number], search.seed, tried)
 
-    rungs = halve(candidates, len(problem.prefixes), search.halving.eta, run)
+    rungs = trials.halve(candidates, len(problem.prefixes), search.halving.eta, run)
     (name,) = rungs[-1].kept
     chosen = next(one for one in candidates if one.name == name)
     passes = _passes(problem, candidates, rungs, runner.log)
     return record.model_copy(update={"rungs": rungs, "passes": passes}), chosen
 
 
-def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[Rung], log: Path) -> float:
+def _passes(
+    problem: Problem, candidates: Sequence[trials.Candidate], rungs: Sequence[Rung], log: Path
+) -> float:
     """Operations of all trainings of a search, in passes of the baseline over all rows."""
     count = Operations(log, "training")
     whole = count(problem.space.apply_values(problem.content, {}))
@@ -234,10 +229,12 @@ def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[R
     return sum(shares[one.name] * rung.rows for rung in rungs for one in rung.tried) / problem.rows
 
 
-def _by_supernet(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+def _by_supernet(
+    problem: Problem, record: SearchRecord, runner: trials.Runner
+) -> tuple[SearchRecord, trials.Candidate]:
     from ctr.search.supernet import search_supernet
 
-    content = {**on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
+    content = {**trials.on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
     base = parse_model(TrainConfig, content, "base")
     found = search_supernet(
         problem.search,
@@ -256,7 +253,9 @@ def _by_supernet(problem: Problem, record: SearchRecord, runner: Runner) -> tupl
 _METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
 
 
-def _replay(problem: Problem, chosen: Candidate, runner: Runner, timing: bool) -> dict[str, str]:
+def _replay(
+    problem: Problem, chosen: trials.Candidate, runner: trials.Runner, timing: bool
+) -> dict[str, str]:
     """Trains the result and the baseline from the log's beginning, by a replay; returns what failed."""
     search, last = problem.search, problem.prefixes[-1]
     read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"

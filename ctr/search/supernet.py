@@ -71,7 +71,8 @@ def search_supernet(
     policy = Policy(space, cost.of, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
     make_folder(out)
-    rows, passes = _count_rows(log, base), config.controller.passes
+    blocks = read_selection(log, read_schema(log), read_manifests(log), Selection(time_range=base.time_range))
+    rows, passes = sum(len(block) for block in blocks), config.controller.passes
     plan = Plan(config, space, base, policy, max(1, round(passes * rows)), out / "controller.jsonl")
     arrays: Mapping[str, np.ndarray] | None = None
     for number in range(math.ceil(passes)):
@@ -127,12 +128,6 @@ def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:
     model = largest.model.model_copy(update={"crosses": crosses.model_copy(update={"ramp": ramp})})
     batch = largest.batch.model_copy(update={"growth": None})
     return largest.model_copy(update={"model": model, "batch": batch})
-
-
-def _count_rows(log: Path, base: TrainConfig) -> int:
-    selection = Selection(time_range=base.time_range)
-    blocks = read_selection(log, read_schema(log), read_manifests(log), selection)
-    return sum(len(block) for block in blocks)
 
 
 def _one_pass(

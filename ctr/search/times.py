@@ -158,7 +158,10 @@ def layers_to_measure(
     least, most = (
         tower_widths(resolved(values)[1], config.model.factorized is not None) for values in embeddings
     )
-    inputs = {tower: _grid(least[tower], most[tower]) for tower in most}
+    inputs = {
+        tower: {round(width) for width in np.linspace(least[tower], most[tower], _WIDTHS_MEASURED)}
+        for tower in most
+    }
     model, factors = config.model, config.model.factorized
     if max(choices.get(("crosses", 0), (model.crosses.layers,))):
         ranks = choices.get(("cross_rank", 0), (model.crosses.rank,))
@@ -176,7 +179,3 @@ def layers_to_measure(
             layers |= {Layer("deep", m, rank, width) for m in before for rank in own for width in present}
             before = present | (before if 0 in widths else set())
     return sorted(layers)
-
-
-def _grid(least: int, most: int) -> set[int]:
-    return {round(one) for one in np.linspace(least, most, _WIDTHS_MEASURED)}

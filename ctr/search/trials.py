@@ -158,7 +158,9 @@ def run_rung(
         config=on_prefix(base, prefix),
         seeds=(seed,),
         arms={
-            one.name: ArmConfig(title=_title(one.values), set=one.changes)
+            one.name: ArmConfig(
+                title=", ".join(f"{name} {value}" for name, value in one.values.items()), set=one.changes
+            )
             for one in candidates
             if one.name != BASELINE
         },
@@ -211,10 +213,6 @@ def _measure(candidate: Candidate, baseline: Path, run: Path) -> Tried:
         high=json_number(row["ci95_high"]),
         failure="" if difference is not None else "its logloss is undefined",
     )
-
-
-def _title(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def draw_candidates(

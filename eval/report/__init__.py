@@ -66,7 +66,7 @@ def render_report(runs: Sequence[Path]) -> str:
         costs=COSTS,
         seed_note=SEED_NOTE,
         counts=COUNTS,
-        sizes=_sizes(shown),
+        sizes=[size for size in SIZE_NAMES if any((item.sizes["size"] == size).any() for item in shown)],
         environment_keys=list(dict.fromkeys(key for item in shown for key in item.environment)),
         period=_period(shown),
         subject=_subject(shown),
@@ -124,10 +124,6 @@ def _bar(*ends: float) -> tuple[float, ...] | None:
     if not 0 < longest < math.inf:
         return None
     return tuple(round(_BAR_MIDDLE + _BAR_HALF * end / longest, 1) for end in ends)
-
-
-def _sizes(runs: Sequence[ShownRun]) -> list[str]:
-    return [size for size in SIZE_NAMES if any((shown.sizes["size"] == size).any() for shown in runs)]
 
 
 def _subject(runs: Sequence[ShownRun]) -> str:

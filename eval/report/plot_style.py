@@ -136,17 +136,17 @@ def to_svg(figure: Figure, hover: Hover | None = None) -> str:
     svg = re.sub(r"\s*<defs>\s*<style .*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _with_variable, svg)
+    svg = re.sub(
+        r"(fill|stroke): (#[0-9a-f]{6})",
+        lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
+        svg,
+    )
     referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: _without_id(match, referred), svg)
     if hover is not None:
         hover_json = quoteattr(hover.as_json(72 * float(figure.get_size_inches()[1])))
         svg = svg.replace("<svg ", f"<svg data-hover={hover_json} ", 1)
     return svg
-
-
-def _with_variable(match: re.Match[str]) -> str:
-    return f"{match[1]}: {_VARIABLES.get(match[2], match[2])}"
 
 
 def _without_id(match: re.Match[str], referred: set[str]) -> str:

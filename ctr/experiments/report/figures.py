@@ -216,7 +216,8 @@ def accuracy_against_cost(panels: Sequence[Panel]) -> str:
         hover = Hover(near=True)
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, panel in zip(all_axes, panels, strict=True):
-            _lines_of_none(axes)
+            axes.axhline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+            axes.axvline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
             for curve in panel.curves:
                 color = _color(curve[0].index)
                 x, y = [spot.x for spot in curve], [spot.y for spot in curve]
@@ -270,11 +271,6 @@ def bias_by_decile(tables: Sequence[tuple[int, pd.DataFrame]]) -> str:
         axes.set_xlabel("decile of predicted CTR")
         axes.set_ylabel("observed − predicted CTR")
         return to_svg(figure)
-
-
-def _lines_of_none(axes: Axes) -> None:
-    axes.axhline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
-    axes.axvline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
 
 
 def _draw_spots(axes: Axes, spots: Sequence[Spot], hover: Hover) -> None:

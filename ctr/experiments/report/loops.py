@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr.eval.ads_churn import MEASURES, AdsChurn, compare_loops
+from ctr.eval.ads_churn import MEASURES, compare_loops
 from ctr.eval.arrays import ratio
 from ctr.eval.intervals import Estimate, mean
 from ctr.experiments.plan import Plan, PlannedArm
@@ -90,7 +90,8 @@ def _measure(folder: Path, arm: PlannedArm, days: int | None) -> MeasuredLoops:
             return MeasuredLoops(outcomes, shown, empty, {}, str(error))
         for measure, estimate in whole.estimates().items():
             churn[measure][one, other] = estimate
-        signed[one, other] = _signed(whole)
+        first, second = whole.first.sum(), whole.second.sum()
+        signed[one, other] = float(ratio(2 * (first - second), first + second))
     return MeasuredLoops(outcomes, shown, churn, signed, unavailable)
 
 
@@ -102,8 +103,3 @@ def _shown(loop: Loop) -> dict[str, float]:
         1000 * sum(day.revenue for day in loop.days),
     )
     return {name: float(ratio(total, queries)) for name, total in zip(SHOWN, totals, strict=True)}
-
-
-def _signed(churn: AdsChurn) -> float:
-    first, second = churn.first.sum(), churn.second.sum()
-    return float(ratio(2 * (first - second), first + second))

@@ -149,7 +149,13 @@ def _tuning(
     curve, left_out = [], []
     for point in (arm, *swept):
         own = _curve_cost(kind, point.plan.name, costs, baseline)
-        if own and seeds and _scored_alike(point, reference, seeds):
+        if (
+            own
+            and seeds
+            and all(
+                seed in point.scored and point.scored[seed].same_as(reference.scored[seed]) for seed in seeds
+            )
+        ):
             curve.append(CurvePoint(point.plan.name, own, _accuracy(point, seeds)))
         else:
             left_out.append(point.plan.name)
@@ -177,10 +183,6 @@ def _tuning(
 
 def _accuracy(arm: MeasuredArm, seeds: Sequence[int]) -> Estimate:
     return mean([arm.estimates[seed][ACCURACY] for seed in seeds])
-
-
-def _scored_alike(arm: MeasuredArm, reference: MeasuredArm, seeds: Sequence[int]) -> bool:
-    return all(seed in arm.scored and arm.scored[seed].same_as(reference.scored[seed]) for seed in seeds)
 
 
 def _curve_cost(kind: str, name: str, costs: Costs, baseline: str) -> float | None:

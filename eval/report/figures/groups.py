@@ -11,18 +11,8 @@ from matplotlib.figure import Figure
 
 from ctr.eval import display
 from ctr.eval.per_query_auc import SIZE_NAMES
+from ctr.eval.report import plot_style
 from ctr.eval.report.figures.figure import ReportFigure, draw_bars, figure_of, frame_values, interval_texts
-from ctr.eval.report.plot_style import (
-    COLORS,
-    OTHER,
-    QUIET,
-    STYLE,
-    Hover,
-    new_figure,
-    of_run,
-    thousands,
-    to_svg,
-)
 from ctr.eval.report.shown_run import ShownRun
 
 
@@ -38,10 +28,10 @@ def by_group(
     ``tables``: for each run one row for each group; NaN where it has none. ``columns``: the metric's and
     those of its interval's ends. ``labels``: of both axes: what the groups are, and the metric.
     """
-    with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure((4.9, 3.2))
-        hover = Hover(near=True)
-        axes.axhline(best, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+    with matplotlib.rc_context(plot_style.STYLE):
+        figure, axes = plot_style.new_figure((4.9, 3.2))
+        hover = plot_style.Hover(near=True)
+        axes.axhline(best, color=plot_style.QUIET, linestyle=(0, (4, 3)), linewidth=1)
         shown = [np.array([best])]
         for index, table in enumerate(tables):
             x = np.arange(len(groups)) + offset(index, len(tables))
@@ -58,7 +48,7 @@ def by_group(
         frame_values(axes, np.concatenate(shown), None)
         name_groups(axes, groups, labels[0])
         axes.set_ylabel(labels[1])
-        return to_svg(figure, hover)
+        return plot_style.to_svg(figure, hover)
 
 
 def offset(index: int, runs: int) -> float:
@@ -98,9 +88,9 @@ def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
     sizes = [name for name in SIZE_NAMES if any(name in set(table["size"]) for table in tables)]
     rows = [table.set_index("size").reindex(sizes) for table in tables]
     same = all(table["queries"].equals(rows[0]["queries"]) for table in rows)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(plot_style.STYLE):
         figure = Figure(figsize=(4.9, 3.6), layout="constrained")
-        hover = Hover(near=True)
+        hover = plot_style.Hover(near=True)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         for index, table in enumerate(rows):
             x = np.arange(len(sizes)) + offset(index, len(rows))
@@ -113,16 +103,23 @@ def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
             hover.add(index, above, x, table["auc"], heads, interval_texts(table["auc"].to_numpy(), *bounds))
             if not same:
                 width = min(0.7 / len(rows), 0.25)
-                bars = below.bar(x, table["queries"].to_numpy(), width, color=COLORS[index % len(COLORS)])
-                of_run(index, bars)
+                bars = below.bar(
+                    x,
+                    table["queries"].to_numpy(),
+                    width,
+                    color=plot_style.COLORS[index % len(plot_style.COLORS)],
+                )
+                plot_style.of_run(index, bars)
         if same:
-            below.bar(np.arange(len(sizes)), rows[0]["queries"].to_numpy(), 0.5, color=OTHER, alpha=0.5)
+            below.bar(
+                np.arange(len(sizes)), rows[0]["queries"].to_numpy(), 0.5, color=plot_style.OTHER, alpha=0.5
+            )
         low, high = above.get_ylim()
         above.set_ylim(max(low, -0.03), min(high, 1.03))
         above.set_ylabel("PerQueryAUC")
         above.tick_params(bottom=False)
         below.set_ylabel("queries")
-        below.yaxis.set_major_formatter(thousands())
+        below.yaxis.set_major_formatter(plot_style.thousands())
         below.yaxis.get_major_locator().set_params(nbins=3)
         name_groups(below, sizes, "rows in the query")
-        return to_svg(figure, hover)
+        return plot_style.to_svg(figure, hover)
