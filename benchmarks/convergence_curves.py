@@ -30,8 +30,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate
+from ctr.eval.states import BUCKETS
 
 BINS = 200
 BEGIN = 0.15

@@ -27,8 +27,8 @@ from convergence_settings import run_key
 
 from ctr.data.log import log_sha256, read_manifests
 from ctr.data.sidecar import read_sidecar_partition
-from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.run_files import prediction_parts
+from ctr.eval.states import BUCKETS, query_bucket
 from ctr.io.files import write_atomic
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate

@@ -1,7 +1,5 @@
-"""Metrics of progressive validation: mergeable states, intervals, comparisons.
+"""Metrics of progressive validation: mergeable states, intervals, comparisons; NumPy and pandas only.
 
-NumPy and pandas only. Rows come in through `ctr.eval.rows`; every metric is a small state with
-``update``, ``merge``, ``result``, ``replicates``, ``to_arrays`` and ``from_arrays``; `ctr.eval.intervals`
-turns replicates into intervals; `ctr.eval.progressive` bundles the states for a training run and
-`ctr.eval.compare` sets two such runs side by side.
+Rows come in through `ctr.eval.rows`; every metric is a small state with ``update``, ``merge``, ``result``,
+``estimate``, ``to_arrays`` and ``from_arrays``; `ctr.eval.intervals` has the intervals of estimates.
 """

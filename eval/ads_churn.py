@@ -1,7 +1,7 @@
-"""How two runs differ in what they show: the churn of ads (FF 7.3, table 3, "Ads/Query Churn").
+"""Churn of ads: how two runs differ in what they show (FF 7.3, table 3, "Ads/Query Churn").
 
-Two loops of ``ctr simulate --policy`` over the same queries, of two retrains of a model say, show different numbers of
-ads. Randomized queries are left out: of those no model decides anything.
+Compares two loops of ``ctr simulate --policy`` over the same queries. Randomized queries are left out: of
+those no model decides anything.
 """
 
 from collections.abc import Mapping
@@ -12,66 +12,48 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ctr.eval import display
 from ctr.eval.arrays import (
-    BoolArray,
     FloatArray,
     IntArray,
     check_same_length,
     checked_ids,
     ratio,
 )
-from ctr.eval.buckets import BUCKETS, query_bucket
-from ctr.eval.display import aligned, amount, decimals_for, fixed, interval
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.run_files import read_columns
-from ctr.eval.states import SumState
+from ctr.eval.states import BUCKETS, SumState, query_bucket
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 
 SHOWN_FILE = "shown.parquet"
-"""In the folder of a loop: a row for each query, with the columns ``day``, ``query_id``, ``randomized``, ``ads``."""
+"""In the folder of a loop: a row for each query, with ``day``, ``query_id``, ``randomized``, ``ads``."""
 WORLD_FILE = Path("log", "world.yaml")
 """In the folder of a loop: the settings of its world; without its log it is not known."""
 
 MEASURES = {"mean_churn": "churn of the mean", "query_churn": "churn by query"}
-"""What churns, with titles.
+"""Measures of churn, with titles; both lie between 0 and 2.
 
-``mean_churn``: abs(mean_a - mean_b) / ((mean_a + mean_b) / 2) of the mean numbers of ads per query; queries that show
-more make up for queries that show less. ``query_churn``: the sum over queries of abs(ads_a - ads_b) in place of the
-numerator's difference of sums; nothing is made up for. Both lie between 0 and 2.
+ ``mean_churn``: abs(mean_a - mean_b) / ((mean_a + mean_b) / 2) of the mean numbers of ads per query.
+ ``query_churn``: the same with the sum over queries of abs(ads_a - ads_b) in the numerator, where queries
+ that show more do not make up for those that show less.
 """
 
 _COLUMNS = {"day": "i", "query_id": "i", "randomized": "b", "ads": "i"}
 
 
 class AdsChurn(SumState):
-    """Ads that two models showed in the same queries.
-
-    Attributes:
-        first: int64 [K], ads that the first one showed.
-        second: int64 [K], ads that the second one showed.
-        difference: int64 [K], sum over queries of abs(first - second).
-        queries: int64 [K].
-    """
+    """Ads that two models showed in the same queries, each [K] by query bucket."""
 
     LAYOUT: ClassVar = {name: ((BUCKETS,), np.int64) for name in ("first", "second", "difference", "queries")}
 
     first: IntArray
     second: IntArray
-    difference: IntArray
+    difference: IntArray  # sum over queries of abs(first - second)
     queries: IntArray
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Add queries, of which each is given once.
-
-        Args:
-            first: int64 [N], how many ads each showed by the first model.
-            second: int64 [N], the same by the second model.
-            query_id: int64 [N].
-
-        Raises:
-            ValueError: a column is not as described, or lengths differ.
-        """
+        """Adds queries, each given once: int64 counts of ads and ids, each [N]; raises ValueError for others."""
         one, other = _checked_counts("first", first), _checked_counts("second", second)
         ids = checked_ids("query_id", query_id)
         check_same_length(first=one, second=other, query_id=ids)
@@ -82,50 +64,33 @@ class AdsChurn(SumState):
         self.queries += np.bincount(bucket, minlength=BUCKETS)
 
     def ads_per_query(self) -> tuple[float, float]:
-        """The mean number of ads of a query, by each model; NaN without queries."""
+        """Mean number of ads of a query, by each model; NaN without queries."""
         queries = self.queries.sum()
         return float(ratio(self.first.sum(), queries)), float(ratio(self.second.sum(), queries))
 
-    def result(self) -> dict[str, float]:
-        """Each of `MEASURES`; NaN where neither model showed anything."""
-        return {name: float(value[0]) for name, value in self.replicates(np.ones((1, BUCKETS))).items()}
-
-    def replicates(self, multiplicity: FloatArray) -> dict[str, FloatArray]:
-        """Each of `MEASURES` with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        first, second = multiplicity @ self.first, multiplicity @ self.second
-        return {
-            "mean_churn": ratio(2 * np.abs(first - second), first + second),
-            "query_churn": ratio(2 * (multiplicity @ self.difference), first + second),
-        }
-
-    def occupied(self) -> BoolArray:
-        """Buckets that hold queries, bool [K]."""
-        return self.queries > 0
-
     def estimates(self) -> dict[str, Estimate]:
-        """`result` with its delete-one-bucket replicates.
+        """Each of `MEASURES`; NaN where neither model showed anything.
 
-        The churn of the mean has a kink at 0: where it is small beside its interval, the interval goes below 0 and says
-        no more than that no difference is seen.
+        The churn of the mean has a kink at 0: where it is small beside its interval, the interval goes below
+        0 and says no more than that no difference is seen.
         """
-        replicates = self.replicates(deletions())
-        return {
-            name: Estimate(np.array(value), replicates[name], self.occupied())
-            for name, value in self.result().items()
-        }
+        sums = np.stack([self.first, self.second, self.difference], axis=1)
+        points, replicates = _churn(sums.sum(axis=0)), _churn(deletions() @ sums)
+        return {name: Estimate(points[name], replicates[name], self.queries > 0) for name in MEASURES}
+
+
+def _churn(sums: FloatArray | IntArray) -> dict[str, FloatArray]:
+    """Each of `MEASURES` [...] from ads by the first model, by the second and their difference [..., 3]."""
+    first, second, difference = np.moveaxis(sums, -1, 0)
+    return {
+        "mean_churn": ratio(2 * np.abs(first - second), first + second),
+        "query_churn": ratio(2 * difference, first + second),
+    }
 
 
 @dataclass(frozen=True)
 class LoopComparison:
-    """What two loops showed.
-
-    Attributes:
-        loop_a: folder of the first one.
-        loop_b: folder of the second one.
-        whole: over all days.
-        days: by day of the log.
-    """
+    """Ads that two loops showed, over all days and by day of the log."""
 
     loop_a: Path
     loop_b: Path
@@ -153,11 +118,13 @@ class LoopComparison:
         for title in MEASURES.values():
             header += [title, "95% interval"]
         states = {**{str(day): state for day, state in self.days.items()}, "all": self.whole}
-        return "\n".join(lines + aligned([header, *(_cells(name, state) for name, state in states.items())]))
+        return "\n".join(
+            lines + display.aligned([header, *(_cells(name, state) for name, state in states.items())])
+        )
 
 
 def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
-    """Compare how many ads two loops showed in the same queries.
+    """Compares how many ads two loops showed in the same queries.
 
     Raises:
         InputError: a folder holds no loop, or a damaged one, or the loops served different queries.
@@ -189,7 +156,6 @@ def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
 
 
 def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
-    """The columns of `SHOWN_FILE`, each [N]; every query once."""
     path = loop / SHOWN_FILE
     if not path.is_file():
         raise InputError(
@@ -226,20 +192,14 @@ def _as_record(state: AdsChurn) -> dict[str, Any]:
         "queries": int(state.queries.sum()),
         "ads_per_query": {"a": json_number(ads_a), "b": json_number(ads_b)},
     }
-    for name, estimate in state.estimates().items():
-        low, high = estimate.interval()
-        record[name] = {
-            "value": json_number(float(estimate.point)),
-            "ci95": [json_number(float(low)), json_number(float(high))],
-        }
-    return record
+    return record | {name: estimate.as_record() for name, estimate in state.estimates().items()}
 
 
 def _cells(name: str, state: AdsChurn) -> list[str]:
     ads_a, ads_b = state.ads_per_query()
-    cells = [name, amount(int(state.queries.sum())), fixed(ads_a, 4), fixed(ads_b, 4)]
+    cells = [name, display.amount(int(state.queries.sum())), display.fixed(ads_a, 4), display.fixed(ads_b, 4)]
     for estimate in state.estimates().values():
         low, high = (100 * float(end) for end in estimate.interval())
-        decimals = min(decimals_for(low, high), 2)
-        cells += [fixed(100 * float(estimate.point), decimals), interval(low, high, decimals)]
+        decimals = min(display.decimals_for(low, high), 2)
+        cells += [display.fixed(100 * float(estimate.point), decimals), display.interval(low, high, decimals)]
     return cells

@@ -1,4 +1,6 @@
-"""Array types, and the checks of input columns that every metric shares."""
+"""Array types, and the checks of input columns that every metric shares; all raise ValueError."""
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -9,23 +11,12 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def checked_finite(name: str, values: npt.ArrayLike) -> FloatArray:
-    """`values` as float64 [N].
-
-    Raises:
-        ValueError: not one-dimensional, or holds a NaN or an infinity.
-    """
-    column = np.asarray(values, dtype=np.float64)
-    _check_one_dimensional(name, column)
-    _check_all(name, np.isfinite(column), column, "finite numbers")
-    return column
+    """Returns `values` as float64 [N]; refuses NaN and infinity."""
+    return _checked(name, values, np.isfinite, "finite numbers")
 
 
 def checked_labels(values: npt.ArrayLike) -> BoolArray:
-    """`values` as bool [N].
-
-    Raises:
-        ValueError: not one-dimensional, or a label is neither 0 nor 1.
-    """
+    """Returns `values` as bool [N]; refuses labels that are neither 0 nor 1."""
     column = np.asarray(values)
     _check_one_dimensional("label", column)
     clicked = column.astype(np.bool_)
@@ -34,35 +25,28 @@ def checked_labels(values: npt.ArrayLike) -> BoolArray:
 
 
 def checked_weights(values: npt.ArrayLike) -> FloatArray:
-    """`values` as float64 [N].
-
-    Raises:
-        ValueError: not one-dimensional, or a weight is negative, infinite or NaN.
-    """
-    column = np.asarray(values, dtype=np.float64)
-    _check_one_dimensional("weight", column)
-    _check_all("weight", (column >= 0) & (column < np.inf), column, "finite numbers of at least 0")
-    return column
+    """Returns `values` as float64 [N]; refuses weights that are negative, infinite or NaN."""
+    return _checked("weight", values, lambda w: (w >= 0) & (w < np.inf), "finite numbers of at least 0")
 
 
 def checked_probabilities(name: str, values: npt.ArrayLike) -> FloatArray:
-    """`values` as float64 [N].
+    """Returns `values` as float64 [N]; refuses those outside 0..1 and NaN."""
+    return _checked(name, values, lambda p: (p >= 0) & (p <= 1), "probabilities from 0 to 1")
 
-    Raises:
-        ValueError: not one-dimensional, or a value lies outside 0..1 or is NaN.
-    """
+
+def _checked(
+    name: str, values: npt.ArrayLike, is_allowed: Callable[[FloatArray], BoolArray], allowed: str
+) -> FloatArray:
     column = np.asarray(values, dtype=np.float64)
     _check_one_dimensional(name, column)
-    _check_all(name, (column >= 0) & (column <= 1), column, "probabilities from 0 to 1")
+    _check_all(name, is_allowed(column), column, allowed)
     return column
 
 
 def checked_ids(name: str, values: npt.ArrayLike) -> IntArray:
-    """`values` as int64 [N].
+    """Returns `values` as int64 [N]; refuses all but signed integers.
 
-    Raises:
-        ValueError: not one-dimensional, or not signed integers. Unsigned ones are refused too: those above
-            2**63 would change their value, and with it the query they belong to.
+    Unsigned ones of 2**63 and more would change their value, and with it the query they belong to.
     """
     column = np.asarray(values)
     _check_one_dimensional(name, column)
@@ -72,7 +56,7 @@ def checked_ids(name: str, values: npt.ArrayLike) -> IntArray:
 
 
 def check_same_length(**columns: npt.NDArray[np.generic]) -> None:
-    """Raise ValueError when the named columns, each [N], differ in N."""
+    """Raises ValueError when the named columns, each [N], differ in N."""
     if len({len(column) for column in columns.values()}) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
         raise ValueError(f"columns must have one length, got {lengths}")

@@ -1,42 +1,111 @@
-"""ROC AUC: exact from arrays, and streaming with a stated error bound.
-
-AUC is the probability that a click, drawn by weight, has a higher score than a non-click drawn by weight,
-a tie counting half.
-"""
+"""ROC AUC, ties counting half and rows by weight: exact from arrays, and streaming with a stated error bound."""
 
 import math
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import (
-    BoolArray,
     FloatArray,
+    IntArray,
     check_same_length,
     checked_finite,
     checked_labels,
     checked_weights,
     ratio,
 )
-from ctr.eval.intervals import Estimate, all_but_one, check_multiplicity
-from ctr.eval.logit_histogram import LogitHistogram
+from ctr.eval.intervals import Estimate, all_but_one
+from ctr.eval.rows import ScoredRows
+from ctr.eval.states import BUCKETS, SumState
+
+LOGIT_LIMIT = 16.0  # logits outside -16..16 (probabilities within 1.1e-7 of 0 or 1) fall into the end bins
+FINE_BINS = 2**16
+COARSE_BINS = 2**10
+
+_FINE_PER_COARSE = FINE_BINS // COARSE_BINS
+_FINE_PER_LOGIT = FINE_BINS / (2 * LOGIT_LIMIT)
+
+
+class LogitHistogram(SumState):
+    """Metric weights by logit and class: finely over all queries, coarsely per query bucket.
+
+    Bins are half-open, [low, high): 1/2048 logit the fine ones, 1/32 the coarse ones. About 7 MB, most of it
+    zero.
+    """
+
+    LAYOUT: ClassVar = {
+        "fine": ((FINE_BINS, 2), np.float64),
+        "coarse": ((BUCKETS, COARSE_BINS, 2), np.float64),
+        "coarse_prediction": ((BUCKETS, COARSE_BINS), np.float64),
+        "clipped": ((2,), np.int64),
+    }
+
+    fine: FloatArray  # [65536, 2], weight of non-clicks and of clicks
+    coarse: FloatArray  # [K, 1024, 2], the same per query bucket
+    coarse_prediction: FloatArray  # [K, 1024], sum of weight * probability
+    clipped: IntArray  # [2], rows below -16, and at or above 16
+
+    def update(self, rows: ScoredRows) -> None:
+        clicked = rows.label.astype(np.int64)
+        fine_bin = logit_bin(rows.logit)
+        coarse_cell = rows.bucket * COARSE_BINS + fine_bin // _FINE_PER_COARSE
+        # `add.at` on flat views touches N cells; a bincount would allocate and add all 65536, or 524288.
+        np.add.at(self.fine.reshape(-1), 2 * fine_bin + clicked, rows.weight)
+        np.add.at(self.coarse.reshape(-1), 2 * coarse_cell + clicked, rows.weight)
+        np.add.at(self.coarse_prediction.reshape(-1), coarse_cell, rows.weight * rows.probability)
+        self.clipped[0] += np.count_nonzero(rows.logit < -LOGIT_LIMIT)
+        self.clipped[1] += np.count_nonzero(rows.logit >= LOGIT_LIMIT)
+
+    def merge(self, other: Self) -> None:
+        self.clipped += other.clipped
+        # Most of a window's bins were never touched, and to read them costs more than the others' sums.
+        fine, coarse = other.used_bins()
+        self.fine[fine] += other.fine[fine]
+        self.coarse[:, coarse] += other.coarse[:, coarse]
+        self.coarse_prediction[:, coarse] += other.coarse_prediction[:, coarse]
+
+    def clear(self) -> None:
+        fine, coarse = self.used_bins()
+        self.fine[fine] = 0
+        self.coarse[:, coarse] = 0
+        self.coarse_prediction[:, coarse] = 0
+        self.clipped[:] = 0
+
+    def coarse_weight(self) -> FloatArray:
+        """Weight in each coarse bin over all queries and both classes, float64 [1024]."""
+        weight: FloatArray = self.fine.reshape(COARSE_BINS, -1).sum(axis=1)
+        return weight
+
+    def used_bins(self) -> tuple[slice, slice]:
+        """Fine bins, and the coarse bins that they make up, outside which there is no weight."""
+        used = np.flatnonzero(self.coarse_weight())
+        first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+        return slice(first * _FINE_PER_COARSE, end * _FINE_PER_COARSE), slice(first, end)
+
+
+def logit_bin(logit: FloatArray) -> IntArray:
+    """Fine bin of each logit [N], int64 [N] in 0..65535."""
+    offset = np.clip(logit, -LOGIT_LIMIT, LOGIT_LIMIT)
+    offset += LOGIT_LIMIT
+    offset *= _FINE_PER_LOGIT
+    return np.minimum(offset.astype(np.int64), FINE_BINS - 1)
+
+
+def coarse_edges() -> FloatArray:
+    """Logits between which the coarse bins lie, float64 [1025]; the outermost are infinite."""
+    edges = np.linspace(-LOGIT_LIMIT, LOGIT_LIMIT, COARSE_BINS + 1)
+    edges[[0, -1]] = -np.inf, np.inf
+    return edges
+
 
 _COARSE_TIES = 0.1
 
 
 def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> float:
-    """Exact weighted ROC AUC, by sorting.
+    """Exact weighted ROC AUC, by sorting; NaN when a class is absent (or has no weight).
 
-    Args:
-        label: 0 or 1 [N].
-        score: finite float [N], any increasing function of the prediction.
-        weight: float [N], at least 0; all 1 by default.
-
-    Returns:
-        AUC; NaN when a class is absent (or has no weight).
-
-    Raises:
-        ValueError: a column is not as described, or lengths differ.
+    ``label`` is 0 or 1 [N], ``score`` finite [N], ``weight`` [N] at least 0. Raises ValueError for others.
 
     Example:
         >>> roc_auc(label=[0, 1, 0, 1], score=[0.1, 0.4, 0.4, 0.8])
@@ -57,18 +126,16 @@ class StreamingAUC(LogitHistogram):
 
     Rows of one bin count as tied, so the result errs by at most
 
-        error_bound = 1/2 * sum over bins of (weight of clicks * weight of non-clicks in the bin)
-                      / (weight of clicks * weight of non-clicks)
+       error_bound = 1/2 * sum over bins of (weight of clicks * weight of non-clicks in the bin)
+                     / (weight of clicks * weight of non-clicks)
 
-    which is reached only if every pair inside a bin is ordered the same way; true ties are in it too. Fine
-    bins (1/2048 logit) give `result` and its bound: about 1e-4 for logits of standard deviation 1, and far
-    less in error. Coarse bins (1/32 logit) give the replicates, of which only the spread is used; where they
-    tie more than a tenth of the pairs that fine bins tell apart (logits of standard deviation below 0.1),
-    the spread would be too small, and the interval is undefined.
+    about 1e-4 for logits of standard deviation 1, and far less in error. `result` and its bound use fine
+    bins (1/2048 logit), the replicates coarse ones (1/32 logit): of those only the spread is used. Where
+    coarse bins tie more than a tenth of the pairs that fine bins tell apart (logits of standard deviation
+    below 0.1), the spread would be too small, and the interval is undefined.
     """
 
     def result(self) -> float:
-        """AUC over all rows; NaN when a class is absent."""
         fine, _ = self.used_bins()
         return float(_auc(self.fine[fine, 0], self.fine[fine, 1]))
 
@@ -76,18 +143,6 @@ class StreamingAUC(LogitHistogram):
         """Largest possible distance of `result` from the exact AUC; NaN when a class is absent."""
         fine, _ = self.used_bins()
         return _tied_pairs(self.fine[fine]) / 2
-
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """AUC (coarse bins) with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        _, coarse = self.used_bins()
-        negative, positive = (multiplicity @ self.coarse[:, coarse, clicked] for clicked in (0, 1))
-        return _auc(negative, positive)
-
-    def occupied(self) -> BoolArray:
-        """Buckets that hold weight, bool [K]."""
-        _, coarse = self.used_bins()
-        return _occupied(self.coarse[:, coarse])
 
     def estimate(self) -> Estimate:
         """`result` with its delete-one-bucket replicates; NaN replicates where coarse bins tie too much."""
@@ -97,17 +152,12 @@ class StreamingAUC(LogitHistogram):
         replicates = _auc(others[..., 0], others[..., 1])
         if _tied_pairs(per_bucket.sum(axis=0)) - _tied_pairs(weight) > _COARSE_TIES:
             replicates[:] = np.nan
-        return Estimate(_auc(weight[:, 0], weight[:, 1]), replicates, _occupied(per_bucket), "logit")
-
-
-def _occupied(per_bucket: FloatArray) -> BoolArray:
-    """Buckets that hold weight, bool [K], from the weights [K, B, 2]."""
-    weight: FloatArray = per_bucket.sum(axis=(1, 2))
-    return weight > 0
+        occupied = per_bucket.sum(axis=(1, 2)) > 0
+        return Estimate(_auc(weight[:, 0], weight[:, 1]), replicates, occupied, "logit")
 
 
 def _tied_pairs(weight: FloatArray) -> float:
-    """Share of pairs of a non-click and a click that fall into one bin; from their weights [B, 2]."""
+    """Share of pairs of a non-click and a click that fall into one bin, from their weights [B, 2]."""
     # Column by column: NumPy sums over rows of two far slower.
     negative, positive = weight[:, 0].sum(), weight[:, 1].sum()
     if not (negative > 0 and positive > 0):

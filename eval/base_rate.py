@@ -7,12 +7,10 @@ from ctr.eval.display import decimals_for, fixed, interval
 
 
 def nothing_learned(summary: Mapping[str, Any]) -> str:
-    """Says that predictions are no better than the base rate, in a line; empty where they are, or nothing is known.
+    """Says in a line that predictions are no better than the base rate; empty where they are.
 
-    The base rate is that of the same rows, known in advance: its normalized entropy is 1.
-
-    Args:
-        summary: has ``normalized_entropy`` and ``normalized_entropy_ci95``.
+    The base rate is that of the same rows, known in advance: its normalized entropy is 1. ``summary`` has
+    ``normalized_entropy`` and ``normalized_entropy_ci95``.
     """
     value = summary.get("normalized_entropy")
     low, high = summary.get("normalized_entropy_ci95") or (None, None)

@@ -1,5 +1,6 @@
 """Calibration bias, label minus prediction (FF section 6): overall, by decile of prediction, by slice."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -8,15 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, check_same_length, checked_ids, ratio
-from ctr.eval.buckets import BUCKETS
+from ctr.eval.auc import LogitHistogram, coarse_edges
 from ctr.eval.click_ratio import click_ratio_interval
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions, difference, quotient
-from ctr.eval.keyed_sums import KeyedSums
+from ctr.eval.intervals import Estimate, deletions, difference, quotient
 from ctr.eval.logistic import sigmoid
-from ctr.eval.logit_histogram import LogitHistogram, coarse_edges
 from ctr.eval.rows import ScoredRows
-from ctr.eval.states import Arrays, SumState
+from ctr.eval.states import BUCKETS, Arrays, SumState
 
+# Loaded where it is needed: commands that need no tables start sooner.
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -26,22 +26,18 @@ _SLICES_AT_ONCE = 1024
 _CELL_SUMS = 4
 _BIN_LIMIT = 8.0
 _BINS_PER_LOGIT = 16.0
+_SMALLEST_MERGE = 1024
 _STATE = {"id", "key", "sums", "bin_key", "bin_sums"}
 
 
 class Calibration(SumState):
-    """Overall calibration.
-
-    Attributes:
-        sums: float64 [K, 3], sums of weight, weight * label, weight * probability.
-    """
+    """Overall calibration."""
 
     LAYOUT: ClassVar = {"sums": ((BUCKETS, 3), np.float64)}
 
-    sums: FloatArray
+    sums: FloatArray  # [K, 3]: weight, weight * label, weight * probability
 
     def update(self, rows: ScoredRows) -> None:
-        """Add a batch."""
         for column, values in enumerate(_terms(rows)):
             self.sums[:, column] += np.bincount(rows.bucket, values, BUCKETS)
 
@@ -55,7 +51,6 @@ class Calibration(SumState):
         return float(ratio(prediction, label))
 
     def ratio_estimate(self) -> Estimate:
-        """`prediction_ratio` with its delete-one-bucket replicates."""
         return _ratio_estimate(self.sums)
 
     def ratio_interval(self) -> tuple[float, float]:
@@ -63,17 +58,7 @@ class Calibration(SumState):
         low, high = click_ratio_interval(self.ratio_estimate(), self.sums[:, 1])
         return float(low), float(high)
 
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """Bias with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        return _bias(multiplicity @ self.sums)
-
-    def occupied(self) -> BoolArray:
-        """Buckets that hold weight, bool [K]."""
-        return self.sums[:, 0] > 0
-
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates."""
         return _bias_estimate(self.sums)
 
 
@@ -86,23 +71,13 @@ class SliceCalibration:
     """
 
     def __init__(self) -> None:
-        """Start without slices."""
         # Slices are numbered as they come: an id and a bucket do not fit 64 bits together.
         self._numbers: dict[int, int] = {}
         self._cells = KeyedSums(width=_CELL_SUMS)
         self._bins = KeyedSums(width=2)
 
     def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
-        """Add a batch.
-
-        Args:
-            rows: the batch.
-            ids: int64 [rows.examples], one id for each row read, those of weight 0 included.
-
-        Raises:
-            ValueError: ids are not as described.
-        """
-        # Loaded here: commands that need no tables start sooner.
+        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, those of weight 0 included."""
         import pandas as pd
 
         checked = checked_ids("slice ids", ids)
@@ -117,25 +92,23 @@ class SliceCalibration:
         )
 
     def merge(self, other: Self) -> None:
-        """Add the rows that `other` has seen; `other` stays as it is."""
         numbers = self._number(np.fromiter(other._numbers, np.int64, len(other._numbers)))
         for own, table in ((self._cells, other._cells), (self._bins, other._bins)):
             keys, sums = table.items()
             own.add(_renumbered(keys, numbers), sums)
 
     def clear(self) -> None:
-        """Start without slices again."""
         self._numbers = {}
         self._cells = KeyedSums(width=_CELL_SUMS)
         self._bins = KeyedSums(width=2)
 
     def _number(self, ids: IntArray) -> IntArray:
-        """The numbers of distinct ids [S]; new ones get the next."""
+        """Numbers of distinct ids [S]; new ones get the next."""
         known = self._numbers
         return np.fromiter((known.setdefault(one, len(known)) for one in ids.tolist()), np.int64, len(ids))
 
     def _ordered(self) -> tuple[IntArray, list[tuple[IntArray, FloatArray]]]:
-        """The ids [S], ascending, and for cells and bins the keys, ascending, by the ids' places, and their sums."""
+        """Ids [S], ascending; for cells and bins the keys, ascending, by the ids' places, and their sums."""
         ids = np.fromiter(self._numbers, np.int64, len(self._numbers))
         order = np.argsort(ids)
         places = np.empty(len(ids), np.int64)
@@ -149,13 +122,11 @@ class SliceCalibration:
         return ids[order], tables
 
     def result(self) -> "pd.DataFrame":
-        """One row per slice, by ascending id.
+        """Table with a row per slice, by ascending id.
 
-        Columns: id, weight, mean_label, mean_prediction, bias, ci95_low, ci95_high (of the bias; NaN for a
-        slice that fewer than two query buckets have), calibration_ratio (predicted clicks over clicks) and logloss,
-        each also with ``_low`` and ``_high``, and auc.
+        Columns: id, weight, mean_label, mean_prediction, bias with ci95_low and ci95_high (NaN for a slice
+        in fewer than two query buckets), calibration_ratio and logloss with ``_low`` and ``_high``, and auc.
         """
-        # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
         ids, ((keys, sums), bins) = self._ordered()
@@ -177,10 +148,7 @@ class SliceCalibration:
         return pd.concat(parts, ignore_index=True).assign(auc=_auc_of_slices(len(ids), *bins))
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate, Estimate]:
-        """Weight, bias and bias over mean prediction of the slices 0 to `count` - 1, each [count].
-
-        Of one without rows they are 0, NaN and NaN.
-        """
+        """Weight, bias, bias over mean prediction of slices 0 to `count` - 1; without rows 0, NaN, NaN."""
         known, ((keys, sums), _) = self._ordered()
         ids = known[keys // BUCKETS]
         kept = (ids >= 0) & (ids < count)
@@ -191,22 +159,18 @@ class SliceCalibration:
         return dense[..., 0].sum(axis=0), bias, quotient(difference(prediction, label), prediction)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The state as plain arrays, C pairs of slice and bucket in ascending order.
+        """State as plain arrays, C pairs of slice and bucket in ascending order.
 
-        ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64 [4, C]:
-        weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place * 256 + bin of the
-        logit. ``bin_sums``: float64 [2, D]: weight of non-clicks and of clicks.
+        ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64
+        [4, C]: weight, weight * label, * probability, * logloss. ``bin_key``, ``bin_sums``: the same by bin
+        of the logit, weight by class.
         """
         ids, ((key, sums), (bin_key, bin_sums)) = self._ordered()
         return {"id": ids, "key": key, "sums": sums, "bin_key": bin_key, "bin_sums": bin_sums}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """The state that `to_arrays` wrote.
-
-        Raises:
-            ValueError: the arrays are not those of `to_arrays`.
-        """
+        """Reads what `to_arrays` wrote; raises ValueError for anything else."""
         if set(arrays) != _STATE:
             raise ValueError(f"SliceCalibration has arrays {sorted(_STATE)}, got {sorted(arrays)}")
         tables = (
@@ -245,7 +209,6 @@ def _auc_of_slices(slices: int, keys: IntArray, sums: FloatArray) -> FloatArray:
 
 
 def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) -> tuple[IntArray, FloatArray]:
-    """Keys int64 [C] and sums float64 [width, C]; raises ValueError for anything else."""
     if (
         key.dtype != np.int64
         or sums.dtype != np.float64
@@ -263,13 +226,9 @@ def calibration_buckets(histogram: LogitHistogram) -> "pd.DataFrame":
     """Bias by decile of prediction, the deciles cut by weight between coarse bins of the histogram.
 
     A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
-    differ a little, and a prediction that very many rows share leaves other deciles empty. Intervals take
-    the cuts as given.
-
-    Returns:
-        Ten rows: low, high (probabilities between which the decile lies), weight, mean_label,
-        mean_prediction, bias, ci95_low, ci95_high (of the bias), calibration_ratio (predicted over actual clicks),
-        calibration_ratio_low, calibration_ratio_high; NaN but weight 0 for an empty decile.
+    differ a little, and a prediction that very many rows share leaves other deciles empty: NaN but weight 0.
+    Ten rows: low, high (probabilities between which the decile lies), weight, mean_label, mean_prediction,
+    bias with ci95_low and ci95_high, calibration_ratio with ``_low`` and ``_high``.
     """
     weight = histogram.coarse_weight()
     used = np.flatnonzero(weight)
@@ -314,7 +273,6 @@ def _bias(sums: FloatArray) -> FloatArray:
 
 
 def _mean_estimate(over: FloatArray, under: FloatArray) -> Estimate:
-    """`over` / `under`, from the sums [K, ...] of both per bucket."""
     return Estimate(
         point=ratio(over.sum(axis=0), under.sum(axis=0)),
         replicates=ratio(np.tensordot(deletions(), over, axes=1), np.tensordot(deletions(), under, axes=1)),
@@ -331,7 +289,6 @@ def _ratio_estimate(sums: FloatArray) -> Estimate:
 
 
 def _bias_estimate(sums: FloatArray) -> Estimate:
-    """Bias from sums [K, ..., 3] per bucket."""
     return Estimate(
         point=_bias(sums.sum(axis=0)),
         replicates=_bias(np.tensordot(deletions(), sums, axes=1)),
@@ -340,8 +297,6 @@ def _bias_estimate(sums: FloatArray) -> Estimate:
 
 
 def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
-    """Calibration of S slices from their sums [K, S, 3]."""
-    # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
     estimate = _bias_estimate(sums)
@@ -358,3 +313,61 @@ def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
             "ci95_high": high,
         }
     )
+
+
+class KeyedSums:
+    """A growing table: key -> `width` sums of float64.
+
+    Each key has its sums in exactly one place, so they depend on the values added and their order alone. A
+    large sorted array, and a small one of keys first seen lately, which moves into the large one when it has
+    grown to an eighth of it: inserting straight into the large one would copy it with every batch.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._main = _empty(width)
+        self._recent = _empty(width)
+
+    def add(self, keys: IntArray, values: Sequence[FloatArray] | FloatArray) -> None:
+        """Adds `values` [width, N] to the sums of `keys` [N], which may repeat."""
+        import pandas as pd
+
+        place, distinct = pd.factorize(keys)
+        added = np.array([np.bincount(place, column, len(distinct)) for column in values])
+        # Ascending, because a sorted search goes through a large table several times faster.
+        order = np.argsort(distinct)
+        keys, added = distinct[order], added[:, order]
+        for known_keys, known_sums in (self._main, self._recent):
+            where, known = _find(known_keys, keys)
+            for known_column, column in zip(known_sums, added, strict=True):
+                known_column[where[known]] += column[known]
+            keys, added = keys[~known], added[:, ~known]
+        if len(keys):
+            self._recent = _inserted(self._recent, keys, added)
+            if len(self._recent[0]) > max(_SMALLEST_MERGE, len(self._main[0]) // 8):
+                self._main = _inserted(self._main, *self._recent)
+                self._recent = _empty(self._width)
+
+    def items(self) -> tuple[IntArray, FloatArray]:
+        """All keys [C], ascending, and their sums [width, C], as copies."""
+        return _inserted(self._main, *self._recent)
+
+
+def _empty(width: int) -> tuple[IntArray, FloatArray]:
+    return np.empty(0, np.int64), np.empty((width, 0))
+
+
+def _find(known: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
+    """Places where `keys` [N] stand, or would stand, in the sorted `known`; and whether they do."""
+    place = np.searchsorted(known, keys)
+    inside = place < len(known)
+    found = np.zeros(len(keys), dtype=np.bool_)
+    found[inside] = known[place[inside]] == keys[inside]
+    return place, found
+
+
+def _inserted(
+    table: tuple[IntArray, FloatArray], keys: IntArray, sums: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    place = np.searchsorted(table[0], keys)
+    return np.insert(table[0], place, keys), np.insert(table[1], place, sums, axis=1)

@@ -1,14 +1,14 @@
-"""Predicted over actual clicks: its interval, and what it says about a model's calibration.
+"""Predicted over actual clicks: its interval, and the verdict on a model's calibration.
 
-The interval is that of the jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms. Of few
-clicks, and of none in a replicate, the jackknife knows little. Below `FEW_CLICKS` clicks, the predicted clicks P are
-taken as given and the actual ones as a Poisson count n, whose mean has the exact limits of Garwood (Biometrika 28,
-1936):
+The interval is that of the jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms.
+Of few clicks, and of none in a replicate, the jackknife knows little. Below `FEW_CLICKS` clicks, the
+predicted clicks P are taken as given and the actual ones as a Poisson count n, whose mean has the exact
+limits of Garwood (Biometrika 28, 1936):
 
-    interval = [P / upper(n), P / lower(n)]
+   interval = [P / upper(n), P / lower(n)]
 
-There n is the effective number of clicks, (sum_k c_k)^2 / sum_k c_k^2 over the buckets' weights of clicks c_k, rounded
-down: clicks of one query, and clicks of one large weight, count as fewer.
+There n is the effective number of clicks, (sum_k c_k)^2 / sum_k c_k^2 over the buckets' weights of clicks
+c_k, rounded down: clicks of one query, and clicks of one large weight, count as fewer.
 """
 
 import math
@@ -23,24 +23,14 @@ from ctr.eval.intervals import CONFIDENCE, Estimate
 
 FEW_CLICKS = 15
 """Effective clicks from which on the interval is that of the jackknife; a quarter of the buckets if that is less."""
-CLOSE = 0.03
-"""A model is calibrated if the interval reaches to within this distance of 1."""
-LIMITS = (0.9, 1.1)
-"""A model is miscalibrated if the whole interval lies outside."""
+CLOSE = 0.03  # a model is calibrated if the interval reaches to within this distance of 1
+LIMITS = (0.9, 1.1)  # a model is miscalibrated if the whole interval lies outside
 
 Verdict = Literal["good", "near", "wrong", ""]
 
 
 def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The 95% interval of predicted over actual clicks.
-
-    Args:
-        estimate: the ratio [...], with its replicates.
-        clicks: float64 [K, ...], the weight of the clicks in each query bucket, or in each group of buckets.
-
-    Returns:
-        Low and high end, each [...]; NaN without clicks.
-    """
+    """The 95% interval of predicted over actual clicks, each end [...]; ``clicks`` are [K, ...] by bucket."""
     low, high = estimate.interval()
     shares = ratio(clicks, clicks.sum(axis=0))
     # Rounding must not take a click away from a whole number of them.
@@ -56,16 +46,13 @@ def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatA
 
 @cache
 def poisson_limits(count: int) -> tuple[float, float]:
-    """The exact 95% limits of the mean of a Poisson variable that is `count`, at least 1 (Garwood 1936).
-
-    With the lower one as its mean, it is at least `count` with probability 0.025; with the upper one, at most `count`.
-    """
+    """Exact 95% limits of the mean of a Poisson variable that is `count`, at least 1 (Garwood 1936)."""
     tail = (1 - CONFIDENCE) / 2
     return _mean_with(count - 1, 1 - tail), _mean_with(count, tail)
 
 
 def _mean_with(count: int, probability: float) -> float:
-    """The mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
+    """Mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
     low, high = 0.0, 10.0 + 3.0 * (count + 1)
     while True:
         mean = (low + high) / 2
@@ -79,12 +66,7 @@ def _mean_with(count: int, probability: float) -> float:
 
 
 def judge(value: float | None, low: float | None, high: float | None) -> Verdict:
-    """What a ratio with its interval says.
-
-    Returns:
-        good: the interval reaches to within 3% of 1. wrong: all of it lies outside 0.9 to 1.1. near: neither. Empty:
-        the ratio or its interval is undefined.
-    """
+    """Verdict: good, the interval comes within 3% of 1; wrong, it lies outside 0.9 to 1.1; near; or empty."""
     if value is None or low is None or high is None:
         return ""
     if low <= 1 + CLOSE and high >= 1 - CLOSE:
@@ -93,7 +75,7 @@ def judge(value: float | None, low: float | None, high: float | None) -> Verdict
 
 
 def describe(value: float | None, low: float | None, high: float | None) -> str:
-    """The verdict in words."""
+    """Verdict of `judge` in words."""
     if value is None:
         return "undefined: no clicks"
     side = f"{'over' if value > 1 else 'under'}-predicts by {display.percent(abs(value - 1))}"
@@ -106,7 +88,7 @@ def describe(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def distance(estimate: Estimate) -> Estimate:
-    """How far ratios are from 1, replicate by replicate: abs(log ratio), alike for twice and half the clicks."""
+    """Distance of ratios from 1, replicate by replicate: abs(log ratio), alike for twice and half the clicks."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return Estimate(
             np.abs(np.log(estimate.point)), np.abs(np.log(estimate.replicates)), estimate.occupied

@@ -12,28 +12,19 @@ from ctr.eval.display import verdict
 from ctr.eval.intervals import Estimate, difference
 from ctr.eval.progressive import ProgressiveMetrics
 
-_ROUNDING = 1e-12
-"""A smaller difference is rounding: equal runs may have summed in different orders."""
+_ROUNDING = 1e-12  # a smaller difference is rounding: equal runs may have summed in different orders
 
 
 def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
-    """The metrics of two runs and their paired difference.
+    """Metrics of two runs over the same examples and their paired difference, b - a.
 
-    The interval pairs the runs query bucket by query bucket, so it is far narrower than the intervals of the
-    runs themselves: most of their spread is that of the queries, which both share. It supposes that both
-    scored the same examples; `same_examples` tells.
-
-    Args:
-        a: the run to compare with.
-        b: the run under study.
-
-    Returns:
-        Rows auc, per_query_auc, logloss, normalized_entropy, calibration_bias, calibration_ratio (index ``metric``);
-        columns a, b, difference (b - a), relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the
-        difference), significant (the interval excludes 0), no_interval (why there is none, else empty), verdict (that
-        of `ctr.eval.display.verdict`; of calibration_ratio: whose ratio is closer to 1). NaN where
-        undefined, and then not significant. A relative change of a value that is not distinguishable from 0 would
-        say nothing (a bias of 1e-6 that becomes 1e-4 changed by 9900%), so it is NaN.
+    The interval pairs the runs query bucket by query bucket, so it is far narrower than those of the runs
+    themselves: most of their spread is that of the queries. Rows auc, per_query_auc, logloss,
+    normalized_entropy, calibration_bias, calibration_ratio (index ``metric``); columns a, b, difference,
+    relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the difference), significant (the
+    interval excludes 0), no_interval (why there is none, else empty), verdict (of calibration_ratio: whose
+    ratio is closer to 1). NaN where undefined; so is the relative change of a value that is not
+    distinguishable from 0.
 
     Example:
         >>> runs = ProgressiveMetrics(), ProgressiveMetrics()
@@ -74,7 +65,7 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
 
 
 def _closer(a: Estimate, b: Estimate) -> str:
-    """Whether b's predicted over actual clicks, which differ from a's, are closer to 1: better, worse or differs."""
+    """Tells whether b's predicted over actual clicks are closer to 1 than a's: better, worse or differs."""
     change = difference(distance(a), distance(b))
     if not is_beyond_noise(change):
         return "differs"
@@ -90,39 +81,30 @@ def _relative_percent(change: Estimate, reference: Estimate) -> float:
 
 @dataclass(frozen=True)
 class ScoredExamples:
-    """What distinguishes the examples of one run from those of another.
-
-    Attributes:
-        examples: rows read.
-        queries: queries read.
-        class_weight: float64 [K, 2], weight of non-clicks and of clicks by query bucket.
-    """
+    """Counts that distinguish the examples of one run from those of another."""
 
     examples: int
     queries: int
-    class_weight: FloatArray
+    class_weight: FloatArray  # [K, 2], weight of non-clicks and of clicks by query bucket
 
     def same_as(self, other: "ScoredExamples") -> bool:
-        """Whether both read the same number of examples and of queries, and clicks of equal weight.
-
-        Weights are compared to rounding: the runs may have batched them differently.
-        """
+        """Compares weights to rounding: the runs may have batched their rows differently."""
         counts_agree = self.examples == other.examples and self.queries == other.queries
         return counts_agree and np.allclose(self.class_weight, other.class_weight, rtol=1e-9, atol=0)
 
 
 def scored_examples(metrics: ProgressiveMetrics) -> ScoredExamples:
-    """What a run scored."""
+    """Counts of the examples that a run scored."""
     traffic = metrics.traffic
     return ScoredExamples(int(traffic.examples), int(traffic.queries), metrics.logloss.class_weight)
 
 
 def same_examples(a: ProgressiveMetrics, b: ProgressiveMetrics) -> bool:
-    """Whether two runs scored the same examples, as far as `ScoredExamples` shows."""
+    """Tells whether two runs scored the same examples, as far as `ScoredExamples` shows."""
     return scored_examples(a).same_as(scored_examples(b))
 
 
 def is_beyond_noise(change: Estimate) -> bool:
-    """Whether the interval of a scalar difference excludes 0, and the difference is more than rounding."""
+    """Tells whether the interval of a scalar difference excludes 0, and it is more than rounding."""
     low, high = change.interval()
     return bool((low > 0 or high < 0) and abs(change.point) > _ROUNDING)

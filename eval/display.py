@@ -1,4 +1,4 @@
-"""How metrics and numbers are written for people."""
+"""Metrics and numbers as text for people."""
 
 import math
 from collections.abc import Mapping
@@ -23,16 +23,7 @@ VERDICT_WIDTH = len("not significant")
 
 
 def verdict(metric: str, difference: float, significant: bool | None) -> str:
-    """What a difference says.
-
-    Args:
-        metric: its name.
-        difference: b - a.
-        significant: whether the interval of the difference excludes 0; None: there is no interval.
-
-    Returns:
-        better, worse, differs (of a metric without a better side), not significant, or no interval.
-    """
+    """Verdict on a difference b - a: better, worse, differs (no better side), not significant, no interval."""
     if significant is None:
         return "no interval"
     if not significant:
@@ -50,7 +41,7 @@ def decimals_for(low: float | None, high: float | None) -> int:
 
 
 def with_margin(value: float | None, low: float | None, high: float | None, *, signed: bool = False) -> str:
-    """A value with the half-width of its interval, with the digits that fit it.
+    """Value with the half-width of its interval, with the digits that fit it.
 
     Example:
         >>> with_margin(0.62534, 0.61312, 0.63756)
@@ -82,7 +73,7 @@ def interval(
 
 
 def amount(value: float | None) -> str:
-    """A count or a rate with thousands parted: ``1,234,567``, ``18,530``, ``16.3``, ``0.0131``."""
+    """Count or rate with thousands parted: ``1,234,567``, ``18,530``, ``16.3``, ``0.0131``."""
     if value is None or math.isnan(value):
         return ABSENT
     if math.isinf(value) or value == int(value) or abs(value) >= 1000:
@@ -91,7 +82,7 @@ def amount(value: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """A ratio as a factor: ``2.80×``, ``16,737×``, ``0.013×``, ``<0.001×``."""
+    """Ratio as a factor: ``2.80×``, ``16,737×``, ``0.013×``, ``<0.001×``."""
     if ratio is None:
         return ABSENT
     if ratio >= 0.1:
@@ -100,17 +91,17 @@ def times(ratio: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent: ``93.8%``; `ABSENT` for NaN."""
+    """Share in percent: ``93.8%``; `ABSENT` for NaN."""
     return ABSENT if math.isnan(share) else f"{100 * share:.1f}%"
 
 
 def fingerprint(one: int) -> str:
-    """An id that is a fingerprint, as one writes it: its 64 bits as hexadecimal digits."""
+    """Id that is a fingerprint: its 64 bits as hexadecimal digits."""
     return f"0x{one % 2**64:016x}"
 
 
 def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:
-    """A line for each reason why metrics have no interval; ``reasons`` by metric, empty where there is one."""
+    """Lines that say why metrics have no interval; ``reasons`` by metric, empty where there is one."""
     metrics: dict[str, list[str]] = {}
     for metric, reason in reasons.items():
         if reason:
@@ -137,7 +128,7 @@ def paired_cells(
     low: float | None,
     high: float | None,
 ) -> list[str]:
-    """A metric of two runs in the cells of a table: title, both values, their difference and its interval."""
+    """Cells for a metric of two runs: title, both values, their difference and its interval."""
     decimals = decimals_for(low, high)
     return [
         METRIC_TITLES[metric],

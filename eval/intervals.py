@@ -1,46 +1,42 @@
 """95% intervals by the jackknife over query buckets.
 
-Rows of one query are not independent, so queries, never rows, are resampled: they fall by hash into
-K = 256 buckets, each metric keeps its state per bucket, and a replicate is the metric of all buckets but
-one. With n buckets that hold anything and replicates r_1 .. r_n,
+Rows of one query are not independent, so queries, never rows, are resampled: they fall by hash into K = 256
+buckets, and a replicate is the metric of all buckets but one. With n buckets that hold anything and
+replicates r_1 .. r_n,
 
-    variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
-    interval = point -+ t * sqrt(variance)                 (t: Student's quantile)
+   variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
+   interval = point -+ t * sqrt(variance)                 (t: Student's quantile)
 
-Metrics that lie above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few: their
-variance and interval are those of the logarithm, or of the logit, and its ends are taken back (`Scale`).
+Metrics that lie above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few:
+their variance and interval are those of the logarithm, or of the logit, and its ends are taken back
+(`Scale`). A few buckets may carry most of the variance (those with a click, where clicks are rare). By
+Satterthwaite's rule, with d_k = r_k - mean r,
 
-A few buckets may carry most of the variance (those with a click, where clicks are rare), so that it is known less well
-than from n alike ones. By Satterthwaite's rule, with d_k = r_k - mean r,
+   degrees of freedom = 2 (sum d_k^2)^2 / (sum d_k^4 - (sum d_k^2)^2 / n),   rounded down, from 1 to n - 1
 
-    degrees of freedom = 2 (sum d_k^2)^2 / (sum d_k^4 - (sum d_k^2)^2 / n),   rounded down, from 1 to n - 1
-
-which is n - 1 for normal d_k, and twice the number of the buckets that carry it for few.
-
-No random numbers are drawn, and no prediction is kept. Two runs over the same log share their buckets, so
-the difference of their replicates is a replicate of their difference: what both runs owe to the same
-queries cancels.
-
-Where a few queries carry most of the weight, or only a handful of buckets hold anything, the interval covers less than
-it says.
+which is n - 1 for normal d_k. Two runs over the same log share their buckets, so the difference of their
+replicates is a replicate of their difference. Where a few queries carry most of the weight, or only a
+handful of buckets hold anything, the interval covers less than it says.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.logistic import sigmoid
+from ctr.eval.states import BUCKETS
+from ctr.io.documents import json_number
 
 CONFIDENCE = 0.95
 
 Scale = Literal["plain", "log", "logit"]
-"""On what an interval is symmetric; plain also where a replicate is at an end of the scale, or outside of it."""
+"""Scale on which an interval is symmetric; plain also where a replicate is at an end of the scale or beyond.
+"""
 
 _GROUPS = 16
 _EDGE = 1e-12
@@ -48,25 +44,18 @@ _EDGE = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric, scalar or an array of shape [...], with its delete-one-bucket replicates.
-
-    Attributes:
-        point: float64 [...], the metric of all rows.
-        replicates: float64 [K, ...], the metric without bucket k.
-        occupied: bool [K, ...], whether bucket k holds anything the metric depends on.
-        scale: on which the interval is symmetric.
-    """
+    """A metric, scalar or an array of shape [...], with its delete-one-bucket replicates."""
 
     point: FloatArray
-    replicates: FloatArray
-    occupied: BoolArray
+    replicates: FloatArray  # [K, ...], the metric without bucket k
+    occupied: BoolArray  # [K, ...], whether bucket k holds anything the metric depends on
     scale: Scale = "plain"
 
     def interval(self) -> tuple[FloatArray, FloatArray]:
         """Low and high end of the 95% interval, each [...].
 
         NaN with fewer than two occupied buckets, and where a replicate is undefined (all clicks in one
-        bucket, say): too little data to tell.
+        bucket, say).
         """
         margin = _margin(self.replicates, self.occupied)
         low, high = self.point - margin, self.point + margin
@@ -80,8 +69,13 @@ class Estimate:
             np.where(fits, _from_scale(point + margin, self.scale), high),
         )
 
+    def as_record(self) -> dict[str, Any]:
+        """Value and interval of a scalar, ready for JSON; None where undefined."""
+        low, high = self.interval()
+        return {"value": json_number(self.point), "ci95": [json_number(low), json_number(high)]}
+
     def no_interval(self) -> str:
-        """Why a scalar metric has no interval, in words for a user; empty where it has one."""
+        """Reason why a scalar metric has no interval, in words for a user; empty where it has one."""
         if np.isfinite(self.interval()).all():
             return ""
         if not np.isfinite(self.point):
@@ -105,7 +99,7 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of at least one estimate over the same queries, replicate by replicate."""
+    """Mean of at least one estimate over the same queries, replicate by replicate."""
     return Estimate(
         point=np.mean([one.point for one in estimates], axis=0),
         replicates=np.mean([one.replicates for one in estimates], axis=0),
@@ -138,9 +132,8 @@ def _one_left_out(count: int) -> FloatArray:
 def all_but_one(sums: FloatArray) -> FloatArray:
     """For each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
 
-    That is `deletions` times `sums`, for an eighth of its products: a bucket's others are those of its group of 16,
-    and the other groups. Nothing is subtracted, so that a bucket beside which the others are tiny takes no digits
-    from them.
+    That is `deletions` times `sums`, for an eighth of its products. Nothing is subtracted, so that a bucket
+    beside which the others are tiny takes no digits from them.
     """
     groups = sums.reshape(_GROUPS, BUCKETS // _GROUPS, -1)
     other_groups = _one_left_out(_GROUPS) @ groups.sum(axis=1)
@@ -149,21 +142,12 @@ def all_but_one(sums: FloatArray) -> FloatArray:
     return others.reshape(sums.shape)
 
 
-def check_multiplicity(multiplicity: FloatArray) -> None:
-    """Raise ValueError unless `multiplicity` is [R, K]: how often replicate r counts bucket k."""
-    if multiplicity.ndim != 2 or multiplicity.shape[1] != BUCKETS:
-        raise ValueError(f"multiplicity must have shape [R, {BUCKETS}], got {multiplicity.shape}")
-
-
 @cache
 def student_t_quantile(degrees: int) -> float:
     """Half-width t for which a Student variable lies within -t..t with probability 0.95.
 
     For whole degrees of freedom the distribution is a finite sum in theta = arctan(t / sqrt(degrees))
     (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, which is found by bisection.
-
-    Args:
-        degrees: at least 1.
     """
     if degrees < 1:
         raise ValueError(f"degrees must be at least 1, got {degrees}")

@@ -4,33 +4,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from ctr.eval.arrays import BoolArray, FloatArray, ratio
-from ctr.eval.buckets import BUCKETS
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.rows import ScoredRows
-from ctr.eval.states import SumState
+from ctr.eval.states import BUCKETS, SumState
 
 
 class Logloss(SumState):
     """Weighted mean logloss in nats, and normalized entropy: logloss over the entropy of the base rate.
 
     Normalized entropy is 1 for the best constant prediction and below 1 for a better one; it compares logs
-    of different click rates (He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook",
-    ADKDD 2014).
-
-    Attributes:
-        class_weight: float64 [K, 2], weight of non-clicks and of clicks. Two sums, because the smaller class
-            must survive beside a huge one.
-        loss: float64 [K], sum of weight * logloss.
+    of different click rates (He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD
+    2014). Weights of the classes are two sums, because the smaller class must survive beside a huge one.
     """
 
     LAYOUT: ClassVar = {"class_weight": ((BUCKETS, 2), np.float64), "loss": ((BUCKETS,), np.float64)}
 
-    class_weight: FloatArray
-    loss: FloatArray
+    class_weight: FloatArray  # [K, 2], weight of non-clicks and of clicks
+    loss: FloatArray  # [K], sum of weight * logloss
 
     def update(self, rows: ScoredRows) -> None:
-        """Add a batch."""
         cell = 2 * rows.bucket + rows.label
         self.class_weight += np.bincount(cell, rows.weight, 2 * BUCKETS).reshape(BUCKETS, 2)
         self.loss += np.bincount(rows.bucket, rows.weight * rows.loss, BUCKETS)
@@ -43,29 +36,15 @@ class Logloss(SumState):
         """Logloss over the base rate's entropy; NaN when a class is absent."""
         return float(_normalized_entropy(self.loss.sum(), self.class_weight.sum(axis=0)))
 
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """Mean logloss with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        return ratio(multiplicity @ self.loss, multiplicity @ self.class_weight.sum(axis=1))
-
-    def normalized_entropy_replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """Normalized entropy with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        return _normalized_entropy(multiplicity @ self.loss, multiplicity @ self.class_weight)
-
-    def occupied(self) -> BoolArray:
-        """Buckets that hold weight, bool [K]."""
-        weight: FloatArray = self.class_weight.sum(axis=1)
-        return weight > 0
-
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates."""
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied(), "log")
+        weight = self.class_weight.sum(axis=1)
+        replicates = ratio(deletions() @ self.loss, deletions() @ weight)
+        return Estimate(np.array(self.result()), replicates, weight > 0, "log")
 
     def normalized_entropy_estimate(self) -> Estimate:
-        """`normalized_entropy` with its delete-one-bucket replicates."""
-        point = np.array(self.normalized_entropy())
-        return Estimate(point, self.normalized_entropy_replicates(deletions()), self.occupied(), "log")
+        point, occupied = np.array(self.normalized_entropy()), self.class_weight.sum(axis=1) > 0
+        replicates = _normalized_entropy(deletions() @ self.loss, deletions() @ self.class_weight)
+        return Estimate(point, replicates, occupied, "log")
 
 
 def _normalized_entropy(loss: FloatArray, class_weight: FloatArray) -> FloatArray:

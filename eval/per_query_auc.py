@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
-from ctr.eval.buckets import BUCKETS
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.rows import ScoredRows
-from ctr.eval.states import SumState
+from ctr.eval.states import BUCKETS, SumState
 
+# Loaded where it is needed: commands that need no tables start sooner.
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -26,11 +26,6 @@ class PerQueryAUC(SumState):
     size or weight. Metric weights act inside a query, ties count half, rows of weight 0 do not exist. On a
     log whose rows were sampled after the fact this is not the PerQueryAUC of the full log: sampling changes
     which queries still have both classes.
-
-    Attributes:
-        auc_sum: float64 [K, 12], sum of the queries' AUCs by size bin (`SIZE_NAMES`).
-        scored: int64 [K, 12], queries with both classes.
-        one_class: int64 [K], queries left out because all their rows are of one class.
     """
 
     LAYOUT: ClassVar = {
@@ -39,12 +34,12 @@ class PerQueryAUC(SumState):
         "one_class": ((BUCKETS,), np.int64),
     }
 
-    auc_sum: FloatArray
-    scored: IntArray
-    one_class: IntArray
+    auc_sum: FloatArray  # [K, 12], sum of the queries' AUCs by size bin (`SIZE_NAMES`)
+    scored: IntArray  # [K, 12], queries with both classes
+    one_class: IntArray  # [K], queries left out because all their rows are of one class
 
     def update(self, rows: ScoredRows) -> None:
-        """Add a batch of whole queries: a query split over two batches would count as two."""
+        """Adds a batch of whole queries: a query split over two batches would count as two."""
         auc = query_auc(rows.label, rows.logit, rows.weight, rows.query, rows.queries)
         size = np.bincount(rows.query, minlength=rows.queries)
         scored = np.isfinite(auc)
@@ -55,35 +50,20 @@ class PerQueryAUC(SumState):
         self.one_class += np.bincount(rows.query_buckets[~scored & (size > 0)], minlength=BUCKETS)
 
     def result(self) -> float:
-        """Mean AUC of the scored queries; NaN without any."""
         return float(ratio(self.auc_sum.sum(), self.scored.sum()))
 
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """The mean with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        return ratio(multiplicity @ self.auc_sum.sum(axis=1), multiplicity @ self.scored.sum(axis=1))
-
-    def occupied(self) -> BoolArray:
-        """Buckets that hold a scored query, bool [K]."""
-        scored: IntArray = self.scored.sum(axis=1)
-        return scored > 0
-
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates."""
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied(), "logit")
+        scored = self.scored.sum(axis=1)
+        replicates = ratio(deletions() @ self.auc_sum.sum(axis=1), deletions() @ scored)
+        return Estimate(np.array(self.result()), replicates, scored > 0, "logit")
 
     def by_size(self) -> "pd.DataFrame":
-        """One row per query size that occurs: size, queries, auc, ci95_low, ci95_high.
-
-        Size counts the query's rows of positive weight.
-        """
-        # Loaded here: commands that need no tables start sooner.
+        """Table by query size, rows of positive weight: size, queries, auc, ci95_low, ci95_high."""
         import pandas as pd
 
-        multiplicity = deletions()
         estimate = Estimate(
             point=ratio(self.auc_sum.sum(axis=0), self.scored.sum(axis=0)),
-            replicates=ratio(multiplicity @ self.auc_sum, multiplicity @ self.scored.astype(np.float64)),
+            replicates=ratio(deletions() @ self.auc_sum, deletions() @ self.scored.astype(np.float64)),
             occupied=self.scored > 0,
             scale="logit",
         )
@@ -103,17 +83,9 @@ class PerQueryAUC(SumState):
 def query_auc(
     label: BoolArray, score: FloatArray, weight: FloatArray, query: IntArray, queries: int
 ) -> FloatArray:
-    """ROC AUC of every query, exact.
+    """Exact ROC AUC of every query, float64 [Q]; NaN where a class is absent (or has no weight).
 
-    Args:
-        label: bool [N].
-        score: finite float64 [N].
-        weight: float64 [N], at least 0.
-        query: int64 [N], 0..queries-1, in any order.
-        queries: number of queries, Q.
-
-    Returns:
-        float64 [Q]; NaN for a query in which a class is absent (or has no weight).
+    ``score`` is finite [N], ``weight`` [N] at least 0, ``query`` int64 [N], 0..queries-1, in any order.
 
     Example:
         >>> clicked, query = np.array([True, False, True]), np.array([0, 0, 1])
@@ -158,7 +130,7 @@ def _order(query: IntArray, score: FloatArray) -> npt.NDArray[np.intp]:
 
 
 def _changed(values: npt.NDArray[np.generic]) -> BoolArray:
-    """Whether each of `values` [N] differs from the one before; the first does."""
+    """Tells whether each of `values` [N] differs from the one before; the first does."""
     changed = np.ones(len(values), dtype=np.bool_)
     np.not_equal(values[1:], values[:-1], out=changed[1:])
     return changed

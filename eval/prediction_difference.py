@@ -1,6 +1,9 @@
-"""Relative prediction difference PD of two models on the same examples (FF section 5)."""
+"""Relative prediction difference PD of two models, or two recorded runs, on the same examples (FF section 5)."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -8,7 +11,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctr.eval.arrays import (
-    BoolArray,
     FloatArray,
     IntArray,
     check_same_length,
@@ -17,36 +19,26 @@ from ctr.eval.arrays import (
     checked_probabilities,
     ratio,
 )
-from ctr.eval.buckets import BUCKETS, query_bucket
-from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.intervals import Estimate, deletions
 from ctr.eval.logistic import sigmoid
-from ctr.eval.states import SumState
+from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.eval.states import BUCKETS, SumState, query_bucket
+from ctr.io.errors import InputError
+
+ALWAYS = (-math.inf, math.inf)  # all query times: the first one, and the first one behind
+_COLUMNS = ("example_id", "query_id", "query_time", "logit")
 
 
 class PredictionDifference(SumState):
-    """PD over a stream of aligned predictions.
-
-    Attributes:
-        difference: float64 [K], sum of the relative differences.
-        examples: int64 [K].
-    """
+    """PD over a stream of aligned predictions."""
 
     LAYOUT: ClassVar = {"difference": ((BUCKETS,), np.float64), "examples": ((BUCKETS,), np.int64)}
 
-    difference: FloatArray
-    examples: IntArray
+    difference: FloatArray  # [K], sum of the relative differences
+    examples: IntArray  # [K]
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Add examples, of which each is given once.
-
-        Args:
-            first: probabilities p1 [N].
-            second: probabilities p2 [N].
-            query_id: int64 [N]; a query may be spread over several calls.
-
-        Raises:
-            ValueError: a column is not as described, or lengths differ.
-        """
+        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N]."""
         difference = _row_difference(first, second)
         ids = checked_ids("query_id", query_id)
         check_same_length(predictions=difference, query_id=ids)
@@ -55,54 +47,30 @@ class PredictionDifference(SumState):
         self.examples += np.bincount(bucket, minlength=BUCKETS)
 
     def result(self) -> float:
-        """PD; NaN without examples."""
         return float(ratio(self.difference.sum(), self.examples.sum()))
 
-    def replicates(self, multiplicity: FloatArray) -> FloatArray:
-        """PD with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
-        check_multiplicity(multiplicity)
-        return ratio(multiplicity @ self.difference, multiplicity @ self.examples)
-
-    def occupied(self) -> BoolArray:
-        """Buckets that hold examples, bool [K]."""
-        return self.examples > 0
-
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates."""
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied())
+        replicates = ratio(deletions() @ self.difference, deletions() @ self.examples)
+        return Estimate(np.array(self.result()), replicates, self.examples > 0)
 
 
 @dataclass(frozen=True)
 class JoinedPredictions:
-    """Two models' predictions of the M examples that both have, by ascending example_id.
+    """Two models' predictions of the M examples that both have, by ascending example_id."""
 
-    Attributes:
-        example_id: int64 [M].
-        query_id: int64 [M].
-        first: float64 [M], probability by the first model.
-        second: float64 [M], probability by the second model.
-        only_first: examples that the second table lacks.
-        only_second: examples that the first table lacks.
-    """
-
-    example_id: IntArray
-    query_id: IntArray
-    first: FloatArray
-    second: FloatArray
-    only_first: int
-    only_second: int
+    example_id: IntArray  # [M]
+    query_id: IntArray  # [M]
+    first: FloatArray  # [M], probability by the first model
+    second: FloatArray  # [M], probability by the second model
+    only_first: int  # examples that the second table lacks
+    only_second: int  # examples that the first table lacks
 
 
 def join_predictions(first: pd.DataFrame, second: pd.DataFrame) -> JoinedPredictions:
-    """Align two prediction tables by example_id.
+    """Aligns two prediction tables by example_id (int64, each once); others are query_id (int64), logit.
 
-    Args:
-        first: columns example_id (int64, each once), query_id (int64), logit (finite); others are ignored.
-        second: the same.
-
-    Raises:
-        ValueError: a column is missing or not as described, an example_id repeats, or an example belongs to
-            different queries in the two tables.
+    Raises ValueError: a column is missing or not as described, an example_id repeats, or an example belongs
+    to different queries in the two tables.
     """
     ids_1, queries_1, logits_1 = _prediction_columns("first", first)
     ids_2, queries_2, logits_2 = _prediction_columns("second", second)
@@ -147,3 +115,99 @@ def _row_difference(first: npt.ArrayLike, second: npt.ArrayLike) -> FloatArray:
     relative = np.zeros(len(total))
     np.divide(2 * np.abs(p1 - p2), total, out=relative, where=total > 0)
     return relative
+
+
+@dataclass(frozen=True)
+class PairedPredictions:
+    """Prediction difference PD of two runs, and the numbers of examples that both or one recorded."""
+
+    difference: Estimate
+    late: Estimate  # over the late part of the pass alone; undefined when none was asked for
+    examples: int
+    only_a: int
+    only_b: int
+
+
+def pair_predictions(
+    run_a: Path, run_b: Path, late_from: float = math.inf, between: tuple[float, float] = ALWAYS
+) -> PairedPredictions:
+    """Joins the predictions that two runs over the same log recorded, a stretch of query time at a time.
+
+    Memory holds about one file of each run. ``late_from``: query time, in microseconds, with which the late
+    part of the pass begins. ``between``: the first query time that counts, and the first one behind.
+
+    Raises:
+        InputError: a file is damaged or not in the order of the log.
+        ValueError: the predictions cannot be joined: an example_id repeats, or has two queries.
+    """
+    whole, late = PredictionDifference(), PredictionDifference()
+    only_a = only_b = 0
+    stream_a, stream_b = PredictionStream(run_a, _COLUMNS), PredictionStream(run_b, _COLUMNS)
+    begin, end = between
+    done_up_to = -math.inf
+    while done_up_to < end:
+        stream_a.read_beyond(done_up_to)
+        stream_b.read_beyond(done_up_to)
+        # A stretch ends where another part begins, and so lies on one side of it.
+        ahead = [bound for bound in (begin, late_from, end) if bound > done_up_to]
+        stretch_begin, done_up_to = done_up_to, min(stream_a.complete_up_to, stream_b.complete_up_to, *ahead)
+        taken = stream_a.take_before(done_up_to), stream_b.take_before(done_up_to)
+        if stretch_begin < begin:
+            continue
+        state = whole if stretch_begin < late_from else late
+        joined = join_predictions(*taken)
+        state.update(joined.first, joined.second, joined.query_id)
+        only_a += joined.only_first
+        only_b += joined.only_second
+    whole.merge(late)
+    return PairedPredictions(whole.estimate(), late.estimate(), int(whole.examples.sum()), only_a, only_b)
+
+
+def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
+    """Middle of the recorded span of query time within ``between``, microseconds; None without predictions."""
+    times: list[int] = []
+    parts = prediction_parts(run)
+    for order, place in ((parts, 0), (parts[::-1], -1)):
+        for path in order:
+            column = read_predictions(path, ["query_time"])["query_time"].to_numpy()
+            if len(column):
+                times.append(int(column[place]))
+                break
+    if not times:
+        return None
+    first, last = int(max(times[0], between[0])), int(min(times[1], between[1] - 1))
+    return first + (last - first + 1) // 2
+
+
+class PredictionStream:
+    """Predictions of a run, taken by query time; rows before ``complete_up_to`` are read."""
+
+    def __init__(self, run: Path, columns: Sequence[str]) -> None:
+        self._parts = prediction_parts(run)
+        self._columns = columns
+        self._held = pd.DataFrame({name: np.empty(0, np.int64) for name in columns})
+        self.complete_up_to = -math.inf if self._parts else math.inf
+
+    def read_beyond(self, time: float) -> None:
+        """Reads files until all rows up to and including `time` are there."""
+        while self._parts and self.complete_up_to <= time:
+            path = self._parts.pop(0)
+            part = read_predictions(path, self._columns)
+            times = part["query_time"].to_numpy()
+            if len(times) and (times[0] < self.complete_up_to or np.any(times[1:] < times[:-1])):
+                raise InputError(
+                    f"{path}: predictions must be in the order of the log, ascending by query_time"
+                )
+            self._held = pd.concat([self._held, part]) if len(self._held) else part
+            if not self._parts:
+                self.complete_up_to = math.inf
+            elif len(times):
+                self.complete_up_to = int(times[-1])
+
+    def take_before(self, time: float) -> pd.DataFrame:
+        """Hands out the rows before `time` that were not handed out yet."""
+        end = len(self._held)
+        if time < math.inf:
+            end = int(np.searchsorted(self._held["query_time"].to_numpy(), int(time)))
+        taken, self._held = self._held.iloc[:end], self._held.iloc[end:]
+        return taken

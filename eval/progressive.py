@@ -1,4 +1,4 @@
-"""The metrics of a training run, gathered as it predicts."""
+"""Metrics of a training run, gathered as it predicts."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -19,19 +19,13 @@ from ctr.io.documents import json_number
 if TYPE_CHECKING:
     import pandas as pd
 
-SLICES_SHOWN = 20
-"""Slices of a feature that `ProgressiveMetrics.summary` lists, the heaviest first."""
+SLICES_SHOWN = 20  # slices of a feature that `ProgressiveMetrics.summary` lists, the heaviest first
 
 _SLICES = "slices/"
 
 
 class Traffic(SumState):
-    """What was read, whatever its weight.
-
-    Attributes:
-        examples: int64 [], rows read.
-        queries: int64 [], queries read.
-    """
+    """Rows and queries read, whatever their weight; each int64 []."""
 
     LAYOUT: ClassVar = {"examples": ((), np.int64), "queries": ((), np.int64)}
 
@@ -39,7 +33,6 @@ class Traffic(SumState):
     queries: IntArray
 
     def update(self, rows: ScoredRows) -> None:
-        """Add a batch."""
         self.examples += rows.examples
         self.queries += rows.queries
 
@@ -48,8 +41,9 @@ class ProgressiveMetrics:
     """Every metric of progressive validation (FF section 2.1), as one mergeable state.
 
     Each example is given once, with the prediction made before it was trained on. A window of a run has its
-    own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new ones
-    would cost more than the window's rows.
+    own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new
+    ones would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
+    else. ``slices`` names the features whose ids are slices for calibration.
 
         window.update(...)      # every batch
         window.line()           # at the window's end: a line of metrics.jsonl
@@ -61,22 +55,9 @@ class ProgressiveMetrics:
         >>> window.update(label=[1, 0, 0], logit=[0.4, -1.0, 0.4], weight=[1, 1, 1], query_id=[7, 7, 8])
         >>> {name: window.headline()[name] for name in ("examples", "auc", "per_query_auc")}
         {'examples': 3, 'auc': 0.75, 'per_query_auc': 1.0}
-
-    Attributes:
-        traffic: examples and queries read. Rows of metric weight 0 count here and nowhere else.
-        auc: AUC, and the histogram behind the calibration deciles.
-        per_query_auc: PerQueryAUC.
-        logloss: logloss and normalized entropy.
-        calibration: overall calibration.
-        slices: calibration by the ids of each named feature.
     """
 
     def __init__(self, slices: Sequence[str] = ()) -> None:
-        """Start empty.
-
-        Args:
-            slices: names of the features whose ids are slices for calibration.
-        """
         self.traffic = Traffic()
         self.auc = StreamingAUC()
         self.per_query_auc = PerQueryAUC()
@@ -92,47 +73,33 @@ class ProgressiveMetrics:
         query_id: npt.ArrayLike,
         slices: Mapping[str, npt.ArrayLike] | None = None,
     ) -> None:
-        """Add a batch of whole queries.
+        """Adds a batch of whole queries; columns as `ctr.eval.rows.scored_rows` takes them.
 
-        Args:
-            label: 0 or 1 [N].
-            logit: finite float [N], the prediction of record.
-            weight: float [N], metric weight, at least 0.
-            query_id: int64 [N], in any order, but all rows of a query in this batch.
-            slices: int64 [N] for each name given to the constructor.
-
-        Raises:
-            ValueError: a column is not as described, or lengths or slice names differ.
+        ``slices`` are int64 [N] for each name given to the constructor. Raises ValueError where a column is
+        not as described, or lengths or slice names differ.
         """
         rows = scored_rows(label, logit, weight, query_id)
         ids = slices or {}
         self._check_slices(ids)
         for name, state in self.slices.items():
             state.update(rows, ids[name])
-        self.traffic.update(rows)
-        self.auc.update(rows)
-        self.per_query_auc.update(rows)
-        self.logloss.update(rows)
-        self.calibration.update(rows)
+        for metric in (self.traffic, self.auc, self.per_query_auc, self.logloss, self.calibration):
+            metric.update(rows)
 
     def merge(self, other: Self) -> None:
-        """Add the batches that `other` has seen; `other` stays as it is.
-
-        Raises:
-            ValueError: the two have different slices.
-        """
+        """Adds the batches of `other`, which stays as it is; raises ValueError where slices differ."""
         self._check_slices(other.slices)
         others = other._states()
         for name, state in self._states().items():
             state.merge(others[name])
 
     def clear(self) -> None:
-        """Start empty again, with the same slices and in the same memory."""
+        """Starts empty again, with the same slices and in the same memory."""
         for state in self._states().values():
             state.clear()
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The state as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
+        """State as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
         return {
             f"{name}/{key}": array
             for name, state in self._states().items()
@@ -141,11 +108,7 @@ class ProgressiveMetrics:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """The state that `to_arrays` wrote, slices included.
-
-        Raises:
-            ValueError: the arrays are not those of `to_arrays`.
-        """
+        """Reads what `to_arrays` wrote, slices included; raises ValueError for anything else."""
         parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for path, array in arrays.items():
             name, _, key = path.rpartition("/")
@@ -159,12 +122,7 @@ class ProgressiveMetrics:
         return metrics
 
     def headline(self) -> dict[str, float | int | None]:
-        """Counts and point values: no intervals, no tables.
-
-        Returns:
-            Python numbers ready for JSON; None where undefined (no rows, one class, no scored query).
-            `logits_clipped` counts rows whose logit lies outside the histogram behind AUC and deciles.
-        """
+        """Counts and point values, ready for JSON: no intervals, no tables; None where undefined."""
         return {
             "examples": int(self.traffic.examples),
             "queries": int(self.traffic.queries),
@@ -182,15 +140,7 @@ class ProgressiveMetrics:
         }
 
     def running(self, window: Self, with_auc: bool) -> dict[str, float | int | None]:
-        """Point values over this state and a window that is not merged yet: what a progress bar shows.
-
-        Args:
-            window: stays as it is.
-            with_auc: AUC as well, which takes a few milliseconds; the others take a tenth of one together.
-
-        Returns:
-            Some of `headline`, None where undefined.
-        """
+        """Some of `headline` over this state and a window that is not merged yet, for a progress bar."""
 
         def both(name: str) -> Any:
             state = type(getattr(self, name))()
@@ -210,12 +160,7 @@ class ProgressiveMetrics:
         return out
 
     def line(self) -> dict[str, Any]:
-        """`headline`, and 95% intervals, cheap enough for every window.
-
-        Returns:
-            A dict ready for JSON, None where undefined. Beside the headline: ``<metric>_ci95`` [low, high]
-            for each of `estimates` and for `calibration_ratio`.
-        """
+        """`headline`, and ``<metric>_ci95`` [low, high], the 95% intervals, cheap enough for every window."""
         out: dict[str, Any] = dict(self.headline())
         for name, estimate in self.estimates().items():
             out[f"{name}_ci95"] = [json_number(float(end)) for end in estimate.interval()]
@@ -223,13 +168,7 @@ class ProgressiveMetrics:
         return out
 
     def summary(self) -> dict[str, Any]:
-        """`line`, and calibration by decile and slice, PerQueryAUC by query size.
-
-        Returns:
-            A dict ready for JSON, None where undefined. Beside the line: ``calibration_buckets``, ten dicts,
-            and ``per_query_auc_by_size``, the rows of those tables with the interval as one list;
-            ``calibration_slices``, for each feature the number of slices and the heaviest of them.
-        """
+        """`line`, and tables: calibration by decile and by slice (the heaviest), PerQueryAUC by query size."""
         out = self.line()
         out["calibration_buckets"] = _records(calibration_buckets(self.auc), "bias_ci95")
         out["per_query_auc_by_size"] = _records(self.per_query_auc.by_size(), "auc_ci95")
@@ -237,7 +176,7 @@ class ProgressiveMetrics:
         return out
 
     def estimates(self) -> dict[str, Estimate]:
-        """The metrics that have an interval, with their replicates."""
+        """Metrics that have an interval, with their replicates."""
         return {
             "auc": self.auc.estimate(),
             "per_query_auc": self.per_query_auc.estimate(),

@@ -16,33 +16,22 @@ from ctr.eval.arrays import (
     checked_labels,
     checked_weights,
 )
-from ctr.eval.buckets import query_bucket
 from ctr.eval.logistic import row_logloss, sigmoid
+from ctr.eval.states import query_bucket
 
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows of positive metric weight, N of them, from Q whole queries.
+    """Rows of positive metric weight, N of them, from Q whole queries."""
 
-    Attributes:
-        examples: rows read, those of weight 0 included.
-        queries: Q, queries read, those without any weight included.
-        kept: bool [examples], which rows read are among the N.
-        label: bool [N], clicked or not.
-        logit: float64 [N].
-        weight: float64 [N], metric weight, above 0.
-        query: int64 [N], 0..Q-1, numbering the queries in the order of their ids.
-        query_buckets: int64 [Q], the bucket of each query.
-    """
-
-    examples: int
-    queries: int
-    kept: BoolArray
-    label: BoolArray
-    logit: FloatArray
-    weight: FloatArray
-    query: IntArray
-    query_buckets: IntArray
+    examples: int  # rows read, those of weight 0 included
+    queries: int  # Q, queries read, those without any weight included
+    kept: BoolArray  # [examples], which rows read are among the N
+    label: BoolArray  # [N], clicked or not
+    logit: FloatArray  # [N]
+    weight: FloatArray  # [N], metric weight, above 0
+    query: IntArray  # [N], 0..Q-1, numbering the queries in the order of their ids
+    query_buckets: IntArray  # [Q], the bucket of each query
 
     @cached_property
     def bucket(self) -> IntArray:
@@ -51,7 +40,6 @@ class ScoredRows:
 
     @cached_property
     def probability(self) -> FloatArray:
-        """Predicted probability of a click, float64 [N]."""
         return sigmoid(self.logit)
 
     @cached_property
@@ -63,16 +51,11 @@ class ScoredRows:
 def scored_rows(
     label: npt.ArrayLike, logit: npt.ArrayLike, weight: npt.ArrayLike, query_id: npt.ArrayLike
 ) -> ScoredRows:
-    """Check a batch of whole queries and drop its rows of weight 0.
+    """Checks a batch of whole queries and drops its rows of weight 0.
 
-    Args:
-        label: 0 or 1 [N], of any dtype.
-        logit: finite float [N], the prediction of record.
-        weight: float [N], metric weight, at least 0.
-        query_id: int64 [N]; the rows of a query need not stand together, but must all be here.
-
-    Raises:
-        ValueError: a column is not as described, or lengths differ.
+    ``label`` is 0 or 1 [N], ``logit`` finite [N], the prediction of record, ``weight`` [N] at least 0,
+    ``query_id`` int64 [N]; the rows of a query need not stand together, but must all be here. Raises
+    ValueError for others.
     """
     clicked = checked_labels(label)
     logits = checked_finite("logit", logit)
@@ -98,8 +81,7 @@ def scored_rows(
 def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
     """Distinct ids, ascending, and the place of each row's id among them.
 
-    Only the first row of each run of equal ids is sorted, and not even these where they ascend: rows of a query
-    usually stand together, and many logs number their queries as they come.
+    Only the first row of each run of equal ids is sorted, and not even these where they ascend.
     """
     first_of_run = np.ones(len(ids), dtype=np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first_of_run[1:])

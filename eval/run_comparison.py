@@ -1,4 +1,4 @@
-"""Two runs over the same log: what the second one gained, and what it cost."""
+"""Two runs over the same log: gains and costs of the second one."""
 
 import json
 import math
@@ -11,21 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ctr.eval import display
 from ctr.eval.compare import compare, same_examples
-from ctr.eval.display import (
-    ABSENT,
-    VERDICT_WIDTH,
-    aligned,
-    amount,
-    decimals_for,
-    fixed,
-    interval,
-    no_interval_lines,
-    paired_cells,
-    times,
-)
 from ctr.eval.intervals import Estimate
-from ctr.eval.paired_predictions import PairedPredictions, pair_predictions
+from ctr.eval.prediction_difference import PairedPredictions, pair_predictions
 from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run, read_windows
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
@@ -56,29 +45,21 @@ _BATCH_NOTE = "The batches differ, so that the times of steps have no ratio: exa
 
 @dataclass(frozen=True)
 class Cost:
-    """What two runs cost; None where unknown.
-
-    Attributes:
-        a: of run a.
-        b: of run b.
-        ratio: b / a.
-        span: ends of a range of the ratio, for a time: from quartiles of steps, or a 95% interval over windows.
-    """
+    """Costs of two runs; None where unknown."""
 
     a: float | None
     b: float | None
-    ratio: float | None = None
-    span: tuple[float, float] | None = None
+    ratio: float | None = None  # b / a
+    span: tuple[float, float] | None = None  # of b / a, for a time: from quartiles of steps, or 95%
 
     @property
     def verdict(self) -> str:
-        """That the ratio is not distinguishable from 1, where that is so."""
+        """Says that the ratio is not distinguishable from 1, where that is so."""
         return "not significant" if self.span is not None and self.span[0] <= 1 <= self.span[1] else ""
 
     @property
     def bounds(self) -> str:
-        """The range of the ratio; empty without one."""
-        return "" if self.span is None else f"[{times(self.span[0])}, {times(self.span[1])}]"
+        return "" if self.span is None else f"[{display.times(self.span[0])}, {display.times(self.span[1])}]"
 
 
 class NotComparableError(InputError):
@@ -87,54 +68,35 @@ class NotComparableError(InputError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that differs.
-
-    Attributes:
-        key: its path, ``model.crosses.rank``.
-        values: its value by side, ``a`` and ``b``; a side that lacks the key is absent.
-    """
+    """A setting that differs: its path, and its value by side, ``a`` and ``b``, unless it lacks the key."""
 
     key: str
     values: dict[str, Any]
 
     def shown(self, side: str) -> str:
-        """The value of a side as JSON; `ABSENT` when it has none."""
-        return json.dumps(self.values[side]) if side in self.values else ABSENT
+        """Value of a side as JSON; `ABSENT` when it has none."""
+        return json.dumps(self.values[side]) if side in self.values else display.ABSENT
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Run b against run a.
-
-    Attributes:
-        run_a: the run to compare with.
-        run_b: the run under study.
-        metrics: rows as `ctr.eval.compare.compare` gives them, in the order of `COMPARED`.
-        predictions: how far apart the predictions lie; None when that is unknown.
-        no_predictions: why it is unknown.
-        costs: for each of `COSTS`.
-        configuration: where config.yaml differs.
-        environment: where environment.json differs. If it does, speeds may differ by more than the
-            configuration.
-    """
+    """Run b against run a, the one to compare with."""
 
     run_a: Run
     run_b: Run
-    metrics: pd.DataFrame
-    predictions: PairedPredictions | None
-    no_predictions: str
+    metrics: pd.DataFrame  # rows of `ctr.eval.compare.compare`, in the order of `COMPARED`
+    predictions: PairedPredictions | None  # None when unknown
+    no_predictions: str  # why they are unknown
     costs: dict[str, Cost]
-    configuration: list[Difference]
-    environment: list[Difference]
+    configuration: list[Difference]  # where config.yaml differs
+    environment: list[Difference]  # if any, speeds may differ by more than the configuration
 
     @property
     def differs_by_seed(self) -> bool:
-        """Whether the configurations are the same but for the seed."""
         return is_seed_alone(self.configuration)
 
     @property
     def cost_notes(self) -> list[str]:
-        """What is to be said of the times."""
         notes = [_TIMES_NOTE] if any(cost.span is not None for cost in self.costs.values()) else []
         return [*notes, *([_BATCH_NOTE] if _other_batches(self.configuration) else [])]
 
@@ -143,10 +105,8 @@ class RunComparison:
         paired = self.predictions
         difference: dict[str, Any] = {"unavailable": self.no_predictions}
         if paired is not None:
-            low, high = paired.difference.interval()
             difference = {
-                "value": json_number(float(paired.difference.point)),
-                "ci95": [json_number(float(low)), json_number(float(high))],
+                **paired.difference.as_record(),
                 "examples": paired.examples,
                 "only_a": paired.only_a,
                 "only_b": paired.only_b,
@@ -187,7 +147,6 @@ class RunComparison:
         }
 
     def as_text(self) -> str:
-        """Everything, as tables for a terminal."""
         traffic = self.run_a.metrics.traffic
         lines = [
             f"a, the baseline: {self.run_a.folder}",
@@ -195,22 +154,24 @@ class RunComparison:
             f"{int(traffic.examples):,} examples, {int(traffic.queries):,} queries, "
             f"log {self.run_a.log_sha256[:12]}",
             "",
-            *aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
-            *no_interval_lines({str(name): row["no_interval"] for name, row in self.metrics.iterrows()}),
+            *display.aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
+            *display.no_interval_lines(
+                {str(name): row["no_interval"] for name, row in self.metrics.iterrows()}
+            ),
             *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),
             "",
-            *aligned(
+            *display.aligned(
                 [["cost", "a", "b", "b / a", "range", ""]]
                 + [
                     [
                         COSTS[key],
-                        amount(cost.a),
-                        amount(cost.b),
-                        times(cost.ratio),
+                        display.amount(cost.a),
+                        display.amount(cost.b),
+                        display.times(cost.ratio),
                         cost.bounds,
-                        cost.verdict.ljust(VERDICT_WIDTH),
+                        cost.verdict.ljust(display.VERDICT_WIDTH),
                     ]
                     for key, cost in self.costs.items()
                 ]
@@ -222,7 +183,7 @@ class RunComparison:
         for title, differences in (("configuration", self.configuration), ("environment", self.environment)):
             if differences:
                 rows = [[entry.key, entry.shown("a"), entry.shown("b")] for entry in differences]
-                lines += ["", *aligned([[title, "a", "b"], *rows])]
+                lines += ["", *display.aligned([[title, "a", "b"], *rows])]
         if self.environment:
             lines.append("Speeds may differ by more than the configuration.")
         return "\n".join(lines)
@@ -234,9 +195,9 @@ class RunComparison:
             relative = row["relative_percent"]
             rows.append(
                 [
-                    *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
-                    ABSENT if math.isnan(relative) else f"{fixed(relative, 2, signed=True)}%",
-                    row["verdict"].ljust(VERDICT_WIDTH),
+                    *display.paired_cells(name, row["a"], row["b"], row["difference"], low, high),
+                    display.ABSENT if math.isnan(relative) else f"{display.fixed(relative, 2, signed=True)}%",
+                    row["verdict"].ljust(display.VERDICT_WIDTH),
                 ]
             )
         return rows
@@ -246,31 +207,21 @@ class RunComparison:
         if paired is None:
             return [f"prediction difference: unknown, because {self.no_predictions}"]
         low, high = paired.difference.interval()
-        decimals = decimals_for(float(low), float(high))
+        decimals = display.decimals_for(float(low), float(high))
         return [
-            f"prediction difference: {fixed(float(paired.difference.point), decimals)}  "
-            f"{interval(float(low), float(high), decimals)}",
+            f"prediction difference: {display.fixed(float(paired.difference.point), decimals)}  "
+            f"{display.interval(float(low), float(high), decimals)}",
             f"  {paired.examples:,} examples in both, {paired.only_a:,} only in a, {paired.only_b:,} only in b",
         ]
 
 
 def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
-    """Compare two finished runs, paired query bucket by query bucket.
-
-    Raises:
-        NotComparableError: the two read different logs, or scored different examples of one.
-        InputError: a run cannot be read.
-    """
+    """Compares two finished runs; raises NotComparableError where they scored different examples."""
     return compare_read_runs(read_run(run_a), read_run(run_b))
 
 
 def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
-    """`compare_runs` for runs that are read already.
-
-    Raises:
-        NotComparableError: as there.
-        InputError: as there.
-    """
+    """Does `compare_runs` for runs that are read already."""
     if run_a.log_sha256 != run_b.log_sha256:
         raise NotComparableError(
             f"{run_a.folder} and {run_b.folder} read different logs (log_sha256 {run_a.log_sha256[:12]} and "
@@ -300,7 +251,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
 
 
 def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
-    """Where two trees of settings differ, by ascending key."""
+    """Differences of two trees of settings, by ascending key."""
     sides = {"a": dict(_leaves(a)), "b": dict(_leaves(b))}
     differences = []
     for key in sorted(sides["a"].keys() | sides["b"].keys()):
@@ -311,7 +262,7 @@ def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
 
 
 def is_seed_alone(configuration: Sequence[Difference]) -> bool:
-    """Whether what differs between two configurations is the seed, and nothing else."""
+    """Tells whether what differs between two configurations is the seed, and nothing else."""
     return bool(configuration) and all(entry.key in _SEEDS for entry in configuration)
 
 
@@ -330,7 +281,6 @@ def _cost(key: str, run_a: Run, run_b: Run, other_batches: bool) -> Cost:
 
 
 def _quartile_span(run_a: Run, run_b: Run) -> tuple[float, float] | None:
-    """The range that the quartiles of the steps' times leave to b / a."""
     low_a, high_a, low_b, high_b = (
         run.number(f"step_ms_{quartile}") for run in (run_a, run_b) for quartile in ("p25", "p75")
     )
@@ -340,7 +290,7 @@ def _quartile_span(run_a: Run, run_b: Run) -> tuple[float, float] | None:
 
 
 def _speed_span(run_a: Run, run_b: Run, speed_ratio: float) -> tuple[float, float] | None:
-    """The 95% interval of b's examples per second over a's, by the jackknife over the windows that both timed."""
+    """95% interval of b's examples per second over a's, by the jackknife over the windows that both timed."""
     windows = [read_windows(run.folder) for run in (run_a, run_b)]
     both = windows[0].merge(
         windows[1][["examples", "examples_per_second"]], on="examples", suffixes=("", "_b")

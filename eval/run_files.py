@@ -1,14 +1,11 @@
-"""Reading a run directory: the files that a training run leaves behind.
-
-Every fault of a file becomes an `InputError` that names the file.
-"""
+"""Reading a run directory. Every fault of a file becomes an `InputError` that names the file."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +14,7 @@ import pyarrow.parquet as pq
 
 from ctr.eval.calibration import SliceCalibration
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.states import Arrays
 from ctr.eval.timeline import Timeline
 from ctr.eval.weight_spectra import WeightSpectrum
 from ctr.io.arrays import read_arrays
@@ -25,9 +23,8 @@ from ctr.io.errors import InputError, one_line
 from ctr.io.paths import check_local
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
-"""The metrics with an interval, the most telling first."""
+"""Metrics with an interval, the most telling first."""
 COMPARED = (*METRICS, "calibration_ratio")
-"""The metrics that are compared between two runs."""
 
 _WINDOW_COUNTS = ("examples", "window_begin", "window_end", "window_examples")
 _WINDOW_SUMS = ("queries_scored", "weight_sum", "examples_per_second")
@@ -41,19 +38,13 @@ LOSS_TERMS = {
 """Entries of metrics.jsonl that tell what each term contributed to the loss, with their titles."""
 
 _MOST_STATE_BYTES = 2**30
+StateT = TypeVar("StateT")
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run measured, and under which configuration.
-
-    Attributes:
-        folder: the run directory.
-        config: content of config.yaml.
-        summary: content of summary.json.
-        metrics: the metrics' states over the whole pass.
-    """
+    """Results of a finished run: config.yaml, summary.json, and the metrics' states over the whole pass."""
 
     folder: Path
     config: dict[str, Any]
@@ -62,20 +53,14 @@ class Run:
 
     @property
     def log_sha256(self) -> str:
-        """Identifies the log that the run read."""
         return str(self.summary["log_sha256"])
 
     @property
     def config_sha256(self) -> str:
-        """Identifies the configuration."""
         return str(self.summary["config_sha256"])
 
     def number(self, key: str) -> float | None:
-        """A number of summary.json; None where it is absent or null.
-
-        Raises:
-            InputError: it is something else.
-        """
+        """Number of summary.json, None where it is absent or null; raises InputError for anything else."""
         value = self.summary.get(key)
         if value is not None and not _is_number(value):
             raise InputError(f"{self.folder / 'summary.json'}: {key} must be a number, got {value!r:.80}")
@@ -83,11 +68,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a finished run.
-
-    Raises:
-        InputError: there is no finished run in `folder`, or a file is damaged.
-    """
+    """Reads a finished run; raises InputError where there is none in `folder`, or a file is damaged."""
     if not folder.is_dir():
         check_local(folder)
         raise InputError(f"{folder}: no such run directory")
@@ -100,7 +81,7 @@ def read_run(folder: Path) -> Run:
     for key in ("log_sha256", "config_sha256"):
         if not isinstance(summary.get(key), str):
             raise InputError(f"{summary_path}: {key} must be a string, got {summary.get(key)!r:.80}")
-    metrics = _read_metrics(folder / "metric_states.npz")
+    metrics = _read_state(folder / "metric_states.npz", ProgressiveMetrics.from_arrays)
     examples = int(metrics.traffic.examples)
     if summary.get("examples") != examples:
         raise InputError(
@@ -111,45 +92,29 @@ def read_run(folder: Path) -> Run:
 
 
 def read_constraint_metrics(folder: Path, log: str) -> ProgressiveMetrics | None:
-    """The metrics' states of a run over a constraint log; None where the run kept none.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Metrics' states of a run over a constraint log; None where the run kept none."""
     path = folder / "constraint_states" / f"{log}.npz"
-    return _read_metrics(path) if path.exists() else None
+    return _read_state(path, ProgressiveMetrics.from_arrays) if path.exists() else None
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Content of environment.json.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    """Content of environment.json."""
     path = folder / "environment.json"
     return parse_json_object(_text(path), str(path))
 
 
 def config_text(folder: Path) -> str:
-    """Config.yaml as it stands.
-
-    Raises:
-        InputError: it is missing or not UTF-8.
-    """
+    """Text of config.yaml as it stands."""
     return _text(folder / "config.yaml")
 
 
 def read_windows(folder: Path) -> pd.DataFrame:
-    """The windows of the pass, in its order.
+    """Windows of the pass, in its order, one row per line of metrics.jsonl.
 
-    Returns:
-        One row per line of metrics.jsonl. Int64 columns examples (read by the window's end), window_begin and
-        window_end (event time, microseconds), window_examples; float64 columns queries_scored, weight_sum,
-        examples_per_second, each of `LOSS_TERMS` and, for each of `METRICS`, ``<metric>``, ``<metric>_low``,
-        ``<metric>_high``, NaN where null or absent.
-
-    Raises:
-        InputError: the file is missing, or a line is not as described.
+    Int64 columns examples (read by the window's end), window_begin and window_end (event time,
+    microseconds), window_examples; float64 columns queries_scored, weight_sum, examples_per_second, each of
+    `LOSS_TERMS` and, for each of `METRICS`, ``<metric>``, ``<metric>_low``, ``<metric>_high``, NaN where
+    null or absent.
     """
     path = folder / "metrics.jsonl"
     rows = [_window(where, line) for where, line in _json_lines(path)]
@@ -162,45 +127,26 @@ def read_windows(folder: Path) -> pd.DataFrame:
 
 
 def read_timeline(folder: Path) -> Timeline:
-    """The sums of the pass over time.
-
-    Raises:
-        InputError: timeline.npz is missing or damaged.
-    """
-    path = folder / "timeline.npz"
-    try:
-        return Timeline.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; a finished run has one") from None
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
+    """Reads the sums of the pass over time."""
+    return _read_state(folder / "timeline.npz", Timeline.from_arrays)
 
 
 def read_default_slices(folder: Path) -> dict[str, SliceCalibration]:
-    """The slices of a run that names none, the most different features first; empty where it kept none.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Slices of a run that names none, the most different features first; empty where it kept none."""
     path = folder / "default_slices.npz"
-    if not path.exists():
-        return {}
-    try:
-        parts: dict[str, dict[str, Any]] = {}
-        for name, array in read_arrays(path, _MOST_STATE_BYTES).items():
-            feature, _, key = name.rpartition("/")
-            parts.setdefault(feature, {})[key] = array
-        return {feature: SliceCalibration.from_arrays(arrays) for feature, arrays in parts.items()}
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
+    return _read_state(path, _slices) if path.exists() else {}
+
+
+def _slices(arrays: Arrays) -> dict[str, SliceCalibration]:
+    parts: dict[str, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        feature, _, key = name.rpartition("/")
+        parts.setdefault(feature, {})[key] = array
+    return {feature: SliceCalibration.from_arrays(state) for feature, state in parts.items()}
 
 
 def count_rejects(folder: Path) -> dict[str, int]:
-    """Rejected rows by reason, the most frequent first; empty without a rejects.jsonl.
-
-    Raises:
-        InputError: a line is damaged.
-    """
+    """Counts rejected rows by reason, the most frequent first; empty without a rejects.jsonl."""
     path = folder / "rejects.jsonl"
     if not path.exists():
         return {}
@@ -209,11 +155,7 @@ def count_rejects(folder: Path) -> dict[str, int]:
 
 
 def read_weight_spectra(folder: Path) -> list[WeightSpectrum] | None:
-    """The spectra of the weight matrices at the end of the pass; None without a weight_spectra.json.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Spectra of the weight matrices at the end of the pass; None without a weight_spectra.json."""
     path = folder / "weight_spectra.json"
     if not path.exists():
         return None
@@ -224,16 +166,12 @@ def read_weight_spectra(folder: Path) -> list[WeightSpectrum] | None:
 
 
 def prediction_parts(folder: Path) -> list[Path]:
-    """The files of recorded predictions, in the log's order; none when the run did not record any."""
+    """Files of recorded predictions, in the log's order; none when the run did not record any."""
     return sorted((folder / "predictions").glob("*.parquet"))
 
 
 def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Columns of one file of predictions, its page checksums verified; numbers without nulls.
-
-    Raises:
-        InputError: the file cannot be read or lacks a column.
-    """
+    """Reads columns of one file of predictions; numbers without nulls."""
     table = read_columns(path, columns, "predictions")
     for name in columns:
         kind = table[name].dtype.kind
@@ -243,10 +181,9 @@ def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetrics:
-    """The metrics of a run's predictions with query times from `start_us` up to, but not including, `end_us`.
+    """Metrics of a run's predictions with query times from `start_us` up to, but not including, `end_us`.
 
-    Raises:
-        InputError: a file of predictions cannot be read, or no prediction was recorded in these times.
+    Raises InputError also where no prediction was recorded in these times.
     """
     metrics = ProgressiveMetrics()
     for path in prediction_parts(folder):
@@ -267,10 +204,9 @@ def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetr
 
 
 def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
-    """Columns of a Parquet file, its page checksums verified; what it says of pandas' own types counts for nothing.
+    """Columns of a Parquet file, its page checksums verified; each must be there once.
 
-    Raises:
-        InputError: it cannot be read, or lacks a column or has it twice.
+    What the file says of pandas' own types counts for nothing.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -284,10 +220,9 @@ def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """A short name for each folder: its last part, or as many of its last parts as tell the folders apart.
+    """Short name for each folder: its last part, or as many of its last parts as tell the folders apart.
 
-    Raises:
-        InputError: a folder is given twice.
+    Raises InputError where a folder is given twice.
     """
     parts = [folder.resolve().parts for folder in folders]
     for index, own in enumerate(parts):
@@ -312,9 +247,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _read_metrics(path: Path) -> ProgressiveMetrics:
+def _read_state(path: Path, parse: Callable[[Arrays], StateT]) -> StateT:
     try:
-        return ProgressiveMetrics.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
+        return parse(read_arrays(path, _MOST_STATE_BYTES))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, KeyError, ValueError) as error:

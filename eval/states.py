@@ -6,47 +6,52 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-Arrays = Mapping[str, npt.NDArray[Any]]
-"""A serialized state: plain arrays by name. Names may contain ``/``."""
+from ctr.eval.arrays import IntArray
+from ctr.io.hashing import splitmix64
+
+BUCKETS = 256  # K, the leading axis of every state that has intervals
+
+
+def query_bucket(query_id: IntArray) -> IntArray:
+    """Bucket of each query, int64 [N] in 0..255, by its hash: the same in every run, process and machine."""
+    return (splitmix64(query_id.astype(np.uint64)) >> np.uint64(56)).astype(np.int64)
+
+
+Arrays = Mapping[str, npt.NDArray[Any]]  # serialized state: plain arrays by name. Names may contain ``/``
 
 
 class SumState:
     """Named arrays of sums and counts, zero at first; merging adds them.
 
     A subclass declares its arrays in `LAYOUT` (name -> shape, dtype) and as annotated attributes. Addition
-    makes `merge` commutative, and associative to rounding: a log may be cut into shards anywhere between
-    two queries.
+    makes `merge` commutative, and associative to rounding: a log may be cut into shards anywhere between two
+    queries.
     """
 
     LAYOUT: ClassVar[Mapping[str, tuple[tuple[int, ...], type[np.generic]]]]
 
     def __init__(self) -> None:
-        """Start empty."""
         for name, (shape, dtype) in self.LAYOUT.items():
             setattr(self, name, np.zeros(shape, dtype))
 
     def merge(self, other: Self) -> None:
-        """Add the rows that `other` has seen; `other` stays as it is."""
+        """Adds the rows that `other` has seen; `other` stays as it is."""
         for name in self.LAYOUT:
             array = getattr(self, name)
             array += getattr(other, name)
 
     def clear(self) -> None:
-        """Start empty again, in the same memory."""
+        """Starts empty again, in the same memory."""
         for name in self.LAYOUT:
             getattr(self, name)[...] = 0
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """A copy of the state, as plain arrays; `from_arrays` brings it back bit for bit."""
+        """Copies the state as plain arrays; `from_arrays` brings it back bit for bit."""
         return {name: getattr(self, name).copy() for name in self.LAYOUT}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """The state that `to_arrays` wrote.
-
-        Raises:
-            ValueError: an array is missing, unknown, of another shape or dtype, or holds what is no finite number.
-        """
+        """Reads what `to_arrays` wrote; raises ValueError for anything else, and for NaN and infinity."""
         if set(arrays) != set(cls.LAYOUT):
             raise ValueError(f"{cls.__name__} has arrays {sorted(cls.LAYOUT)}, got {sorted(arrays)}")
         state = cls()

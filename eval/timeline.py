@@ -1,27 +1,24 @@
-"""What a pass measured over time, in few enough windows to be kept whole, in a form that two runs can pair."""
+"""Sums of a pass over time, in few enough windows to be kept whole, in a form that two runs can pair."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ctr.eval.arrays import FloatArray, IntArray, ratio
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.click_ratio import click_ratio_interval
 from ctr.eval.intervals import Estimate
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.states import Arrays
+from ctr.eval.states import BUCKETS, Arrays
 
-MAX_WINDOWS = 512
-"""Windows that are kept; beyond them, neighbors are merged two by two."""
-GROUPS = 32
-"""Groups of query buckets, over which the intervals of a window run."""
+MAX_WINDOWS = 512  # windows that are kept; beyond them, neighbors are merged two by two
+GROUPS = 32  # groups of query buckets, over which the intervals of a window run
 
 _SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")
 _IDS = ("rows", "missing", "values", "new")
 SLOT_COUNTS = ("occupancy", "capacity", "admitted", "evicted", "refused", "shared", "occurrences")
-"""What is counted of the slots of a feature whose ids grow; the first two at the end of a window, the others in it."""
+"""Counts of the slots of a feature whose ids grow; the first two at the end of a window, the others in it."""
 
 _ENOUGH = 5_000
 _LEVELS = 2
@@ -36,27 +33,24 @@ SERIES = {
     "predicted_click_rate": ("predicted", "weight"),
     "calibration_ratio": ("predicted", "clicks"),
 }
-"""The metrics that the sums of a window give: numerator, denominator. AUC compares rows of different queries: none."""
+"""Metrics from the sums of a window: numerator, denominator. AUC compares rows of different queries: none."""
 
 
 class Timeline:
-    """The windows of a pass, bounded in number, with sums per group of query buckets.
+    """Windows of a pass, bounded in number, with sums per group of query buckets.
 
-    A window is added when it ends. Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry
-    covers twice as many windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was
-    interrupted.
+    Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry covers twice as many
+    windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was interrupted.
 
     Attributes:
-        windows: int64 [W, 5]: rows of the log behind the entry's end, event time of its first and last row in
+        windows: int64 [W, 5]: rows of the log up to the entry's end, event time of its first and last row in
             microseconds, examples, and the number of windows that it covers.
-        sums: float64 [W, 32, 6]: weight, weight of clicks, of predicted clicks, logloss, sum of the queries' AUCs and
-            number of scored queries.
+        sums: float64 [W, 32, 6], `_SUMS`.
         ids: for each feature int64 [W, 4]: rows, rows without a value, values, and values whose id was new.
         slots: for each feature whose ids grow int64 [W, 7], `SLOT_COUNTS`.
     """
 
     def __init__(self, features: Sequence[str] = (), growing: Sequence[str] = ()) -> None:
-        """Start empty, with the names of the features whose ids are counted, and of those whose ids grow."""
         self.windows: IntArray = np.zeros((0, len(_PLACE)), np.int64)
         self.sums: FloatArray = np.zeros((0, GROUPS, len(_SUMS)))
         self.ids: dict[str, IntArray] = {name: np.zeros((0, len(_IDS)), np.int64) for name in features}
@@ -76,51 +70,29 @@ class Timeline:
         ids: Mapping[str, Sequence[int]] | None = None,
         slots: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """Add a window that ends.
+        """Adds a window that ends: ``examples`` are rows of the log up to its end, ``times`` microseconds.
 
-        Args:
-            window: its metrics.
-            examples: rows of the log behind its end.
-            times: event time of its first and last row, in microseconds.
-            ids: for each feature rows, rows without a value, values, and values whose id was new; 0 without.
-            slots: for each feature whose ids grow `SLOT_COUNTS`; 0 without.
+        ``ids`` and ``slots`` are as in the attributes, for this window; 0 without.
         """
-        place = np.array([examples, *times, int(window.traffic.examples), 1], np.int64)
-        sums = _grouped(window)
-        counts = _rows(ids, self.ids, len(_IDS))
-        slot_counts = _rows(slots, self.slots, len(SLOT_COUNTS))
-        if len(self.windows) and self.windows[-1, -1] < self._stride:
-            self.windows[-1] = _joined(self.windows[-1:], place[np.newaxis])[0]
-            self.sums[-1] += sums
-            for name, row in counts.items():
-                self.ids[name][-1] += row[0]
-            for name, row in slot_counts.items():
-                self.slots[name][-1] = _joined_slots(self.slots[name][-1:], row)[0]
-            return
-        self.windows = np.concatenate([self.windows, place[np.newaxis]])
-        self.sums = np.concatenate([self.sums, sums[np.newaxis]])
+        place = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
+        counts, slot_counts = _rows(ids, self.ids, len(_IDS)), _rows(slots, self.slots, len(SLOT_COUNTS))
+        goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
+        self.windows = np.concatenate([self.windows, place])
+        self.sums = np.concatenate([self.sums, _grouped(window)[np.newaxis]])
         self.ids = {name: np.concatenate([known, counts[name]]) for name, known in self.ids.items()}
         self.slots = {name: np.concatenate([known, slot_counts[name]]) for name, known in self.slots.items()}
-        if len(self.windows) > MAX_WINDOWS:
-            self._halve()
+        if goes_on:
+            self._join(np.arange(len(self) - 1))
+        elif len(self) > MAX_WINDOWS:
+            self._stride *= 2
+            self._join(np.arange(0, len(self), 2))
 
-    def _halve(self) -> None:
-        self._stride *= 2
-
-        def halved(
-            array: npt.NDArray[Any], join: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[Any]]
-        ) -> npt.NDArray[Any]:
-            even, odd = array[::2].copy(), array[1::2]
-            even[: len(odd)] = join(even[: len(odd)], odd)
-            return even
-
-        self.windows = halved(self.windows, _joined)
-        self.sums = halved(self.sums, np.add)
-        self.ids = {name: halved(counts, np.add) for name, counts in self.ids.items()}
-        self.slots = {name: halved(counts, _joined_slots) for name, counts in self.slots.items()}
+    def _join(self, starts: IntArray) -> None:
+        coarse = self.joined(starts)
+        self.windows, self.sums, self.ids, self.slots = coarse.windows, coarse.sums, coarse.ids, coarse.slots
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """A copy of the state as plain arrays; `from_arrays` brings it back bit for bit."""
+        """Copies the state as plain arrays; `from_arrays` brings it back bit for bit."""
         return {
             "windows": self.windows.copy(),
             "sums": self.sums.copy(),
@@ -131,11 +103,7 @@ class Timeline:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """The state that `to_arrays` wrote.
-
-        Raises:
-            ValueError: the arrays are not those of `to_arrays`.
-        """
+        """Reads what `to_arrays` wrote; raises ValueError for anything else."""
         names = [name for name in arrays if name.startswith(_ID_PREFIX)]
         slots = [name for name in arrays if name.startswith(_SLOT_PREFIX)]
         missing = [name for name in ("windows", "sums", "stride") if name not in arrays]
@@ -165,7 +133,7 @@ class Timeline:
         return timeline
 
     def joined(self, starts: IntArray) -> Self:
-        """A copy with one entry for each of the stretches that begin at the given entries, ascending from 0."""
+        """Copy with one entry for each of the stretches that begin at the given entries, ascending from 0."""
         coarse = type(self)()
         if len(starts) == len(self):
             coarse.windows, coarse.sums = self.windows, self.sums
@@ -183,15 +151,7 @@ class Timeline:
         return coarse
 
     def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
-        """A metric of each entry, or of all entries up to each, with its replicates.
-
-        Args:
-            metric: one of `SERIES`.
-            cumulative: of all entries so far.
-
-        Returns:
-            Point [W], replicates [32, W] without one group of queries each.
-        """
+        """A metric of `SERIES` of each entry, or of all entries up to each; replicates [32, W]."""
         over, under = (self.sums[..., _SUMS.index(name)].T for name in SERIES[metric])
         if cumulative:
             over, under = np.cumsum(over, axis=1), np.cumsum(under, axis=1)
@@ -204,11 +164,7 @@ class Timeline:
         )
 
     def click_ratio(self, *, cumulative: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Predicted over actual clicks of each entry, or of all entries up to each, with the ends of the interval.
-
-        Returns:
-            Three arrays [W], NaN without clicks.
-        """
+        """Predicted over actual clicks and the interval's ends, each [W]; NaN without clicks."""
         clicks = self.sums[..., _SUMS.index("clicks")].T
         estimate = self.estimate("calibration_ratio", cumulative=cumulative)
         return estimate.point, *click_ratio_interval(
@@ -216,11 +172,10 @@ class Timeline:
         )
 
     def last_window(self) -> Self:
-        """The end of the pass as a timeline of one entry; empty where this one is.
+        """End of the pass as a timeline of one entry; empty where this one is.
 
-        The last window of a pass is cut short, and those of a short pass are small: as many of the last entries are
-        joined as it takes to have at least as many examples as the entry of the median example, and as a tenth of
-        the pass or 5,000.
+        As many of the last entries, which may be small, as have the examples of the median example's entry,
+        and a tenth of the pass or 5,000.
         """
         last = type(self)()
         if not len(self):
@@ -235,13 +190,13 @@ class Timeline:
         return last
 
     def matches(self, other: Self) -> bool:
-        """Whether both have the same entries: the same examples, at the same times."""
+        """Tells whether both have the same entries: the same examples, at the same times."""
         same = self.windows.shape == other.windows.shape and bool((self.windows == other.windows).all())
         weight = _SUMS.index("weight")
         return same and bool(np.allclose(self.sums[..., weight], other.sums[..., weight], rtol=1e-9))
 
     def new_share(self, feature: str) -> FloatArray:
-        """Share of a feature's values in each entry whose id had not been seen before, [W]; NaN without values."""
+        """Share of a feature's values in each entry whose id was new, [W]; NaN without values."""
         counts = self.ids[feature]
         return ratio(counts[:, _IDS.index("new")], counts[:, _IDS.index("values")])
 
@@ -259,7 +214,7 @@ class Timeline:
         return dict(zip(SLOT_COUNTS, self.slots[feature].T, strict=True))
 
     def slot_total(self, feature: str) -> dict[str, int]:
-        """`SLOT_COUNTS` of a feature whose ids grow at the end of the pass, and in all of it; 0 without windows."""
+        """`SLOT_COUNTS` of a growing feature at the end of the pass, and in all of it; 0 without windows."""
         counts = self.slots[feature]
         total = counts.sum(axis=0)
         if len(counts):
@@ -268,14 +223,14 @@ class Timeline:
 
 
 def typical_size(examples: IntArray) -> int:
-    """The size of the window that the median example is in, from the sizes of at least one [W]."""
+    """Size of the window that the median example is in, from the sizes of at least one [W]."""
     ascending = np.sort(examples)
     until = np.cumsum(ascending)
     return int(ascending[np.searchsorted(until, until[-1] / 2)])
 
 
 def _grouped(window: ProgressiveMetrics) -> FloatArray:
-    """The sums of a window per group of buckets, float64 [32, 6]."""
+    """Sums of a window per group of buckets, float64 [32, 6]."""
     columns = np.stack(
         [
             *window.calibration.sums.T,
@@ -294,18 +249,3 @@ def _rows(given: Mapping[str, Sequence[int]] | None, names: Iterable[str], width
     return {
         name: np.array((given or {}).get(name, [0] * width), np.int64).reshape(1, width) for name in names
     }
-
-
-def _joined_slots(first: IntArray, second: IntArray) -> IntArray:
-    """Counts [W, 7] of slots of neighbors as one."""
-    both = first + second
-    both[:, :_LEVELS] = second[:, :_LEVELS]
-    return both
-
-
-def _joined(first: IntArray, second: IntArray) -> IntArray:
-    """Places [W, 5] of neighbors as one."""
-    both = second.copy()
-    both[:, 1] = first[:, 1]
-    both[:, 3:] += first[:, 3:]
-    return both

@@ -1,4 +1,4 @@
-"""What the singular values of a weight matrix tell about a bottleneck in its place (FF 3.1).
+"""Singular values of a weight matrix: what they tell about a bottleneck in its place (FF 3.1).
 
 FF finds that "the top half of singular values contribute to over 90% of the norm of singular values", and
 leaves open which norm. Here are both: of order 2, the Frobenius norm, the root of the sum of their squares;
@@ -19,25 +19,17 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class WeightSpectrum:
-    """The singular values of a matrix W [m, n], or of a product U V of [m, k] and [k, n].
-
-    Attributes:
-        name: of the weight.
-        shape: m and n.
-        inner_rank: k; None of a matrix.
-        singular_values: float64, descending, as many as `full_rank`; None where there are none.
-        omitted: why there are no singular values.
-    """
+    """Singular values of a matrix W [m, n], or of a product U V of [m, k] and [k, n]."""
 
     name: str
-    shape: tuple[int, int]
-    inner_rank: int | None = None
-    singular_values: FloatArray | None = None
-    omitted: str = ""
+    shape: tuple[int, int]  # m and n
+    inner_rank: int | None = None  # k; None of a matrix
+    singular_values: FloatArray | None = None  # descending, as many as `full_rank`; None where there are none
+    omitted: str = ""  # why there are no singular values
 
     @property
     def full_rank(self) -> int:
-        """The largest rank that a matrix of this shape can have, min(m, n); of a product min(m, k, n)."""
+        """Largest rank that a matrix of this shape can have, min(m, n); of a product min(m, k, n)."""
         return min(*self.shape, *([] if self.inner_rank is None else [self.inner_rank]))
 
     @property
@@ -53,14 +45,10 @@ class WeightSpectrum:
 
 
 def cumulative_shares(singular_values: FloatArray, order: int) -> FloatArray:
-    """The norm of the first k singular values as a share of that of all, for each k from 0.
+    """Norm of the first k singular values as a share of that of all, for each k from 0.
 
-    Args:
-        singular_values: float64 [R], descending.
-        order: of the norm, 1 or 2.
-
-    Returns:
-        Float64 [R + 1], from 0 to 1; NaN when all singular values are 0.
+    ``singular_values``: float64 [R], descending. ``order``: of the norm, 1 or 2. Returns float64 [R + 1],
+    from 0 to 1; NaN when all singular values are 0.
     """
     largest = singular_values.max(initial=0.0)
     if largest == 0:
@@ -72,11 +60,11 @@ def cumulative_shares(singular_values: FloatArray, order: int) -> FloatArray:
 
 
 def rank_keeping(singular_values: FloatArray, order: int, share: float = KEPT_SHARE) -> int:
-    """The smallest k whose first k singular values have that share of the norm; 0 when all are 0."""
+    """Smallest k whose first k singular values have that share of the norm; 0 when all are 0."""
     shares = cumulative_shares(singular_values, order)
     return int(np.argmax(shares >= share - _TOLERANCE))
 
 
 def top_half_share(singular_values: FloatArray, order: int) -> float:
-    """The share of the norm in the larger half of the singular values, the middle one of an odd number included."""
+    """Share of the norm in the larger half of the singular values, the middle one of an odd number included."""
     return float(cumulative_shares(singular_values, order)[(len(singular_values) + 1) // 2])

@@ -30,10 +30,10 @@ def _refuse_address(value: Any) -> Any:
 
 
 LocalPath = Annotated[Path, BeforeValidator(_refuse_address)]
-"""The type of every key that is a path: refuses addresses such as ``s3://bucket/log``."""
+"""Type of every key that is a path: refuses addresses such as ``s3://bucket/log``."""
 
 LocalName = Annotated[str, BeforeValidator(_refuse_address)]
-"""The type of a key that is the text of a path, or a glob of files."""
+"""Type of a key that is the text of a path, or a glob of files."""
 
 
 class StrictModel(BaseModel):
@@ -71,7 +71,7 @@ _TRUTHS = frozenset({bool, type(None)})
 
 
 def _leaf_types(annotation: Any) -> frozenset[Any]:
-    """The types of the values that an annotation allows, within tuples and dicts too."""
+    """Types of the values that an annotation allows, within tuples and dicts too."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal or not arguments:
         return frozenset({origin or annotation})
@@ -91,7 +91,7 @@ def _holds(value: Any, types: Any) -> bool:
 
 
 def _holds_beyond(value: Any, whole: bool) -> bool:
-    """Whether any whole number fits neither into 64 bits nor, unless ``whole``, into a float."""
+    """Tells whether any whole number fits neither into 64 bits nor, unless ``whole``, into a float."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -102,7 +102,7 @@ def _holds_beyond(value: Any, whole: bool) -> bool:
 
 
 def _bound_text(metadata: Sequence[object], whole: bool) -> str:
-    """What a number that is much too large has to be below, in the words of pydantic."""
+    """Bound that a number much too large has to be below, in the words of pydantic."""
     for bound in metadata:
         if isinstance(bound, annotated_types.Lt):
             return f"Input should be less than {bound.lt}"
@@ -115,7 +115,7 @@ ModelT = TypeVar("ModelT", bound=StrictModel)
 
 
 def _allowed_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> str | None:
-    """The field names of the model that the last key of ``path`` was refused by, where it can be found."""
+    """Field names of the model that the last key of ``path`` was refused by, where it can be found."""
     found: list[Any] = [model]
     for key in path[:-1]:
         found = [part for one in found for part in _parts(one, key)]
@@ -124,7 +124,7 @@ def _allowed_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> str | 
 
 
 def _dotted_keys(kind: Any, path: str = "") -> Iterator[str]:
-    """The keys of a model and of those in it, by their paths; but for what is below a list or a name of one's own."""
+    """Keys of a model and of those in it, by their paths; none below a list or a name of one's own."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
             key = f"{path}{field.alias or name}"
@@ -134,7 +134,7 @@ def _dotted_keys(kind: Any, path: str = "") -> Iterator[str]:
 
 
 def _parts(kind: Any, key: int | str) -> list[Any]:
-    """The types that may stand under a key, or the kind of that tag among several, as an error's path names it."""
+    """Types that may stand under a key, or the kind of that tag among several, as an error's path names it."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         by_name = {field.alias or name: field for name, field in kind.model_fields.items()}
         if key in by_name:
@@ -148,7 +148,7 @@ def _parts(kind: Any, key: int | str) -> list[Any]:
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """The types that an annotation allows, each by itself."""
+    """Types that an annotation allows, each by itself."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kinds(arguments[0])
@@ -191,10 +191,7 @@ def describe_validation_error(
 
 
 def parse_model(model: type[ModelT], content: object, where: str, prefix: str = "") -> ModelT:
-    """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault.
-
-    For ``prefix`` see ``describe_validation_error``.
-    """
+    """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault."""
     if not isinstance(content, dict):
         raise InputError(
             f"{where}: a mapping of keys to values is expected, received {type(content).__name__}"
@@ -267,14 +264,14 @@ def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequ
 
 
 def dump_yaml(model: BaseModel) -> str:
-    """The whole model as YAML, defaults included, in the order of its fields."""
+    """Dumps the whole model as YAML, defaults included, in the order of its fields."""
     return yaml.dump(model.model_dump(mode="json", by_alias=True), Dumper=Dumper, sort_keys=False)
 
 
 def changed_values(
     before: Mapping[str, Any], now: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], tuple[Any, Any]]:
-    """The old and the new value of each key that differs between two nested mappings, by the key's path."""
+    """Old and new value of each key that differs between two nested mappings, by the key's path."""
     changed: dict[tuple[str, ...], tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
@@ -286,6 +283,6 @@ def changed_values(
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two nested mappings, a text for each key with its path, its old and its new value."""
+    """Differences of two nested mappings, a text for each key with its path, its old and its new value."""
     changed = changed_values(before, now)
     return [f"{'.'.join(path)} was {old!r}, is {new!r}" for path, (old, new) in changed.items()]

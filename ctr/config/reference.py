@@ -1,8 +1,8 @@
-"""What a configuration may say: every key with its meaning, what is allowed and its default.
+"""Reference of a configuration: every key with its meaning, what is allowed and its default.
 
-All of it comes from the models themselves. A key's meaning stands in its model's docstring under ``Attributes:``; its
-default and what is allowed come from the annotations. A dataclass may stand in a model (Shampoo's options); what it
-allows is said by the ``allowed`` of the objects in its ``Annotated`` types.
+All of it comes from the models themselves. A key's meaning stands in its model's docstring under
+``Attributes:``; its default and what is allowed come from the annotations. A dataclass may stand in a model
+(Shampoo's options); what it allows is said by the ``allowed`` of the objects in its ``Annotated`` types.
 """
 
 import dataclasses
@@ -32,12 +32,7 @@ _TAGS = ("type", "kind")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The keys of one model.
-
-    Attributes:
-        meaning: what the model is about.
-        keys: in the order of its fields.
-    """
+    """Keys of one model, in the order of its fields."""
 
     meaning: str
     keys: tuple["Key", ...]
@@ -45,35 +40,22 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key of a configuration.
-
-    Attributes:
-        name: as it stands in the file.
-        meaning: in words, on one line.
-        allowed: its type and bounds, in words.
-        required: whether the key has to be there.
-        default: what holds where the key is absent, as plain data; of a required key an example, or None.
-        many: whether ``groups`` describes the value itself, each item of a list, or each value by a name.
-        groups: for a key with keys below it their models, several where a choice is to be made; else empty.
-        is_open: whether the keys below it are in use where nothing is said.
-    """
+    """One key of a configuration."""
 
     name: str
     meaning: str
-    allowed: str
+    allowed: str  # its type and bounds, in words
     required: bool
-    default: Any
-    many: Literal["", "list", "names"] = ""
-    groups: tuple[Group, ...] = ()
-    is_open: bool = False
+    default: Any  # as plain data; of a required key an example, or None
+    many: Literal["", "list", "names"] = ""  # groups describe the value itself, each item or each named value
+    groups: tuple[Group, ...] = ()  # models of the keys below it; several where a choice is to be made
+    is_open: bool = False  # whether the keys below it are in use where nothing is said
 
 
 def describe(model: type, values: Mapping[str, Any] | None = None, without: Collection[str] = ()) -> Group:
-    """The keys of a pydantic model or a dataclass, and of all below it.
+    """Describes the keys of a pydantic model or a dataclass, and of all below it.
 
-    Args:
-        values: what stands in place of the fields' own defaults.
-        without: fields that a file cannot give.
+    ``values`` stand in place of the fields' own defaults; fields named in ``without`` a file cannot give.
     """
     meanings = field_meanings(model)
     values = values or {}
@@ -140,7 +122,7 @@ def _default(name: str, field: FieldInfo) -> Any:
 
 
 def field_meanings(model: type) -> dict[str, str]:
-    """What the docstrings of a model and its bases say of each field under ``Attributes:``, each on one line."""
+    """Meaning of each field in the docstrings of a model and its bases, under ``Attributes:``, on one line."""
     meanings: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base in (BaseModel, StrictModel):
@@ -217,7 +199,7 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one that it is, without what they are annotated with."""
+    """Types of a union, or the one that it is, without what they are annotated with."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -240,7 +222,7 @@ _TYPES: dict[Any, str] = {
 def _allowed(
     annotation: Any, metadata: Sequence[Any] = (), title: str | None = None, many: bool = False
 ) -> str:
-    """A type with its bounds, in words; ``title`` names the type."""
+    """Type with its bounds, in words; ``title`` names the type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         titles = (item.title for item in arguments[1:] if isinstance(item, FieldInfo))
@@ -256,7 +238,8 @@ def _allowed(
     if title is not None:
         return re.sub(r"^\w+", r"\g<0>s", title) if many else title
     if origin is Literal:
-        return _alternatives([_scalar(value) for value in arguments])
+        *words, last = map(_scalar, arguments)
+        return f"{', '.join(words)} or {last}" if words else last
     if origin is tuple:
         return f"list of {_allowed(arguments[0], (), None, True)}{_length(metadata)}"
     if origin is dict:
@@ -269,10 +252,6 @@ def _allowed(
 
 def _scalar(value: Any) -> str:
     return _yaml(value).removesuffix("...\n").strip()
-
-
-def _alternatives(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
@@ -329,8 +308,7 @@ def _number(value: Any) -> str:
 def key_rows(group: Group) -> list[dict[str, Any]]:
     """Every key with its dotted path; lists are entered by ``[]``, values by name through ``NAME``.
 
-    Returns:
-        For each ``key, default, required, allowed, meaning``.
+    For each ``key, default, required, allowed, meaning``.
     """
     return [
         {
@@ -361,15 +339,14 @@ def _walk(group: Group, prefix: str) -> Iterator[tuple[str, Key]]:
 
 
 def settable_keys(group: Group) -> list[str]:
-    """The dotted paths that ``--set`` takes, in the order of the file."""
+    """Dotted paths that ``--set`` takes, in the order of the file."""
     return [path for path, _ in _walk(group, "") if "[]" not in path and ".NAME" not in path]
 
 
 def select(group: Group, path: str, what: str) -> Group:
-    """The group with nothing but the key of a dotted path, all that is below it, and the keys above it.
+    """Keeps nothing of a group but the key of a dotted path, all that is below it, and the keys above it.
 
-    Raises:
-        InputError: there is no such key. Names those that are alike.
+    Raises InputError: there is no such key. Names those that are alike.
     """
     names = [name for name in _plain_path(path).split(".") if name]
     found = _select(group, names) if names else None
@@ -382,7 +359,7 @@ def select(group: Group, path: str, what: str) -> Group:
 
 
 def _plain_path(path: str) -> str:
-    """Without items of lists and names: ``joins[].key``, ``joins.0.key`` and ``joins.key`` are the same."""
+    """Path without items of lists and names: ``joins[].key``, ``joins.0.key``, ``joins.key`` are the same."""
     return re.sub(r"\[\]|\.[0-9]+(?=\.|$)|\.NAME(?=\.|$)", "", path)
 
 
@@ -404,9 +381,10 @@ def _select(group: Group, names: Sequence[str]) -> Key | None:
 
 
 def as_yaml(group: Group) -> str:
-    """A file with every key and its default, what is allowed, and what it means.
+    """Writes a file with every key and its default, what is allowed, and what it means.
 
-    What is off by default stands below its key, commented out; so do the other models where one is to be chosen.
+    What is off by default stands below its key, commented out; so do the other models where one is to be
+    chosen.
     """
     return "\n".join(_lines(group)) + "\n"
 

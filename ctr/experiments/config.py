@@ -1,6 +1,7 @@
-"""The configuration of an experiment: arms that are trained on one log, and what they are compared with (FF 3).
+"""Configuration of an experiment: arms that are trained on one log, and their comparisons (FF 3).
 
-Names stand in names of files, and ``@`` joins an arm with a point of the sweep, so that it stands in none of them.
+Names stand in names of files, and ``@`` joins an arm with a point of the sweep, so that it stands in none of
+them.
 """
 
 import json
@@ -19,10 +20,10 @@ from ctr.training.config import TrainConfig
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Changes = dict[str, Any]
-"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there."""
+"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there.
+"""
 
-BASELINE = "baseline"
-"""The name of the arm that every other one is compared with."""
+BASELINE = "baseline"  # name of the arm that every other one is compared with
 
 
 class TeacherConfig(StrictModel):
@@ -193,30 +194,17 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
-    """The experiment of a YAML file, and its training configuration before any arm's changes, as nested keys.
-
-    Args:
-        settings: changes of the file, ``key=value``.
-
-    Raises:
-        InputError: one of the files is not there or not YAML, or has a wrong key or value.
-    """
+    """Reads an experiment, and its training configuration before any arm's changes; raises InputError."""
     where = f"experiment {path}"
     experiment = load_model(ExperimentConfig, path, "experiment", settings)
     return experiment, training_content(path, where, experiment.base, experiment.config)
 
 
 def training_content(path: Path, where: str, base: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A training configuration as nested keys: that of a file, changed by another file that names it.
+    """Reads a training configuration: that of a file ``base``, changed by another one, ``path``.
 
-    Args:
-        path: the other file.
-        where: what it is, for errors.
-        base: the file of the training configuration, relative to ``path``; None: the changes are all of it.
-        changes: nested keys.
-
-    Raises:
-        InputError: the base is not there or not YAML, or one of the two has a wrong key or value.
+    ``base`` is relative to ``path``; None: the changes are all of it. Raises InputError: the base is not
+    there or not YAML, or one of the two has a wrong key or value.
     """
     content: dict[str, Any] = {}
     if base is not None:
@@ -250,7 +238,7 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def changed(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys with other values under dotted ones; what was there is replaced, in the order of ``changes``."""
+    """Nested keys with other values under dotted ones, which replace what was there, in their order."""
     result = dict(content)
     for path, value in changes.items():
         key, _, rest = path.partition(".")

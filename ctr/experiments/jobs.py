@@ -1,9 +1,9 @@
-"""Commands side by side, each in a process of its own: its memory is given back, and when it crashes the others go on.
+"""Commands side by side, each in a process of its own: its memory is given back, and a crash ends it alone.
 
-Here, threads take the commands in their order, and only wait for them. Beam's runner inside a process would deal its
-elements out in advance: the order would be lost, and a worker with short commands would idle. On another runner each
-command is an element of a pipeline, and its outcome a file beside the experiment, as workers elsewhere share nothing
-else with who started them.
+Here, threads take the commands in their order, and only wait for them. Beam's runner inside a process would
+deal its elements out in advance: the order would be lost, and a worker with short commands would idle. On
+another runner each command is an element of a pipeline, and its outcome a file beside the experiment, as
+workers elsewhere share nothing else with who started them.
 """
 
 import json
@@ -34,53 +34,33 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run.
+    """Command to run: the arguments of ``python -m ctr``."""
 
-    Attributes:
-        name: its name in reports, unlike that of any other job.
-        arguments: the arguments of ``python -m ctr``.
-        environment: variables of the process beside those of the worker.
-    """
-
-    name: str
+    name: str  # in reports, unlike that of any other job
     arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()  # variables beside those of the worker
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
-
-    Attributes:
-        ok: whether it ended well.
-        seconds: the time that it took.
-        error: one line; empty when it ended well.
-        end: the last lines of its errors.
-    """
+    """End of a job."""
 
     ok: bool
     seconds: float
-    error: str = ""
-    end: str = ""
+    error: str = ""  # one line; empty when it ended well
+    end: str = ""  # the last lines of its errors
 
 
-Report = Callable[[Job, Outcome], None]
-"""Called as each job ends, by one thread at a time."""
+Report = Callable[[Job, Outcome], None]  # called as each job ends, by one thread at a time
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:
-    """Runs all jobs, and reports each as it ends.
+    """Runs all jobs, in their order, and reports each as it ends.
 
-    Args:
-        jobs: in the order in which they are to begin.
-        workers: how many run side by side in this process.
-        report: called for each job.
-        beam_options: options of another runner, whose workers see the same files; it has its own number of workers.
-        outcomes: a folder of its own, for the files of workers elsewhere; what was in it is removed.
-
-    Raises:
-        InputError: a wrong option. Nothing was run.
-        KeyboardInterrupt, SystemExit: by SIGINT or SIGTERM; what was running has been ended, and is not reported.
+    ``beam_options`` are of another runner, whose workers see the same files and whose number it has itself;
+    ``outcomes`` is a folder of its own, for their files; what was in it is removed. Raises InputError for a
+    wrong option before anything runs. After SIGINT or SIGTERM what was running has been ended, and is not
+    reported.
     """
     elsewhere = None
     if beam_options:
@@ -152,7 +132,7 @@ def _run_here(jobs: Sequence[Job], workers: int, report: Report) -> None:
 
 
 def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
-    """The options of another runner; None where they name none."""
+    """Options of another runner; None where they name none."""
     from ctr.pipelines.beam import read_beam_options, split_beam_options
 
     given = split_beam_options(beam_options)
@@ -194,7 +174,7 @@ def _run_element(job: Job, file: str) -> None:
 
 
 def _interruption(outcomes: Path) -> Path:
-    """The file whose presence tells workers wherever they are that the experiment was interrupted."""
+    """File whose presence tells workers wherever they are that the experiment was interrupted."""
     return outcomes / "interrupted"
 
 

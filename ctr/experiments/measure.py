@@ -30,28 +30,19 @@ from ctr.training.feed import make_feed
 from ctr.training.logs import resolve
 
 BATCHES = 50
-"""The batches of a turn: the steps from one of Shampoo's roots to the next by default, so that each turn has one."""
+"""Batches of a turn: the steps between two of Shampoo's roots by default, so that each turn has one."""
 
 
 def measure(
     log: Path, configs: Mapping[str, Mapping[str, Any]], base: str, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """What each configuration costs on the first batches of a log.
+    """Measures what each configuration costs on the first batches of a log.
 
-    Args:
-        log: the log.
-        configs: by name, as nested keys.
-        base: the one to which times are related.
-        rounds: of turns; 0: nothing is timed.
-
-    Returns:
-        For each ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
-        ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; where it was timed also ``step_ms`` and
-        ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of the ratio of a batch's time
-        to that of the base in the same round.
-
-    Raises:
-        InputError: the log is damaged, or its time range has no row.
+    For each ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
+    ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; with ``rounds`` of turns also ``step_ms``
+    and ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of the ratio of a
+    batch's time to that of ``base`` in the same round. Raises InputError: the log is damaged, or its time
+    range has no row.
     """
     schema = read_schema(log)
     manifests = read_manifests(log)
@@ -80,11 +71,7 @@ def measure(
 
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
-    """The first batches of a log, as many as a turn has, which are taken again where a short log has fewer.
-
-    Raises:
-        InputError: they have no row.
-    """
+    """Reads the batches of a turn, again where a log has fewer; raises InputError without rows."""
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
     first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]
@@ -94,7 +81,7 @@ def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]
 
 
 def with_late_roots(config: TrainConfig) -> TrainConfig:
-    """The configuration with the roots of later steps: the first few hundred steps wait for more frequent ones."""
+    """Sets roots to those of later steps: the first few hundred steps wait for more frequent ones."""
     late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 
@@ -116,7 +103,7 @@ def _operations(config: TrainConfig, schema: Schema, batches: list[Batch]) -> di
 
 @dataclass(frozen=True)
 class TouchedFeature:
-    """What batches touch of one feature: its values looked up, and its distinct rows, summed over the batches."""
+    """Values of a feature that batches look up, and its distinct rows, summed over the batches."""
 
     values: int
     distinct: int
@@ -125,7 +112,7 @@ class TouchedFeature:
 def touched_features(
     layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int
 ) -> dict[str, TouchedFeature]:
-    """What batches touch of each feature of some tables, by its name; its width and its table do not matter."""
+    """Counts what batches touch of each feature of some tables; its width and its table do not matter."""
     alone = [replace(layout, features=(feature,)) for layout in layouts for feature in layout.features]
     distinct = [0] * len(alone)
     for batch in batches:
@@ -143,7 +130,7 @@ def touched_features(
 def touched_tables(
     layouts: Sequence[TableLayout], touched: Mapping[str, TouchedFeature], rows: int
 ) -> dict[str, Touched]:
-    """What batches touch of each table, for each of ``rows`` rows, from what they touch of its features."""
+    """Counts per row what batches touch of each table, from what they touch of its features."""
     return {
         layout.name: Touched(
             single=len(layout.single),

@@ -26,18 +26,13 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.slice_names import slice_names
 from ctr.simulator.closed_loop import check_loop
 from ctr.training.config import TrainConfig
-from ctr.training.inputs import Inputs, open_inputs
+from ctr.training.inputs import open_inputs
 from ctr.training.model_config import ModelConfig
 from ctr.training.run.metrics import SLICES_MEASURED
 
 
 class _Checker:
-    """Makes the configurations of runs, each checked as training would check it.
-
-    Args:
-        log: to train on.
-        where: the experiment's file, for errors.
-    """
+    """Makes the configurations of runs, each checked as training would check it."""
 
     def __init__(self, log: Path, where: str) -> None:
         self._log = log
@@ -46,7 +41,7 @@ class _Checker:
         self._models: dict[str, ModelConfig] = {}
 
     def config(self, content: Mapping[str, Any], seed: int, key: str, owner: str = "") -> TrainConfig:
-        """A configuration from nested keys, with what the log decides.
+        """Configuration from nested keys, with what the log decides.
 
         ``key`` is their place in the experiment's file, ``owner`` a point.
         """
@@ -54,27 +49,22 @@ class _Checker:
         config = parse_model(TrainConfig, {**content, "seed": seed}, where, f"{key}.")
         given = _without_seed(config)
         if given not in self._models:
-            inputs = self._open(config, f"{where}: {key}")
+            try:
+                inputs = open_inputs(self._log, config)
+            except InputError as error:
+                raise InputError(f"{where}: {key}: {str(error).removeprefix('config: ')}") from None
             self._models[given] = inputs.config.model
             self._families[_without_seed(inputs.config)] = slice_families(inputs.config, inputs.families)
         return config.model_copy(update={"model": self._models[given]})
 
     def families(self, config: TrainConfig) -> list[PlannedFamily]:
-        """The slices that a configuration measures."""
         return self._families[_without_seed(config)]
 
     def check_loop(self, config: TrainConfig, arm: str) -> None:
-        """Raises InputError when a run cannot serve the days after the log."""
         try:
             check_loop(config, self._log)
         except InputError as error:
             raise InputError(f"{self._where}: loop: {arm}: {str(error).removeprefix('config: ')}") from None
-
-    def _open(self, config: TrainConfig, where: str) -> Inputs:
-        try:
-            return open_inputs(self._log, config)
-        except InputError as error:
-            raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
 
 
 def make_plan(
@@ -87,16 +77,8 @@ def make_plan(
 ) -> tuple[Plan, Tasks]:
     """Plans the runs of an experiment, every configuration checked.
 
-    Args:
-        experiment: what is tried.
-        content: its training configuration, as nested keys.
-        log: the log to train on.
-        where: the experiment's file, for errors.
-        command: the command that repeats it, for the plan.
-        created: when the experiment was begun, for the plan.
-
-    Raises:
-        InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
+    ``content`` is the training configuration, as nested keys; ``where`` names the file in errors. Raises
+    InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
     """
     _check_no_seeds(experiment, where)
     manifests = read_manifests(log)
@@ -163,7 +145,6 @@ class _Variant:
 
 
 def _variants(experiment: ExperimentConfig) -> Iterator[_Variant]:
-    """All arms, then all points of the sweep."""
     yield _Variant(BASELINE, BASELINE, None, {}, experiment.seeds, f"{BASELINE}.set")
     for name in experiment.arms:
         yield _Variant(name, name, None, {}, experiment.seeds, f"arms.{name}.set")
@@ -231,7 +212,7 @@ def _without_seed(config: TrainConfig) -> str:
 def _make_teachers(
     experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
 ) -> dict[str, Training]:
-    """The trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
+    """Trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
     rules = (_teacher_of(experiment.samplings[name], experiment) for name in _used_samplings(experiment))
     used = {*rules, *(arm.teacher for arm in experiment.arms.values())}
     teachers: dict[str, Training] = {}
@@ -247,7 +228,7 @@ def _make_teachers(
 
 
 def _make_samplings(experiment: ExperimentConfig, teachers: Mapping[str, Training]) -> dict[str, Sampling]:
-    """The samplings that an arm needs, each with its teacher's sidecar in place of the teacher's name."""
+    """Samplings that an arm needs, each with its teacher's sidecar in place of the teacher's name."""
     samplings = {}
     for name in _used_samplings(experiment):
         config, teacher = experiment.samplings[name], _teacher_of(experiment.samplings[name], experiment)
@@ -267,7 +248,7 @@ def _used_samplings(experiment: ExperimentConfig) -> list[str]:
 
 
 def _teacher_of(sampling: SamplingConfig, experiment: ExperimentConfig) -> str | None:
-    """Which of the experiment's teachers a sampling reads the predictions of; None: none."""
+    """Name of the experiment's teacher whose predictions a sampling reads, if any."""
     if sampling.by_teacher is None:
         return None
     _, rule = sampling.by_teacher
@@ -280,7 +261,6 @@ def _arm_content(
     teachers: Mapping[str, Training],
     samplings: Mapping[str, Sampling],
 ) -> dict[str, Any]:
-    """The training configuration of an arm, as nested keys."""
     content = changed(baseline, arm.set)
     if arm.teacher is not None:
         content = changed(content, {"objective.distillation.teacher": teachers[arm.teacher].record})
@@ -302,7 +282,7 @@ def _loop_days(experiment: ExperimentConfig, arm: str) -> int | None:
 
 
 def slice_families(config: TrainConfig, families: Sequence[Family]) -> list[PlannedFamily]:
-    """The families of a configuration that are measured; ``families`` are the same, resolved for its log."""
+    """Families of a configuration that are measured; ``families`` are the same, resolved for its log."""
     constraints = config.objective.bias_constraints
     if constraints is None:
         return []

@@ -1,4 +1,4 @@
-"""The tasks of an experiment: trainings, samplings of its log, and loops in which runs serve (FF 7.3, table 3).
+"""Tasks of an experiment: trainings, samplings of its log, and loops in which runs serve (FF 7.3, table 3).
 
 ::
 
@@ -7,8 +7,9 @@
     OUT/loops/NAME-seed-S-HASH/         what ``ctr simulate --policy`` writes, without checkpoints once it is finished
     OUT/failures/NAME-seed-S.txt        the last lines of the errors of a task that failed
 
-The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A teacher's
-predictions and the decisions of a sampling become sidecars of the log, ``replay-...``: several experiments share them.
+The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A
+teacher's predictions and the decisions of a sampling become sidecars of the log, ``replay-...``: several
+experiments share them.
 """
 
 import hashlib
@@ -31,18 +32,12 @@ from ctr.simulator.folders import ORIGIN_FILE
 from ctr.training.config import TrainConfig
 
 THREADS = "TF_NUM_INTRAOP_THREADS"
-"""The variable with the number of TensorFlow's threads, on which the bits of a run depend."""
+"""Variable with the number of TensorFlow's threads, on which the bits of a run depend."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an experiment is made.
-
-    Attributes:
-        log: the log, absolute.
-        manifests: the manifests of its partitions.
-        out: the folder of the experiment, absolute.
-    """
+    """Log and output folder of an experiment, both absolute."""
 
     log: Path
     manifests: Sequence[Manifest]
@@ -50,11 +45,10 @@ class Place:
 
     @cached_property
     def log_sha256(self) -> str:
-        """Identifies what the log holds."""
         return log_sha256(self.manifests)
 
     def has_sidecar(self, name: str) -> bool:
-        """Whether a sidecar has every partition of the log."""
+        """Tells whether a sidecar has every partition of the log."""
         folder = sidecar_folder(self.log, name)
         return all((folder / f"{manifest.name}.json").is_file() for manifest in self.manifests)
 
@@ -66,39 +60,38 @@ class Place:
 
 
 class Task(ABC):
-    """What an experiment makes by one command of ``ctr``, in a process of its own."""
+    """Unit of work of an experiment, made by one command of ``ctr``, in a process of its own."""
 
-    needs: Sequence["Task"] = ()
-    """The tasks without which it cannot be done."""
+    needs: Sequence["Task"] = ()  # tasks without which it cannot be done
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """Its name for people, unlike that of any other task."""
+        """Name for people, unlike that of any other task."""
 
     @property
     def failure(self) -> str:
-        """The file with the errors of a task that failed, relative to the folder of the experiment."""
+        """File with the errors of a task that failed, relative to the folder of the experiment."""
         return f"failures/{self.label.replace(' ', '-')}.txt"
 
     @abstractmethod
     def is_made(self, place: Place) -> bool:
-        """Whether its results are there."""
+        """Tells whether its results are there."""
 
     def what_lacks(self, place: Place) -> str:
-        """Why it is not made though its command succeeded, for people."""
+        """Says why it is not made though its command succeeded."""
         return "its results are not in the directory of the experiment"
 
     @abstractmethod
     def command(self, place: Place) -> list[str]:
-        """The arguments of ``ctr``, after writing the configuration that they name."""
+        """Arguments of ``ctr``, after writing the configuration that they name."""
 
     def threads(self, place: Place) -> str | None:
-        """The threads that it began with, if it did: others would change the bits of a run, which it refuses."""
+        """Threads that it began with, if it did: others would change the bits of a run, which it refuses."""
         return None
 
     def result_text(self, place: Place) -> str:
-        """What it showed, in a few words; empty where there is nothing to show."""
+        """Its result in a few words; empty where there is nothing to show."""
         return ""
 
     def clean_up(self, place: Place) -> None:  # noqa: B027
@@ -107,23 +100,14 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Training(Task):
-    """A training of an arm, or of a teacher.
+    """Training of an arm, or of a teacher."""
 
-    Attributes:
-        owner: the name of the arm, or ``teacher-NAME``.
-        seed: the seed of the run.
-        config: the configuration of the run.
-        needs: the teacher and the sampling that it learns from.
-        record: the sidecar that its predictions become; None: none.
-        loop_days: the number of days that it serves after the log; None: it ends with the log.
-    """
-
-    owner: str
+    owner: str  # the name of the arm, or ``teacher-NAME``
     seed: int
     config: TrainConfig
-    needs: Sequence[Task] = ()
-    record: str | None = None
-    loop_days: int | None = None
+    needs: Sequence[Task] = ()  # the teacher and the sampling that it learns from
+    record: str | None = None  # the sidecar that its predictions become
+    loop_days: int | None = None  # that it serves after the log; None: it ends with the log
 
     @property
     def label(self) -> str:
@@ -131,21 +115,19 @@ class Training(Task):
 
     @property
     def name(self) -> str:
-        """The name of its run directory within ``runs``."""
         return f"{self.owner}-seed-{self.seed}-{settings_key(self.config)}"
 
     @property
     def folder(self) -> str:
-        """The run directory, relative to the folder of the experiment."""
+        """Run directory, relative to the folder of the experiment."""
         return f"runs/{self.name}"
 
     @property
     def loop(self) -> "Loop | None":
-        """The loop in which it serves; None: it does not."""
         return None if self.loop_days is None else Loop(self, self.loop_days)
 
     def is_made(self, place: Place) -> bool:
-        """Whether it has learned from the whole log under its configuration, and recorded what it is to record."""
+        """Tells whether it has learned from the whole log as configured, and recorded what it is to record."""
         if self.record is not None:
             # Another experiment may have made it.
             return place.has_sidecar(self.record)
@@ -161,7 +143,7 @@ class Training(Task):
         )
 
     def _other_keys(self, place: Place) -> list[str]:
-        """What the summary of its run has otherwise than it is to be."""
+        """Keys that the summary of its run has otherwise than it is to be."""
         summary = read_object(place.out / self.folder / "summary.json")
         constraints = self.config.objective.bias_constraints
         expected = {
@@ -197,17 +179,11 @@ class Training(Task):
 
 @dataclass(frozen=True)
 class Sampling(Task):
-    """Decisions of which rows to learn from.
-
-    Attributes:
-        owner: the name of the sampling.
-        config: the configuration of the sampling, with the sidecar of its teacher.
-        needs: the teacher of the experiment whose predictions it reads, if any.
-    """
+    """Decisions of which rows to learn from."""
 
     owner: str
-    config: SamplingConfig
-    needs: Sequence[Task] = ()
+    config: SamplingConfig  # with the sidecar of its teacher
+    needs: Sequence[Task] = ()  # the teacher of the experiment whose predictions it reads
 
     @property
     def label(self) -> str:
@@ -215,7 +191,6 @@ class Sampling(Task):
 
     @property
     def sidecar(self) -> str:
-        """The name of the sidecar with the decisions."""
         return f"replay-{settings_key(self.config)}"
 
     def is_made(self, place: Place) -> bool:
@@ -227,14 +202,10 @@ class Sampling(Task):
 
 
 class Loop(Task):
-    """A run that serves the days after the log and learns on.
+    """A run that serves ``days`` after the log and learns on, from its last checkpoint.
 
-    It begins with the last checkpoint of its run, which is kept until the loop is finished. One that has served another
-    number of days, or after another log, begins anew, as does its run where the checkpoint is gone by then.
-
-    Args:
-        run: the training whose run serves.
-        days: the number of days to serve.
+    One that has served another number of days, or after another log, begins anew, as does its run where the
+    checkpoint is gone by then.
     """
 
     def __init__(self, run: Training, days: int) -> None:
@@ -248,15 +219,14 @@ class Loop(Task):
         return f"{self._run.label} loop"
 
     def is_made(self, place: Place) -> bool:
-        """Whether its run is made, and has served its days after this log."""
         served = len(self._served(place)) == self._days and self._is_after_log(place)
         return served and self._run.is_made(place)
 
     def make_ready(self, place: Place) -> None:
-        """Removes what keeps it from running: another loop in its folder, or the summary of a run without checkpoints.
+        """Removes what keeps it from running: another loop, or the summary of a run without checkpoints.
 
-        A loop is another one when it is of another log, of more days, or ended with fewer. Without its summary a run is
-        trained again, to the same bits, and not taken for finished before it is.
+        A loop is another one when it is of another log, of more days, or ended with fewer. Without its
+        summary a run is trained again, to the same bits, and not taken for finished before it is.
         """
         folder, run_dir = place.out / self.folder, place.out / self._run.folder
         goes_on = _has_checkpoint(folder / "run") and len(self._served(place)) <= self._days
@@ -278,7 +248,6 @@ class Loop(Task):
         return f"{ads / queries:.3f} ads per query" if queries else "no query"
 
     def clean_up(self, place: Place) -> None:
-        """Removes its checkpoints, which are most of its bytes, and those of its run."""
         shutil.rmtree(place.out / self.folder / "run" / "checkpoints", ignore_errors=True)
         self._run.clean_up(place)
 
@@ -293,26 +262,19 @@ class Loop(Task):
 
 @dataclass(frozen=True)
 class Tasks:
-    """All tasks of an experiment.
+    """All tasks of an experiment that an arm needs, by name."""
 
-    Attributes:
-        arms: for each arm, and each point of the sweep, its trainings, one for each seed.
-        teachers: the trainings of the teachers that an arm needs, by the teacher's name.
-        samplings: those that an arm needs, by name.
-    """
-
-    arms: Mapping[str, Sequence[Training]]
+    arms: Mapping[str, Sequence[Training]]  # for each arm and point of the sweep, one for each seed
     teachers: Mapping[str, Training]
     samplings: Mapping[str, Sampling]
 
     def runs(self) -> list[Training]:
-        """The trainings of all arms, the first seeds of all arms before the next ones."""
+        """Trainings of all arms, the first seeds of all arms before the next ones."""
         seeds = [run.seed for run in next(iter(self.arms.values()))]
         runs = [run for trainings in self.arms.values() for run in trainings]
         return sorted(runs, key=lambda run: seeds.index(run.seed))
 
     def loops(self) -> list[Loop]:
-        """The loops of the trainings that serve, in their order."""
         return [loop for run in self.runs() if (loop := run.loop) is not None]
 
     def stages(self) -> tuple[Sequence[Task], ...]:
@@ -322,13 +284,13 @@ class Tasks:
 
 
 def settings_key(config: StrictModel) -> str:
-    """Tells configurations apart, by what is not a default: a new key of the configuration changes nothing."""
+    """Hash of what is not a default in a configuration: a new key of the configuration changes nothing."""
     content = json.dumps(config.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty where there is no file yet, or something else in it."""
+    """Content of a JSON file; empty where there is no file yet, or something else in it."""
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

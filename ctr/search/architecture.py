@@ -35,47 +35,29 @@ _NAMES = {
 
 
 class Part(NamedTuple):
-    """What a decision is about.
+    """Part of a model that a decision is about."""
 
-    Attributes:
-        kind: ``layers``, ``units``, ``ranks``, ``crosses``, ``cross_rank``, ``ui_units``, ``factor_width``,
-            ``widths`` or ``features``.
-        layer: the number of the layer, for ``units``, ``ranks`` and ``ui_units``.
-        features: the names of features, for ``widths`` and ``features``.
-    """
-
-    kind: str
-    layer: int = 0
-    features: tuple[str, ...] = ()
+    kind: str  # a key of _NAMES
+    layer: int = 0  # for ``units``, ``ranks`` and ``ui_units``
+    features: tuple[str, ...] = ()  # for ``widths`` and ``features``
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An architecture in which layers that are absent keep their places, as masks of a larger one need it.
+    """Architecture in which layers that are absent keep their places, as masks of a larger one need it."""
 
-    Attributes:
-        deep_units: the width of each deep layer; 0: it is absent, and the next one reads its input.
-        deep_ranks: for each of them the rank of its bottleneck; 0: it has none.
-        crosses: the number of crosses.
-        cross_rank: the rank of their matrices; 0: full matrices.
-        ui_units: as ``deep_units``, of the UI tower.
-        factor_width: the width of the vectors Q and U; 0 where the model is not factorized.
-        widths: embedding widths of the features that are decided on; 0: a linear weight alone.
-        without: the features that the model does not have.
-    """
-
-    deep_units: tuple[int, ...]
-    deep_ranks: tuple[int, ...]
+    deep_units: tuple[int, ...]  # 0: the layer is absent, and the next one reads its input
+    deep_ranks: tuple[int, ...]  # of the bottlenecks; 0: it has none
     crosses: int
-    cross_rank: int
+    cross_rank: int  # 0: full matrices
     ui_units: tuple[int, ...]
-    factor_width: int
-    widths: Mapping[str, int]
+    factor_width: int  # of the vectors Q and U; 0 where the model is not factorized
+    widths: Mapping[str, int]  # of the features that are decided on; 0: a linear weight alone
     without: frozenset[str]
 
 
 def part_of(name: str) -> Part | None:
-    """What a decision of this name is about; None: it is a key of the training configuration as it is."""
+    """Part that a decision of this name is about; None: it is a key of the training configuration as it is."""
     for kind, pattern in _NAMES.items():
         if found := re.fullmatch(pattern, name):
             if kind in ("widths", "features"):
@@ -85,7 +67,7 @@ def part_of(name: str) -> Part | None:
 
 
 def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
-    """The shape of a configuration's model with other values for some of its parts."""
+    """Shape of a configuration's model with other values for some of its parts."""
     model = config.model
     factors = model.factorized
     units, ranks = list(model.deep.units), list(model.deep.ranks or [0] * len(model.deep.units))
@@ -125,12 +107,9 @@ def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
 
 
 def shape_changes(shape: Shape, decided: Collection[str], base: ModelConfig) -> dict[str, Any]:
-    """The values by dotted keys of the training configuration that give its model a shape.
+    """Values by dotted keys of the training configuration that give its model a shape.
 
-    Args:
-        shape: the shape.
-        decided: the kinds of the parts that are decided on; keys of others are left alone.
-        base: the model that is changed.
+    ``decided``: the kinds of the parts that are decided on; keys of others are left alone.
     """
     changes: dict[str, Any] = {}
     if {"layers", "units", "ranks"} & set(decided):

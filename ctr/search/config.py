@@ -1,7 +1,8 @@
-"""The configuration of a search: what may differ from a training configuration, and how the best is found (FF 3.2).
+"""Configuration of a search: what may differ, at which cost, and how the best is found (FF 3.2).
 
-The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform random
-architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS 2022).
+The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform
+random architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS
+2022).
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,7 @@ from ctr.config import LocalPath, StrictModel, load_model
 from ctr.experiments.config import Seed, check_once, training_content
 from ctr.io.files import check_output_folder
 
-SEARCH_FILE = "search.yaml"
-"""In the output directory: the search with its whole training configuration."""
+SEARCH_FILE = "search.yaml"  # in the output directory: the search with its whole training configuration
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -146,14 +146,7 @@ class SearchConfig(StrictModel):
 
 
 def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:
-    """The search of a YAML file, and its training configuration without changes, as nested keys.
-
-    Args:
-        settings: changes of the file, ``key=value``.
-
-    Raises:
-        InputError: one of the files is not there or not YAML, or has a wrong key or value.
-    """
+    """Reads the search of a YAML file, and its training configuration without changes; raises InputError."""
     where = f"search {path}"
     search = load_model(SearchConfig, path, "search", settings)
     return search, training_content(path, where, search.base, search.config)

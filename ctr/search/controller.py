@@ -24,31 +24,20 @@ import numpy as np
 
 from ctr.io.hashing import uniform_hash
 
-Logits = list[np.ndarray]
-"""For each decision the logits of its choices, float64 [choices]."""
+Logits = list[np.ndarray]  # for each decision the logits of its choices, float64 [choices]
 
 ADAM_BETA2 = 0.999
-ADAM_EPSILON = 1e-8
-"""TuNAS's, google-research/tunas/mobile_architecture_search.py, as is a beta1 of 0."""
+ADAM_EPSILON = 1e-8  # TuNAS's, google-research/tunas/mobile_architecture_search.py, as is a beta1 of 0
 
-MAX_DRAWS = 1000
-"""How often a candidate above the limit is drawn again."""
+MAX_DRAWS = 1000  # how often a candidate above the limit is drawn again
 
 
 class Controller(NamedTuple):
-    """What a controller has learned.
-
-    Attributes:
-        logits: of each decision.
-        second_moments: Adam's averages of squared gradients, of the same shapes; there are no first ones, as beta1 is
-            0.
-        baseline: the moving average of rewards.
-        steps: made so far.
-    """
+    """State of a controller after a number of steps."""
 
     logits: Logits
-    second_moments: Logits
-    baseline: float
+    second_moments: Logits  # Adam's averages of squared gradients; no first ones, as beta1 is 0
+    baseline: float  # the moving average of rewards
     steps: int
 
     def to_array(self) -> np.ndarray:
@@ -57,21 +46,21 @@ class Controller(NamedTuple):
 
 
 def new_controller(sizes: Sequence[int]) -> Controller:
-    """A controller that prefers nothing; ``sizes`` are the numbers of choices of its decisions."""
+    """Controller that prefers nothing; ``sizes`` are the numbers of choices of its decisions."""
     return Controller(
         [np.zeros(size) for size in sizes], [np.zeros(size) for size in sizes], baseline=0.0, steps=0
     )
 
 
 def from_array(values: np.ndarray, sizes: Sequence[int]) -> Controller:
-    """The controller of which ``values`` are all, see ``Controller.to_array``."""
+    """Reads what ``Controller.to_array`` wrote."""
     ends = np.cumsum([*sizes, *sizes])
     parts = np.split(np.array(values, np.float64), ends)
     return Controller(parts[: len(sizes)], parts[len(sizes) : -1], float(parts[-1][0]), int(parts[-1][1]))
 
 
 def probabilities(logits: Logits) -> Logits:
-    """The softmax of each decision's logits."""
+    """Softmax of each decision's logits."""
     return [np.exp(_log_softmax(one)) for one in logits]
 
 
@@ -87,21 +76,20 @@ def log_probability(logits: Logits, chosen: np.ndarray) -> np.ndarray:
 
 
 def entropy(logits: Logits) -> float:
-    """The entropy of P, in nats."""
+    """Entropy of P, in nats."""
     return float(-sum(np.sum(np.exp(one) * one) for one in map(_log_softmax, logits)))
 
 
 def most_likely(logits: Logits) -> np.ndarray:
-    """The candidate of the highest probability, int64 [decisions]; of equal ones the first."""
+    """Candidate of the highest probability, int64 [decisions]; of equal ones the first."""
     return np.array([int(np.argmax(one)) for one in logits])
 
 
 def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
     """Draws candidates from P, int64 [N, decisions].
 
-    Args:
-        purpose: with the seed and the step; draws for different purposes are independent.
-        numbers: int64 [N], of the candidates: the same number gives the same candidate.
+    Draws for different purposes, with the seed and the step in them, are independent. ``numbers``, int64
+    [N], are of the candidates: the same number gives the same candidate.
     """
     drawn = []
     for decision, one in enumerate(probabilities(logits)):
@@ -114,12 +102,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
 def draw_kept(
     logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Draws candidates from P given that they keep to a limit; of those that never do the last draw is returned.
-
-    Args:
-        purpose, numbers: see ``draw``.
-        keeps: of candidates, int64 [N, decisions], which keep to the limit, bool [N].
-    """
+    """Draws candidates that keep to a limit, by ``keeps`` bool [N]; of those that never do the last draw."""
     found = draw(logits, purpose, numbers)
     for again in range(1, MAX_DRAWS):
         above = np.flatnonzero(~keeps(found))
@@ -130,27 +113,20 @@ def draw_kept(
 
 
 def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> Logits:
-    """The weighted shares of each decision's choices among candidates.
+    """Weighted shares of each decision's choices among candidates, int [N, decisions]; weights [N] not all 0.
 
-    Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d given the
-    limit; of those among N candidates drawn from r, with the weights p / r, the estimate of TabNAS.
-
-    Args:
-        chosen: int [N, decisions].
-        weights: float64 [N], not all 0.
-        sizes: the numbers of choices.
+    Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d
+    given the limit; of those among N candidates drawn from r, with the weights p / r, the estimate of
+    TabNAS.
     """
     total = weights.sum()
     return [np.bincount(own, weights, size) / total for own, size in zip(chosen.T, sizes, strict=True)]
 
 
 def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits) -> Logits:
-    """The mean of advantage times grad log P over candidates, by the logits of each decision.
+    """Mean of advantage [N] times grad log P over candidates, int [N, decisions], by decision.
 
-    Args:
-        chosen: int [N, decisions].
-        advantages: float64 [N].
-        expected: the probabilities, or the marginals given the limit that the candidates were drawn under.
+    ``expected``: the probabilities, or the marginals given the limit that the candidates were drawn under.
     """
     return [
         np.bincount(own, advantages, len(one)) / len(chosen) - advantages.mean() * one
@@ -161,13 +137,8 @@ def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits
 def rewards_of(losses: np.ndarray, costs: np.ndarray, target: float, gamma: float) -> np.ndarray:
     """R = R_accuracy + gamma |cost / target - 1| of candidates that predicted one batch, float64 [N].
 
-    R_accuracy is by how much a loss is below the mean of the finite ones, as a share of that mean.
-
-    Args:
-        losses: float64 [N]; the reward of one that is not finite is NaN.
-        costs: float64 [N].
-        target: what they should cost.
-        gamma: below 0; 0 where the cost is only a limit.
+    R_accuracy is by how much a loss is below the mean of the finite ones, as a share of that mean; the
+    reward of a loss that is not finite is NaN. gamma is below 0; 0 where the cost is only a limit.
     """
     finite = np.isfinite(losses)
     mean = losses[finite].mean() if finite.any() else 1.0
@@ -183,16 +154,10 @@ def learn(
     rate: float,
     baseline_decay: float,
 ) -> Controller:
-    """A step of REINFORCE by Adam, upward; rewards that are not finite are left out.
+    """Makes a step of REINFORCE by Adam, upward; rewards that are not finite are left out.
 
     The baseline is the moving average of rewards before this step, and that of the first step its mean.
-
-    Args:
-        chosen: int [N, decisions].
-        rewards: float64 [N].
-        expected: see ``policy_gradient``.
-        rate: of Adam.
-        baseline_decay: of the moving average.
+    ``chosen`` is int [N, decisions], ``rewards`` float64 [N], ``expected`` as ``policy_gradient`` takes it.
     """
     finite = np.isfinite(rewards)
     if not finite.any():

@@ -1,4 +1,4 @@
-"""What candidates cost, in units of the cost of the configuration that they change (FF 3.2, the cost of the reward)."""
+"""Costs of candidates, in units of that of the configuration that they change (FF 3.2)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +14,11 @@ from ctr.training.analysis.flops import count_flops
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 
-Measure = Callable[[TrainConfig], float]
-"""What a configuration costs, in any unit."""
+Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
 
 
 class Cost:
-    """The cost of each candidate over that of the base, kept once it is known.
-
-    Args:
-        space: of the candidates.
-        base: the configuration that they change, of cost 1.
-        measure: what a configuration costs, above 0.
-    """
+    """Cost of each candidate over that of the base, kept once it is known."""
 
     def __init__(self, space: Space, base: TrainConfig | Content, measure: Measure) -> None:
         self._space = space
@@ -35,11 +28,7 @@ class Cost:
         self._known: dict[Choice, float] = {}
 
     def of(self, choice: Choice) -> float:
-        """The cost of a candidate in units of the base's.
-
-        Raises:
-            InputError: its configuration is not possible.
-        """
+        """Cost of a candidate; raises InputError where its configuration is not possible."""
         if choice not in self._known:
             self._known[choice] = self._measure(self._space.apply(self._base, choice)) / self._unit
         return self._known[choice]
@@ -48,9 +37,8 @@ class Cost:
 class Operations:
     """Counts the operations of a configuration for an example of a log, as ``ctr.experiments.measure`` does.
 
-    Args:
-        log: on whose first batches it is counted how many embeddings an example needs.
-        purpose: ``training``: to learn from an example; ``serving``: to score it alone.
+    The first batches of the log tell how many embeddings an example needs. ``purpose`` is ``training``: to
+    learn from an example, or ``serving``: to score it alone.
     """
 
     def __init__(self, log: Path, purpose: str) -> None:
@@ -68,7 +56,7 @@ class Operations:
         return flops.train if self._purpose == "training" else flops.inference
 
     def _first_batches(self, config: TrainConfig) -> tuple[int, int, dict[str, TouchedFeature]]:
-        """The rows of the first batches, their number and what they touch; the same for every architecture."""
+        """Rows of the first batches, their number and what they touch; the same for every architecture."""
         key = (config.batch.model_dump_json(), config.time_range, config.ids.shared_rows)
         if key not in self._touched:
             batches = first_batches(self._log, self._schema, config)
@@ -83,18 +71,10 @@ class Operations:
 def make_cost(
     config: CostConfig, space: Space, base: Content, log: Path, times: Path, progress: Progress | None = None
 ) -> Cost:
-    """The costs that a search has asked for.
+    """Makes the costs that a search has asked for.
 
-    Args:
-        config: what a candidate costs.
-        space: of the candidates.
-        base: the configuration that they change.
-        log: the log.
-        times: the file of measured times, which is written where it is not there yet.
-        progress: called with a line when times are measured.
-
-    Raises:
-        InputError: the log or the file is damaged, or the base does not fit the log.
+    ``times``: the file of measured times, which is written where it is not there yet; ``progress`` is then
+    called with a line. Raises InputError: the log or the file is damaged, or the base does not fit the log.
     """
     if config.measure == "flops":
         return Cost(space, base, Operations(log, config.purpose))

@@ -15,8 +15,7 @@ from ctr.search.space import Content, Decision, Space
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 
-_OWN_KEYS = ("seed", "time_range", "record_predictions")
-"""What a search sets itself."""
+_OWN_KEYS = ("seed", "time_range", "record_predictions")  # keys that a search sets itself
 
 _KEYS = {
     "layers": ("model.deep.units", "model.deep.ranks"),
@@ -29,13 +28,13 @@ _KEYS = {
     "widths": ("model.widths",),
     "features": ("model.without",),
 }
-"""The keys of the training configuration that parts of an architecture set."""
+"""Keys of the training configuration that parts of an architecture set."""
 
 
 def with_widths(
     content: Content, search: SearchConfig, schema: Schema, manifests: Sequence[Manifest], where: str
 ) -> dict[str, Any]:
-    """A training configuration with the embedding widths of the features that a search decides on written out."""
+    """Writes out the embedding widths of the features that a search decides on."""
     config = resolve(parse_model(TrainConfig, dict(content), where), schema, manifests)
     widths = {f.name: f.width for f in schema.features if f.width is not None} | config.model.widths
     names = {
@@ -49,21 +48,15 @@ def with_widths(
 
 
 def decisions_of(search: SearchConfig) -> tuple[Decision, ...]:
-    """The decisions of a search's file, unchecked."""
+    """Decisions of a search's file, unchecked."""
     return tuple(Decision(name, choices) for name, choices in search.space.items())
 
 
 def make_space(search: SearchConfig, content: Content, schema: Schema, where: str) -> Space:
-    """The space of a search.
+    """Makes the space of a search; ``content`` is the training configuration, see ``with_widths``.
 
-    Args:
-        search: the search.
-        content: the training configuration that candidates change, see ``with_widths``.
-        schema: the features of the log.
-        where: the search's file, for errors.
-
-    Raises:
-        InputError: a decision does not exist, has a choice that is not possible, or one that the method cannot try.
+    Raises InputError: a decision does not exist, has a choice that is not possible, or one that the method
+    cannot try.
     """
     space = Space(decisions_of(search))
     for decision in space.decisions:
@@ -75,7 +68,10 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
     _check_once(space, where)
     _check_layers(space, parse_model(TrainConfig, dict(content), where), where)
     _check_choices(space, content, schema, where)
-    if search.method == "supernet" and not _smallest(space, content).model.has_network:
+    if (
+        search.method == "supernet"
+        and not space.apply_values(content, next(_extremes(space))).model.has_network
+    ):
         raise InputError(
             f"{where}: space: a candidate has neither crosses nor deep layers, which a supernet cannot be; "
             "allowed: choices of at least one layer"
@@ -84,7 +80,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
 
 
 def _problem(decision: Decision, schema: Schema) -> str:
-    """What is wrong with a decision by itself; empty: nothing."""
+    """Says what is wrong with a decision by itself; empty: nothing."""
     choices, part = decision.choices, decision.part
     if not choices:
         return "has no choice; at least one is required"
@@ -112,12 +108,11 @@ def _in(value: Any, others: Sequence[Any]) -> bool:
 
 
 def _overlaps(key: str, other: str) -> bool:
-    """Whether one dotted key is the other, or within it."""
+    """Tells whether one dotted key is the other, or within it."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def _check_once(space: Space, where: str) -> None:
-    """Raises InputError where two decisions set the same key, or the same feature's."""
     parts = [decision.part for decision in space.decisions if decision.part is not None]
     features = Counter((part.kind, name) for part in parts for name in part.features)
     for (kind, name), count in features.items():
@@ -171,13 +166,14 @@ def _ui_units(base: TrainConfig) -> Sequence[int]:
 
 
 def _check_choices(space: Space, content: Content, schema: Schema, where: str) -> None:
-    """Raises InputError where a choice makes the base impossible, or the smallest or largest candidate do not fit."""
+    """Raises InputError where a choice, or the smallest or largest candidate, is not possible."""
     for decision in (one for one in space.decisions if one.part is None):
         for value in decision.choices:
             try:
                 space.apply_values(content, {decision.name: value}).table_layouts(schema)
             except InputError as error:
-                raise InputError(f"{where}: space.{decision.name}: {_reason(error)}") from None
+                reason = str(error).partition(": ")[2] or str(error)
+                raise InputError(f"{where}: space.{decision.name}: {reason}") from None
     for values in _extremes(space):
         try:
             space.apply_values(content, values).table_layouts(schema)
@@ -185,16 +181,8 @@ def _check_choices(space: Space, content: Content, schema: Schema, where: str) -
             raise InputError(f"{where}: space: {error}") from None
 
 
-def _reason(error: InputError) -> str:
-    return str(error).partition(": ")[2] or str(error)
-
-
 def _extremes(space: Space) -> Iterator[Mapping[str, Any]]:
-    """The values of the smallest and of the largest architecture."""
+    """Values of the smallest and of the largest architecture."""
     architecture = [decision for decision in space.decisions if decision.part is not None]
     for end in (min, max):
         yield {decision.name: end(decision.choices) for decision in architecture}
-
-
-def _smallest(space: Space, content: Content) -> TrainConfig:
-    return space.apply_values(content, next(_extremes(space)))

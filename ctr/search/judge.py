@@ -1,11 +1,11 @@
-"""How the result of a search compares with the baseline: on rows that the search has not read, and on all rows."""
+"""Comparison of a search's result with the baseline: on rows that the search has not read, and on all rows."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from ctr.eval.compare import same_examples
 from ctr.eval.intervals import Estimate, mean
-from ctr.eval.paired_predictions import PredictionStream
+from ctr.eval.prediction_difference import PredictionStream
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import read_run
 from ctr.experiments.plan import read_plan
@@ -18,17 +18,10 @@ _COLUMNS = ("query_time", "query_id", "label", "metric_weight", "logit")
 
 
 def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
-    """Compares the two arms of a replay, seed by seed.
+    """Compares the two arms of a replay, seed by seed, on the rest of the log and on all of it.
 
-    Args:
-        folder: of the replay, with the arms ``baseline`` and ``searched``.
-        rest_from: the first query time, in microseconds, that the search has not read; None: it has read all.
-
-    Returns:
-        The comparison on the rest of the log, unless there is none, and on all of it.
-
-    Raises:
-        InputError: the plan or a run is damaged.
+    ``rest_from``: the first query time, in microseconds, that the search has not read; None: it has read
+    all. Raises InputError where the plan or a run is damaged.
     """
     runs = _finished_runs(folder)
     parts: list[tuple[str, int | None]] = [("whole", None)]
@@ -38,11 +31,7 @@ def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
 
 
 def metrics_from(run: Path, start: int) -> ProgressiveMetrics:
-    """The metrics of the predictions that a run recorded for queries from a time on, in microseconds.
-
-    Raises:
-        InputError: a file with predictions is damaged.
-    """
+    """Metrics of the predictions that a run recorded for queries from a time on, in microseconds."""
     stream, metrics, read_up_to = PredictionStream(run, _COLUMNS), ProgressiveMetrics(), float(start)
     stream.read_beyond(read_up_to)
     stream.take_before(read_up_to)
@@ -57,7 +46,7 @@ def metrics_from(run: Path, start: int) -> ProgressiveMetrics:
 
 
 def _finished_runs(folder: Path) -> Mapping[int, tuple[Path, Path]]:
-    """The run directories of the baseline and of the result, by the seeds that both finished."""
+    """Run directories of the baseline and of the result, by the seeds that both finished."""
     plan = read_plan(folder)
     found: list[dict[int, Path]] = []
     for name in (BASELINE, SEARCHED):

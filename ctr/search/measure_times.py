@@ -33,15 +33,8 @@ _PURPOSES = ("training", "serving")
 def write_times(path: Path, log: Path, space: Space, base: Content, progress: Progress | None) -> None:
     """Measures what ``ctr.search.times`` needs for all candidates of a space, and writes the table.
 
-    Args:
-        path: of the table.
-        log: whose first batches the baseline is timed with.
-        space: of the candidates.
-        base: the configuration that they change.
-        progress: called with a line at the beginning.
-
-    Raises:
-        InputError: the optimizer needs more than one layer, or the log is damaged or empty.
+    The baseline is timed with the first batches of ``log``. Raises InputError: the optimizer needs more than
+    one layer, or the log is damaged or empty.
     """
     schema, manifests = read_schema(log), read_manifests(log)
     config = with_late_roots(resolve(space.apply_values(base, {}), schema, manifests))
@@ -87,8 +80,6 @@ def write_times(path: Path, log: Path, space: Space, base: Content, progress: Pr
 
 
 class _TimedLayer:
-    """One layer with its optimizer, and a batch of random inputs."""
-
     def __init__(self, layer: Layer, config: TrainConfig) -> None:
         model, is_cross = config.model, layer.kind == "cross"
         dtype, jit = resolve_compute_dtype(config), resolve_jit(config)
@@ -127,7 +118,6 @@ class _TimedLayer:
         self._exchanges = jit
 
     def seconds(self) -> float:
-        """Of a step that learns, the mean over one turn."""
         begun = time.perf_counter()
         for _ in range(BATCHES):
             self._learn().numpy()
@@ -136,7 +126,6 @@ class _TimedLayer:
         return (time.perf_counter() - begun) / BATCHES
 
     def scoring_seconds(self) -> float:
-        """Of scoring alone, the mean over one turn."""
         begun = time.perf_counter()
         for _ in range(BATCHES):
             self._score().numpy()

@@ -1,4 +1,4 @@
-"""What a controller draws from: the candidates of a space, under the target where it keeps to it by rejection."""
+"""Policy that a controller draws from: all candidates, or under rejection those under the target."""
 
 import heapq
 from collections.abc import Callable
@@ -15,14 +15,9 @@ _MOST_TRIED = 100_000
 
 
 class Policy:
-    """The candidates that may be drawn, and what a step of the controller is corrected by.
+    """Candidates that may be drawn, and what a step of the controller is corrected by.
 
-    Args:
-        space: of the candidates.
-        cost: of a candidate, in units of the baseline's.
-        target: what a candidate should cost, or may at most under rejection.
-        config: of the controller.
-        seed: of all draws.
+    ``target`` is what a candidate should cost, or may at most under rejection.
     """
 
     def __init__(
@@ -42,11 +37,11 @@ class Policy:
             self._listed = every[self.keeps(every)]
 
     def costs(self, chosen: np.ndarray) -> np.ndarray:
-        """The costs of candidates, float64 [N]; ``chosen`` is int [N, decisions]."""
+        """Costs of candidates, float64 [N]; ``chosen`` is int [N, decisions]."""
         return np.array([self._cost(tuple(int(at) for at in one)) for one in chosen])
 
     def keeps(self, chosen: np.ndarray) -> np.ndarray:
-        """Which candidates, int [N, decisions], may be drawn: bool [N]."""
+        """Tells which candidates, int [N, decisions], may be drawn: bool [N]."""
         if not self.rejects:
             return np.ones(len(chosen), np.bool_)
         return self.costs(chosen) <= self._target
@@ -59,11 +54,10 @@ class Policy:
         return draw_kept(logits, purpose, numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:
-        """What a policy gradient subtracts, see ``ctr.search.controller.policy_gradient``.
+        """Subtrahend of a policy gradient, see ``ctr.search.controller.policy_gradient``.
 
-        Returns:
-            The probabilities; under rejection the marginals given the target, exact where the space is listed, else
-            estimated. None: no candidate of the estimate keeps to the target.
+        The probabilities; under rejection the marginals given the target, exact where the space is listed,
+        else estimated. None: no candidate of the estimate keeps to the target.
         """
         if not self.rejects:
             return probabilities(logits)
@@ -76,11 +70,7 @@ class Policy:
         return marginals_of(kept, np.ones(len(kept)), self.sizes) if len(kept) else None
 
     def most_likely(self, logits: Logits) -> Choice:
-        """The most likely candidate of those that may be drawn.
-
-        Raises:
-            InputError: none of the most likely ones keeps to the target.
-        """
+        """Most likely candidate that may be drawn; raises InputError where none is found."""
         logs = [np.log(np.maximum(one, np.finfo(np.float64).tiny)) for one in probabilities(logits)]
         orders = [np.argsort(-one, kind="stable") for one in logs]
 

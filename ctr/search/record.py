@@ -1,144 +1,114 @@
-"""What a search leaves behind: OUT/search.json, from which its report is made, without TensorFlow."""
+"""Records of a search, from which its report is made without TensorFlow: search.json, and its controller's."""
 
+from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ctr.experiments.plan import Record
+from ctr.io.errors import InputError
 
 RECORD_FILE = "search.json"
-BASELINE = "baseline"
-"""The name of the configuration that candidates change."""
-SEARCHED = "searched"
-"""The name of the result among the arms of the last replay."""
+BASELINE = "baseline"  # name of the configuration that candidates change
+SEARCHED = "searched"  # name of the result among the arms of the last replay
+CONTROLLER_FILE = "controller.jsonl"
 
 
 class Tried(Record):
-    """A candidate that was trained by itself.
+    """Candidate that was trained by itself."""
 
-    Attributes:
-        name: of its arm: ``cN`` for candidate N of the space, or ``baseline``.
-        values: its choices by the names of the decisions; empty for the baseline.
-        cost: in units of the baseline's.
-        logloss: progressive, over the prefix; None: its run failed.
-        difference: of this logloss to the baseline's.
-        low, high: the 95% interval of the difference, paired by query; None where it is undefined.
-        failure: why its run failed; else empty.
-    """
-
-    name: str
-    values: dict[str, Any]
-    cost: float
-    logloss: float | None = None
-    difference: float | None = None
-    low: float | None = None
+    name: str  # of its arm: ``cN`` for candidate N of the space, or ``baseline``
+    values: dict[str, Any]  # by the names of the decisions; empty for the baseline
+    cost: float  # in units of the baseline's
+    logloss: float | None = None  # progressive, over the prefix; None: its run failed
+    difference: float | None = None  # to the baseline's
+    low: float | None = None  # of the 95% interval, paired by query; None where undefined
     high: float | None = None
-    failure: str = ""
+    failure: str = ""  # why its run failed; else empty
 
 
 class Rung(Record):
-    """Candidates that learned from the same prefix.
+    """Candidates that learned from the same prefix."""
 
-    Attributes:
-        folder: of their experiment, relative to that of the search.
-        end: the first query time after the prefix, ISO 8601; None: it is the whole log.
-        rows: of the prefix.
-        tried: the candidates, the best first; those that failed last.
-        kept: the names of those that went on.
-    """
-
-    folder: str
-    end: str | None
-    rows: int
-    tried: list[Tried]
-    kept: list[str]
+    folder: str  # of their experiment, relative to that of the search
+    end: str | None  # the first query time after the prefix, ISO 8601; None: it is the whole log
+    rows: int  # of the prefix
+    tried: list[Tried]  # the best first; those that failed last
+    kept: list[str]  # names of those that went on
 
 
 class JudgedMetric(Record):
-    """A metric of the result against that of the baseline, the mean over seeds.
-
-    Attributes:
-        baseline: its value.
-        searched: that of the result.
-        difference: the latter minus the former, with the ends of its 95% interval, paired by query.
-        percent: the difference in percent of the baseline's value.
-        by_seed: the difference of each seed.
-        significant: whether the interval excludes 0 and all seeds have one sign; None: there is no interval.
-    """
+    """A metric of the result against that of the baseline, the mean over seeds."""
 
     baseline: float | None
     searched: float | None
-    difference: float | None
+    difference: float | None  # with its 95% interval, paired by query
     low: float | None
     high: float | None
-    percent: float | None
+    percent: float | None  # of the baseline's value
     by_seed: dict[str, float | None]
-    significant: bool | None
+    significant: bool | None  # interval excludes 0, all seeds have one sign; None: there is no interval
 
 
 class Judgement(Record):
-    """How the result compares with the baseline on one part of the log.
+    """Comparison of the result with the baseline on one part of the log."""
 
-    Attributes:
-        part: ``rest``: rows that the search has not read. ``whole``: all rows.
-        rows: how many there are.
-        metrics: by name.
-        missing: why it is not known; else empty.
-    """
-
-    part: str
+    part: str  # ``rest``: rows that the search has not read; ``whole``: all rows
     rows: int
     metrics: dict[str, JudgedMetric] = {}
-    missing: str = ""
+    missing: str = ""  # why it is not known; else empty
 
 
 class SearchRecord(Record):
-    """A search and what came of it.
-
-    Attributes:
-        title, note: of its file.
-        method: supernet, halving or random.
-        command: that repeats it.
-        ctr_version: that made it.
-        log: the folder of the log.
-        log_sha256: identifies what the log holds.
-        seed: of the search.
-        target: the cost that the result may have.
-        purpose, measure: what the cost is.
-        space: for each decision its choices.
-        size: how many candidates there are.
-        baseline: the baseline's choices; None where the space does not have it.
-        rows: of the log, in the configuration's time range.
-        prefix_rows: how many of these the search reads.
-        prefix_end: the first query time that it does not read; None: it reads all.
-        rungs: of the methods halving and random.
-        examples: that a supernet learned from; None for other methods.
-        passes: what the search computed, in passes of the baseline over all rows.
-        chosen: the result, ``baseline`` or ``cN``; empty until it is known.
-        values: its choices.
-        cost: its cost in units of the baseline's.
-        judged: what the last replay showed; empty without one.
-    """
+    """A search and what came of it."""
 
     title: str
     note: str
-    method: str
-    command: str
+    method: str  # supernet, halving or random
+    command: str  # that repeats it
     ctr_version: str
-    log: str
+    log: str  # its folder
     log_sha256: str
     seed: int
-    target: float
+    target: float  # the cost that the result may have
     purpose: str
     measure: str
-    space: dict[str, list[Any]]
-    size: int
-    baseline: dict[str, Any] | None
-    rows: int
-    prefix_rows: int
-    prefix_end: str | None
-    rungs: list[Rung] = []
-    examples: int | None = None
-    passes: float = 0.0
-    chosen: str = ""
-    values: dict[str, Any] = {}
-    cost: float | None = None
-    judged: list[Judgement] = []
+    space: dict[str, list[Any]]  # choices by decision
+    size: int  # number of candidates
+    baseline: dict[str, Any] | None  # its choices; None where the space does not have it
+    rows: int  # of the log, in the configuration's time range
+    prefix_rows: int  # those that the search reads
+    prefix_end: str | None  # the first query time that it does not read; None: it reads all
+    rungs: list[Rung] = []  # of the methods halving and random
+    examples: int | None = None  # that a supernet learned from
+    passes: float = 0.0  # computed by the search, in passes of the baseline over all rows
+    chosen: str = ""  # ``baseline`` or ``cN``; empty until it is known
+    values: dict[str, Any] = {}  # its choices
+    cost: float | None = None  # in units of the baseline's
+    judged: list[Judgement] = []  # by the last replay; empty without one
+
+
+class ControllerRecord(Record):
+    """State of the controller at one point of its pass."""
+
+    examples: int  # that the supernet has learned from
+    steps: int  # of the controller
+    entropy: float  # nats, summed over the decisions
+    probabilities: dict[str, list[float]]
+    baseline: float | None  # the moving average of rewards
+    mean_reward: float | None  # of the candidates since the last record; None: none was drawn
+    mean_cost: float | None  # in units of the baseline's
+
+
+def read_course(folder: Path) -> list[ControllerRecord]:
+    """Reads what a controller recorded, OUT/supernet/controller.jsonl; empty where there is none."""
+    path = folder / CONTROLLER_FILE
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            records.append(ControllerRecord.model_validate_json(line))
+        except ValidationError as error:
+            raise InputError(f"{path}, line {number}: {error.errors()[0]['msg']}") from None
+    return records

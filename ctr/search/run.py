@@ -17,60 +17,155 @@ What is there already is not made again, so the same command goes on after an in
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ctr.config import dump_yaml, parse_model
+from ctr import __version__
+from ctr.config import differing_keys, dump_yaml, load_model, parse_model
+from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.experiments.config import ArmConfig, ExperimentConfig
 from ctr.experiments.report.write import write_experiment
 from ctr.experiments.run import Progress
+from ctr.experiments.tasks import read_object
+from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.search.config import check_search_folder, read_search
-from ctr.search.cost import Operations
-from ctr.search.draws import draw_candidates
+from ctr.search import trials
+from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
+from ctr.search.cost import Cost, Operations, make_cost
+from ctr.search.decisions import make_space, with_widths
 from ctr.search.judge import judge
-from ctr.search.problem import Problem, adopt, open_problem, open_space
 from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Rung, SearchRecord
-from ctr.search.trials import Candidate, Runner, halve, on_prefix, run_rung
+from ctr.search.space import Choice, Content, Space
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import only_process, write_json
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A search, everything checked."""
+
+    search: SearchConfig
+    content: dict[str, Any]  # the baseline's configuration, as nested keys
+    space: Space
+    cost: Cost
+    prefixes: list[trials.Prefix]  # of the rungs; the last is what the search reads
+    rows: int  # of the log, in the configuration's time range
+    log_sha256: str
+
+    def candidate(self, choice: Choice | None) -> trials.Candidate:
+        """Makes a candidate an arm; None, and whatever is configured like it, is the baseline."""
+        if choice is None or self.space.apply(self.content, choice) == parse_model(
+            TrainConfig, self.content, "base"
+        ):
+            return trials.Candidate(BASELINE, {}, {}, 1.0)
+        values = self.space.values(choice)
+        changes = self.space.changes(self.content, values)
+        return trials.Candidate(f"c{self.space.index(choice)}", values, changes, self.cost.of(choice))
+
+    def record(self, log: Path, command: str) -> SearchRecord:
+        """Record of the search before it begins; ``command`` repeats it."""
+        search, space, prefix = self.search, self.space, self.prefixes[-1]
+        baseline = space.baseline(self.content)
+        return SearchRecord(
+            title=search.title,
+            note=search.note,
+            method=search.method,
+            command=command,
+            ctr_version=__version__,
+            log=str(log.resolve()),
+            log_sha256=self.log_sha256,
+            seed=search.seed,
+            target=search.target,
+            purpose=search.cost.purpose,
+            measure=search.cost.measure,
+            space={decision.name: list(decision.choices) for decision in space.decisions},
+            size=space.size,
+            baseline=None if baseline is None else space.values(baseline),
+            rows=self.rows,
+            prefix_rows=prefix.rows,
+            prefix_end=None if prefix.end is None else prefix.end.isoformat(),
+        )
+
+
+def open_space(search: SearchConfig, content: Content, log: Path, where: str) -> tuple[Space, dict[str, Any]]:
+    """Makes the space of a search, and writes out all that candidates may change of the baseline."""
+    manifests, schema = read_manifests(log), read_schema(log)
+    if not sum(manifest.rows for manifest in manifests):
+        raise InputError(f"{log}: the log has no rows")
+    whole = with_widths(content, search, schema, manifests, where)
+    return make_space(search, whole, schema, where), whole
+
+
+def open_problem(
+    search: SearchConfig,
+    content: dict[str, Any],
+    space: Space,
+    log: Path,
+    times: Path,
+    progress: Progress | None,
+) -> Problem:
+    """Opens a search over a log; ``content`` as of ``open_space``, ``times`` as ``make_cost`` takes them."""
+    time_range = parse_model(TrainConfig, content, "config").time_range
+    *prefixes, whole = trials.find_prefixes(log, time_range, [*_shares(search), 1.0])
+    cost = make_cost(search.cost, space, content, log, times, progress)
+    sha256 = log_sha256(read_manifests(log))
+    return Problem(search, content, space, cost, prefixes, whole.rows, sha256)
+
+
+def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -> None:
+    """Writes the search beside what comes of it; raises InputError where another one has trained."""
+    sha256 = log_sha256(read_manifests(log))
+    whole = search.model_copy(update={"base": None, "config": content})
+    path, seen = out / SEARCH_FILE, out / "log.json"
+    if any((out / name).exists() for name in ("rungs", "supernet")):
+        before = _comparable(load_model(SearchConfig, path, "search"), str(path))
+        ours = _comparable(whole, str(path))
+        # These change nothing of what was searched.
+        for words in ("title", "note", "seeds"):
+            before[words] = ours[words]
+        differences = differing_keys(before, ours)
+        if differences:
+            raise InputError(f"{out}: holds another search: {joined(differences)}; use another directory")
+        if read_object(seen).get("log_sha256") != sha256:
+            raise InputError(
+                f"{out}: holds a search of another log, or of this one before it grew; use another directory"
+            )
+    write_atomic_bytes(path, dump_yaml(whole).encode())
+    write_json(seen, {"log_sha256": sha256})
+
+
+def _comparable(search: SearchConfig, where: str) -> dict[str, Any]:
+    """Converts a search to plain data, its training configuration with all keys."""
+    config = parse_model(TrainConfig, dict(search.config), where, "config.")
+    return {**search.model_dump(mode="json"), "config": config.model_dump(mode="json")}
+
+
+def _shares(search: SearchConfig) -> list[float]:
+    """Shares of the log that the rungs read."""
+    if search.method != "halving":
+        return [search.prefix]
+    rungs, eta = search.halving.rungs, search.halving.eta
+    return [search.prefix / eta ** (rungs - 1 - number) for number in range(rungs)]
+
+
+@dataclass(frozen=True)
 class Options:
-    """How a search is run, which changes nothing of what comes out, and changes of its file.
+    """Options of a run of a search, which change nothing of what comes out, and changes of its file."""
 
-    Attributes:
-        command: that repeats the search.
-        workers: how many runs are trained side by side; None: one for each processor.
-        beam_options: options of another Beam runner.
-        timing: whether the steps of the result and the baseline are timed in the end.
-        replay: whether the result is trained alone and compared with the baseline.
-        progress: called with a line for each run that ends, and as the supernet goes on.
-        settings: changes of the file, ``key=value``.
-    """
-
-    command: str
-    workers: int | None = None
+    command: str  # that repeats the search
+    workers: int | None = None  # runs side by side; None: one for each processor
     beam_options: str = ""
-    timing: bool = True
-    replay: bool = True
-    progress: Progress | None = None
-    settings: Sequence[str] = ()
+    timing: bool = True  # whether steps of the result and the baseline are timed in the end
+    replay: bool = True  # whether the result is trained alone and compared with the baseline
+    progress: Progress | None = None  # called with a line for each run that ends, and as the supernet goes on
+    settings: Sequence[str] = ()  # changes of the file, ``key=value``
 
 
 def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[SearchRecord, dict[str, str]]:
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
-    Args:
-        file: the YAML file of the search.
-        log: the log.
-        out: the folder of the search.
-        options: how it is run.
-
-    Returns:
-        What came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
-
-    Raises:
-        InputError: a wrong search or log, another search or process in ``out``, or no candidate could be trained.
+    Returns what came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
+    Raises InputError: a wrong search or log, another search or process in ``out``, or no candidate could be
+    trained.
     """
     search, content = read_search(file, options.settings)
     check_search_folder(out)
@@ -81,7 +176,7 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
         times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
         problem = open_problem(search, content, space, log, times, options.progress)
         record = problem.record(log, options.command)
-        runner = Runner(
+        runner = trials.Runner(
             log, out.resolve(), options.command, options.workers, options.beam_options, options.progress
         )
         record, chosen = _METHODS[search.method](problem, record, runner)
@@ -99,29 +194,33 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
     return record, failures
 
 
-def _by_trials(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+def _by_trials(
+    problem: Problem, record: SearchRecord, runner: trials.Runner
+) -> tuple[SearchRecord, trials.Candidate]:
     """Successive halving; random search has one rung."""
     search, space, content = problem.search, problem.space, problem.content
     is_halving = search.method == "halving"
     count = search.halving.candidates if is_halving else search.random.candidates
-    drawn = draw_candidates(space, content, problem.cost, search.target, count, search.seed)
+    drawn = trials.draw_candidates(space, content, problem.cost, search.target, count, search.seed)
     candidates = [problem.candidate(choice) for choice in drawn]
     if search.target >= 1:
         candidates.insert(0, problem.candidate(None))
 
-    def run(number: int, tried: Sequence[Candidate]) -> Rung:
+    def run(number: int, tried: Sequence[trials.Candidate]) -> Rung:
         folder = f"rungs/{number + 1}"
-        return run_rung(runner, folder, content, problem.prefixes[number], search.seed, tried)
+        return trials.run_rung(runner, folder, content, problem.prefixes[number], search.seed, tried)
 
-    rungs = halve(candidates, len(problem.prefixes), search.halving.eta, run)
+    rungs = trials.halve(candidates, len(problem.prefixes), search.halving.eta, run)
     (name,) = rungs[-1].kept
     chosen = next(one for one in candidates if one.name == name)
     passes = _passes(problem, candidates, rungs, runner.log)
     return record.model_copy(update={"rungs": rungs, "passes": passes}), chosen
 
 
-def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[Rung], log: Path) -> float:
-    """The operations of all trainings of a search, in passes of the baseline over all rows."""
+def _passes(
+    problem: Problem, candidates: Sequence[trials.Candidate], rungs: Sequence[Rung], log: Path
+) -> float:
+    """Operations of all trainings of a search, in passes of the baseline over all rows."""
     count = Operations(log, "training")
     whole = count(problem.space.apply_values(problem.content, {}))
     shares = {BASELINE: 1.0}
@@ -130,11 +229,12 @@ def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[R
     return sum(shares[one.name] * rung.rows for rung in rungs for one in rung.tried) / problem.rows
 
 
-def _by_supernet(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
-    """One network for all candidates, and a controller."""
+def _by_supernet(
+    problem: Problem, record: SearchRecord, runner: trials.Runner
+) -> tuple[SearchRecord, trials.Candidate]:
     from ctr.search.supernet import search_supernet
 
-    content = {**on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
+    content = {**trials.on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
     base = parse_model(TrainConfig, content, "base")
     found = search_supernet(
         problem.search,
@@ -153,8 +253,10 @@ def _by_supernet(problem: Problem, record: SearchRecord, runner: Runner) -> tupl
 _METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
 
 
-def _replay(problem: Problem, chosen: Candidate, runner: Runner, timing: bool) -> dict[str, str]:
-    """Trains the result and the baseline from the log's beginning, as ``ctr replay`` does; returns what failed."""
+def _replay(
+    problem: Problem, chosen: trials.Candidate, runner: trials.Runner, timing: bool
+) -> dict[str, str]:
+    """Trains the result and the baseline from the log's beginning, by a replay; returns what failed."""
     search, last = problem.search, problem.prefixes[-1]
     read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"
     experiment = ExperimentConfig(

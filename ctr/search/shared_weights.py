@@ -1,10 +1,10 @@
-"""What learns in a search by weight sharing: one network that holds all candidates, and a controller beside it.
+"""Learning of a search by weight sharing: one network that holds all candidates, and a controller beside it.
 
-A batch is first predicted by several candidates that the controller draws, whose losses are the rewards; then the
-weights learn from it with others that are drawn, beside the largest network: by candidates alone, whose parts differ
-from batch to batch, the products of embeddings hardly begin to grow. Then the controller makes its step. At first the
-largest network stands for those that are drawn, too, with a probability that falls to 0 while the controller waits
-(TuNAS).
+A batch is first predicted by several candidates that the controller draws, whose losses are the rewards;
+then the weights learn from it with others that are drawn, beside the largest network: by candidates alone,
+whose parts differ from batch to batch, the products of embeddings hardly begin to grow. Then the controller
+makes its step. At first the largest network stands for those that are drawn, too, with a probability that
+falls to 0 while the controller waits (TuNAS).
 """
 
 import json
@@ -31,48 +31,35 @@ from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Ramps, Rates, Scores, Trainer
 
-_PUBLISHED_RATE = 0.0048
-"""TuNAS's, for some 10^4 steps."""
-_FAR, _HIGHEST_RATE = 20.0, 0.1
-"""Rate times steps: as rewards are noisy, a logit moves a fraction of it."""
-RECORDS = 200
-"""Lines of controller.jsonl in a whole search, about."""
+_PUBLISHED_RATE = 0.0048  # TuNAS's, for some 10^4 steps
+_FAR, _HIGHEST_RATE = 20.0, 0.1  # rate times steps: as rewards are noisy, a logit moves a fraction of it
+RECORDS = 200  # lines of controller.jsonl in a whole search, about
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A search by weight sharing, everything checked.
-
-    Attributes:
-        config: of the search.
-        space: of the candidates.
-        base: the training configuration that they change.
-        policy: what is drawn from.
-        examples: that the whole search learns from, about.
-        records: the file of the controller over time.
-    """
+    """A search by weight sharing, everything checked."""
 
     config: SearchConfig
     space: Space
     base: TrainConfig
     policy: Policy
-    examples: int
-    records: Path
+    examples: int  # that the whole search learns from, about
+    records: Path  # the file of the controller over time
 
     @property
     def always(self) -> tuple[Choice, ...]:
-        """The candidates that learn from every batch, beside those that are drawn."""
+        """Candidates that learn from every batch, beside those that are drawn."""
         count = {"none": 0, "largest": 1, "sandwich": 2}[self.config.controller.extremes]
         return (self.space.largest, self.space.smallest)[: count if self.space.size > 1 else 0]
 
     @property
     def drawn(self) -> int:
-        """How many candidates are drawn to learn from a batch; several of the same would only round otherwise."""
+        """Number of candidates drawn to learn from a batch; several of the same would only round otherwise."""
         return self.config.controller.learners if self.space.size > 1 else 1
 
     @property
     def controller_rate(self) -> float:
-        """The learning rate of the controller."""
         options = self.config.controller
         if options.learning_rate is not None:
             return options.learning_rate
@@ -80,7 +67,7 @@ class Plan:
         return max(_PUBLISHED_RATE, min(_FAR / max(steps, 1.0), _HIGHEST_RATE))
 
     def candidate(self, choice: Choice) -> Candidate:
-        """A candidate by the layers of the largest network, which lacks those that no candidate has."""
+        """Candidate by the layers of the largest network, which lacks those that no candidate has."""
         shape, largest = (self.space.shape(self.base, one) for one in (choice, self.space.largest))
         there, there_ui = (
             [place for place, width in enumerate(units) if width]
@@ -98,7 +85,7 @@ class Plan:
         )
 
     def sources(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Which layers each layer of the largest network's towers may read, see ``ctr.models.architecture.Tower``."""
+        """Layers that each layer of the largest network may read, see ``ctr.models.architecture.Tower``."""
         largest = self.space.largest
         changed = [
             (*largest[:place], number, *largest[place + 1 :])
@@ -114,14 +101,10 @@ class Plan:
 
 
 class Progress:
-    """What a search remembers beside the weights, kept in checkpoints as one float64 array.
+    """Memory of a search beside the weights, kept in checkpoints as one float64 array.
 
-    Attributes:
-        controller: what it has learned.
-        batches, examples: learned from.
-        scored: examples scored by candidates, once for each.
-        rows: learned from in this pass.
-        reward, cost, drawn: sums over the candidates since the last record, and how many they are.
+    ``scored`` counts examples scored by candidates, once for each; ``rows`` those learned from in this pass.
+    ``reward`` and ``cost`` are sums over the ``drawn`` candidates since the last record.
     """
 
     def __init__(self, values: np.ndarray, sizes: Sequence[int]) -> None:
@@ -132,18 +115,17 @@ class Progress:
 
     @classmethod
     def fresh(cls, sizes: Sequence[int]) -> "Progress":
-        """Before the first batch."""
         return cls(np.concatenate([new_controller(sizes).to_array(), np.zeros(7)]), sizes)
 
     def to_array(self) -> np.ndarray:
-        """Float64; ``Progress`` of it is the same."""
+        """Writes float64; ``Progress`` of it is the same."""
         counts = self.batches, self.examples, self.scored, self.rows, self.drawn
         numbers = np.array([*counts, self.reward, self.cost], np.float64)
         return np.concatenate([self.controller.to_array(), numbers])
 
 
 class SharedState(TrainState):
-    """The state of a run, and with it what the search remembers."""
+    """State of a run, and with it what the search remembers."""
 
     def __init__(self, plan: Plan, config: TrainConfig, schema: Schema, families: Sequence[Family]) -> None:
         sizes = plan.policy.sizes
@@ -157,11 +139,9 @@ class SharedState(TrainState):
         )
 
     def variables(self) -> dict[str, tf.Variable]:
-        """All variables, under names that do not depend on the process."""
         return {**super().variables(), "search": self.progress}
 
     def remembered(self, sizes: Sequence[int]) -> Progress:
-        """What the search has come to; ``sizes`` are the numbers of choices of its decisions."""
         return Progress(self.progress.numpy(), sizes)
 
 
@@ -181,7 +161,6 @@ class SharedTrainer(Trainer):
         return masks_of(self._plan.candidate(choice), self._shared.architecture, self._shared.layouts)
 
     def _set_parts(self, *choices: Choice) -> None:
-        """Lets the first parts be candidates."""
         for part, choice in zip(self._parts, choices, strict=False):
             if choice not in self._masks:
                 self._masks[choice] = part.packed(self._masks_of(choice))
@@ -192,7 +171,7 @@ class SharedTrainer(Trainer):
         return self.score_by(self._plan.space.largest, feed, ramps)
 
     def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch by the mean of candidates' gradients, without the controller; the first scores."""
+        """Makes a step by the mean of candidates' gradients, without the controller; the first scores."""
         self._set_parts(*choices)
         return super().learn(feed, ramps, rates)
 
@@ -259,12 +238,7 @@ class SharedTrainer(Trainer):
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """The mean logistic loss of a batch's own rows by their metric weights; NaN where these are all 0.
-
-    Args:
-        feed: the batch.
-        logit: float32 [N], of its rows, those of constraint logs behind them.
-    """
+    """Mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))
@@ -274,7 +248,6 @@ def batch_loss(feed: Feed, logit: np.ndarray) -> float:
 
 
 def _line(plan: Plan, own: Progress) -> dict[str, Any]:
-    """A line of controller.jsonl."""
     logits = own.controller.logits
     parts = zip(plan.space.decisions, probabilities(logits), strict=True)
     return {
@@ -289,7 +262,7 @@ def _line(plan: Plan, own: Progress) -> dict[str, Any]:
 
 
 class Records:
-    """A file of JSON lines, each with the number of ``examples`` before it ends."""
+    """File of JSON lines, each with the number of ``examples`` before it ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,8 @@
-"""The space of a search: decisions, each with its choices, and the configuration that each candidate has."""
+"""Space of a search: decisions, each with its choices, and the configuration that each candidate has."""
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,34 +13,26 @@ from ctr.io.errors import InputError
 from ctr.search.architecture import Part, Shape, part_of, shape_changes, shape_of
 from ctr.training.config import TrainConfig
 
-Choice = tuple[int, ...]
-"""A candidate: for each decision the number of its choice."""
+Choice = tuple[int, ...]  # candidate: for each decision the number of its choice
 
-Content = Mapping[str, Any]
-"""A training configuration as nested keys."""
+Content = Mapping[str, Any]  # training configuration as nested keys
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is decided, and between what.
-
-    Attributes:
-        name: a part of the architecture as ``ctr.search.architecture`` names it, or a dotted key of the training
-            configuration.
-        choices: the values to choose from.
-    """
+    """A part of the architecture, see ``ctr.search.architecture``, or a dotted training key, and its choices."""
 
     name: str
     choices: tuple[Any, ...]
 
     @cached_property
     def part(self) -> Part | None:
-        """The part of the architecture that it is about; None: it is a setting of training."""
+        """Part of the architecture that it is about; None: it is a setting of training."""
         return part_of(self.name)
 
     @property
     def unmaskable(self) -> str:
-        """Why a supernet cannot hold all choices at once; empty where masks can."""
+        """Reason why a supernet cannot hold all choices at once; empty where masks can."""
         if self.part is None:
             return "is a setting of training"
         if self.part.kind in ("ranks", "cross_rank") and 0 in self.choices and any(self.choices):
@@ -50,17 +42,12 @@ class Decision:
 
 @dataclass(frozen=True)
 class Space:
-    """All candidates: every combination of the decisions' choices.
-
-    Attributes:
-        decisions: in the order of a choice's numbers.
-    """
+    """All candidates: every combination of the decisions' choices."""
 
     decisions: tuple[Decision, ...]
 
     @property
     def size(self) -> int:
-        """The number of candidates."""
         return math.prod(len(decision.choices) for decision in self.decisions)
 
     def candidates(self) -> Iterator[Choice]:
@@ -68,22 +55,18 @@ class Space:
         return itertools.product(*(range(len(decision.choices)) for decision in self.decisions))
 
     def number(self, index: int) -> Choice:
-        """The candidate at a place of ``candidates``, without going through those before it."""
+        """Candidate at a place of ``candidates``, without going through those before it."""
         return self.choice_of(_digits(index, [len(decision.choices) for decision in self.decisions]))
 
     def index(self, choice: Choice) -> int:
-        """The place of a candidate in ``candidates``."""
+        """Place of a candidate in ``candidates``."""
         place = 0
         for decision, number in zip(self.decisions, choice, strict=True):
             place = place * len(decision.choices) + number
         return place
 
     def choice_of(self, numbers: Sequence[int]) -> Choice:
-        """A choice of numbers, checked.
-
-        Raises:
-            ValueError: there are not as many as decisions, or one has no such choice.
-        """
+        """Checks a choice of numbers; raises ValueError where it is none."""
         if len(numbers) != len(self.decisions):
             raise ValueError(f"{len(numbers)} numbers for {len(self.decisions)} decisions")
         for decision, number in zip(self.decisions, numbers, strict=True):
@@ -92,61 +75,53 @@ class Space:
         return tuple(int(number) for number in numbers)
 
     def values(self, choice: Choice) -> dict[str, Any]:
-        """The values of a candidate by the names of the decisions."""
+        """Values of a candidate by the names of the decisions."""
         pairs = zip(self.decisions, choice, strict=True)
         return {decision.name: decision.choices[number] for decision, number in pairs}
 
     def describe(self, choice: Choice) -> str:
-        """A candidate for people, ``model.deep.units.0 64, model.crosses.layers 2``."""
+        """Text of a candidate, ``model.deep.units.0 64, model.crosses.layers 2``."""
         return ", ".join(f"{name} {value}" for name, value in self.values(choice).items())
 
     @property
     def largest(self) -> Choice:
-        """The candidate whose parts hold those of all others: the supernet. Of settings the first choice."""
-        return tuple(
-            0 if decision.part is None else decision.choices.index(max(decision.choices))
-            for decision in self.decisions
-        )
+        """Candidate whose parts hold those of all others: the supernet. Of settings the first choice."""
+        return self._extreme(max)
 
     @property
     def smallest(self) -> Choice:
-        """The candidate of the smallest parts. Of settings the first choice."""
+        """Candidate of the smallest parts. Of settings the first choice."""
+        return self._extreme(min)
+
+    def _extreme(self, end: Callable[[Iterable[Any]], Any]) -> Choice:
         return tuple(
-            0 if decision.part is None else decision.choices.index(min(decision.choices))
+            0 if decision.part is None else decision.choices.index(end(decision.choices))
             for decision in self.decisions
         )
 
     def shape(self, base: TrainConfig, choice: Choice) -> Shape:
-        """The architecture of a candidate of a base, absent layers included. Rank decisions of absent layers remain."""
+        """Architecture of a candidate, absent layers included. Rank decisions of absent layers remain."""
         return shape_of(base, self._parts(self.values(choice)))
 
     def apply(self, base: TrainConfig | Content, choice: Choice) -> TrainConfig:
-        """The configuration of a candidate.
-
-        Args:
-            base: the configuration that the candidate changes, checked or as nested keys.
-            choice: the candidate.
-
-        Raises:
-            InputError: the configuration is not possible; names the candidate.
-        """
+        """Configuration of a candidate; raises InputError, which names it, where that is not possible."""
         return self.apply_values(base, self.values(choice))
 
     def apply_values(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> TrainConfig:
-        """The same with values for some of the decisions by their names; others stay as the base has them."""
+        """Does the same with values for some of the decisions; others stay as the base has them."""
         where = "candidate " + ", ".join(f"{name} {value}" for name, value in values.items())
         content = base.model_dump(mode="json") if isinstance(base, TrainConfig) else base
         return parse_model(TrainConfig, changed(content, self.changes(base, values)), where)
 
     def changes(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> Changes:
-        """What values for some of the decisions change of a base: values by dotted keys of its configuration."""
+        """Changes of a base by values for some of the decisions: values by dotted keys of its configuration."""
         config = base if isinstance(base, TrainConfig) else parse_model(TrainConfig, dict(base), "base")
         parts = self._parts(values)
         settings = {name: value for name, value in values.items() if part_of(name) is None}
         return shape_changes(shape_of(config, parts), {part.kind for part in parts}, config.model) | settings
 
     def baseline(self, base: TrainConfig | Content) -> Choice | None:
-        """The candidate that changes nothing of the base; None where the space does not have it."""
+        """Candidate that changes nothing of the base; None where the space does not have it."""
         config = base if isinstance(base, TrainConfig) else parse_model(TrainConfig, dict(base), "base")
         found = []
         for decision in self.decisions:
@@ -172,7 +147,7 @@ class Space:
 
 
 def _digits(index: int, bases: Sequence[int]) -> list[int]:
-    """The digits of a number in mixed bases, the last one's the lowest."""
+    """Digits of a number in mixed bases, the last one's the lowest."""
     digits = []
     for base in reversed(bases):
         index, digit = divmod(index, base)

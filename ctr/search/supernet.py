@@ -42,13 +42,10 @@ from ctr.workers.collectives import Workers
 
 @dataclass(frozen=True)
 class SupernetResult:
-    """What a search by weight sharing found.
+    """Result of a search by weight sharing: the most likely candidate that may be drawn, and its cost.
 
-    Attributes:
-        choice: the most likely candidate; under rejection of those that keep to the target.
-        examples: that the supernet learned from.
-        passes: what the search cost, in passes of the baseline over the same rows, by counted operations: the steps
-            of the largest network, and the predictions of candidates, which cost as much as its own.
+    ``passes`` is the cost in passes of the baseline over the same rows, by counted operations: the steps of
+    the largest network, and the predictions of candidates, which cost as much as its own.
     """
 
     choice: Choice
@@ -67,24 +64,16 @@ def search_supernet(
 ) -> SupernetResult:
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
-    Args:
-        config: of the search.
-        space: of the candidates.
-        cost: of a candidate, in units of that of ``base``.
-        base: the training configuration that candidates change; its time range is what the search reads.
-        log: the log.
-        out: the folder of the supernet.
-        progress: called with a line now and then.
-
-    Raises:
-        InputError: a decision cannot be masked, the base learns otherwise than by AdaGrad, no candidate keeps to the
-            target, or what ``ctr.training.loop.open_session`` raises.
+    The time range of ``base`` is what the search reads. Raises InputError: a decision cannot be masked, the
+    base learns otherwise than by AdaGrad, no candidate keeps to the target, or what
+    ``ctr.training.loop.open_session`` raises.
     """
     largest = check_supernet(space, base)
     policy = Policy(space, cost.of, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
     make_folder(out)
-    rows, passes = _count_rows(log, base), config.controller.passes
+    blocks = read_selection(log, read_schema(log), read_manifests(log), Selection(time_range=base.time_range))
+    rows, passes = sum(len(block) for block in blocks), config.controller.passes
     plan = Plan(config, space, base, policy, max(1, round(passes * rows)), out / "controller.jsonl")
     arrays: Mapping[str, np.ndarray] | None = None
     for number in range(math.ceil(passes)):
@@ -132,19 +121,13 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
 
 
 def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:
-    """The configuration of a pass; ramps and batches that grow are of the first one alone."""
+    """Configuration of a pass; ramps and batches that grow are of the first one alone."""
     if not number:
         return largest
     crosses = largest.model.crosses
     model = largest.model.model_copy(update={"crosses": crosses.model_copy(update={"ramp": Ramp()})})
     batch = largest.batch.model_copy(update={"growth": None})
     return largest.model_copy(update={"model": model, "batch": batch})
-
-
-def _count_rows(log: Path, base: TrainConfig) -> int:
-    selection = Selection(time_range=base.time_range)
-    blocks = read_selection(log, read_schema(log), read_manifests(log), selection)
-    return sum(len(block) for block in blocks)
 
 
 def _one_pass(
@@ -158,11 +141,8 @@ def _one_pass(
 ) -> dict[str, np.ndarray]:
     """Makes a pass, or what is left of it, up to ``limit`` rows.
 
-    Args:
-        before: everything that the pass before it came to; None: it is the first one.
-
-    Returns:
-        Everything that it came to, by the names of the state's variables.
+    ``before``, and what is returned, is everything that a pass came to, by the names of the state's
+    variables.
     """
     sizes = plan.policy.sizes
     begun: list[SharedState] = []

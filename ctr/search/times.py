@@ -1,16 +1,17 @@
-"""The cost of a configuration as the sum of measured times of its layers, and of a rest that all have in common.
+"""Cost of a configuration as the sum of measured times of its layers, and of a rest that all have in common.
 
 A table of times is a JSON file::
 
-    device, batch_rows                 where it was measured, and with how many rows
-    rest          training, serving    milliseconds of a step of the baseline beside its layers
-    layers        kind                 deep or cross
-                  inputs, rank, outputs    its shape; rank 0: a full matrix
-                  training, serving    milliseconds of a step of this layer alone: forward, backward and its optimizer;
-                                       forward
+   device, batch_rows                 where it was measured, and with how many rows
+   rest          training, serving    milliseconds of a step of the baseline beside its layers
+   layers        kind                 deep or cross
+                 inputs, rank, outputs    its shape; rank 0: a full matrix
+                 training, serving    milliseconds of a step of this layer alone: forward, backward and its optimizer;
+                                      forward
 
-Between the inputs of a kind, rank and width that were measured, times are interpolated, as the input of the first
-layers is as wide as the embeddings together. Look-ups count as rest: embedding widths change the layers alone.
+Between the inputs of a kind, rank and width that were measured, times are interpolated, as the input of the
+first layers is as wide as the embeddings together. Look-ups count as rest: embedding widths change the
+layers alone.
 """
 
 from collections.abc import Sequence
@@ -31,12 +32,11 @@ from ctr.search.space import Content, Space
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 
-_WIDTHS_MEASURED = 4
-"""Of the range of what the embeddings together may have."""
+_WIDTHS_MEASURED = 4  # of the range of what the embeddings together may have
 
 
 class Layer(NamedTuple):
-    """The shape of a layer; rank 0: a full matrix."""
+    """Shape of a layer; rank 0: a full matrix."""
 
     kind: Literal["cross", "deep"]
     inputs: int
@@ -52,7 +52,7 @@ class StepTime(Record):
 
 
 class LayerTime(StepTime):
-    """Those of a layer; its shape as ``Layer``."""
+    """Milliseconds of a layer; its shape as ``Layer``."""
 
     kind: Literal["cross", "deep"]
     inputs: int = Field(ge=1)
@@ -61,7 +61,7 @@ class LayerTime(StepTime):
 
 
 class Times(Record):
-    """A table of times; see this module."""
+    """Table of times; see this module."""
 
     device: str
     batch_rows: int
@@ -70,17 +70,7 @@ class Times(Record):
 
 
 class LayerTimes:
-    """The time of a configuration's step, in milliseconds.
-
-    Args:
-        path: of the table.
-        purpose: ``training`` or ``serving``.
-        schema: the features of the log.
-        manifests: its partitions.
-
-    Raises:
-        InputError: the table is not there or damaged.
-    """
+    """Time of a configuration's step, in milliseconds; raises InputError where the table is damaged."""
 
     def __init__(self, path: Path, purpose: str, schema: Schema, manifests: Sequence[Manifest]) -> None:
         times = read_record(path, Times)
@@ -117,12 +107,12 @@ class LayerTimes:
 
 
 def _row(layer: Layer) -> tuple[str, int, int]:
-    """What layers have in common between whose inputs times are interpolated; a cross gives what it takes."""
+    """Key of layers between whose inputs times are interpolated; a cross gives what it takes."""
     return layer.kind, layer.rank, 0 if layer.kind == "cross" else layer.outputs
 
 
 def layers_of(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> list[Layer]:
-    """The crosses and deep layers of a configuration's towers, of one component."""
+    """Crosses and deep layers of a configuration's towers, of one component."""
     model, widths = config.model, tower_widths(layouts, config.model.factorized is not None)
     if not model.has_network:
         return []
@@ -145,7 +135,7 @@ def _chain(inputs: int, units: Sequence[int], ranks: Sequence[int]) -> list[Laye
 def layers_to_measure(
     space: Space, base: TrainConfig | Content, schema: Schema, manifests: Sequence[Manifest]
 ) -> list[Layer]:
-    """The shapes from which the times of all candidates of a space can be put together, the base's among them."""
+    """Shapes from which the times of all candidates of a space can be put together, the base's among them."""
 
     def resolved(values: dict[str, object]) -> tuple[TrainConfig, tuple[TableLayout, ...]]:
         config = resolve(space.apply_values(base, values), schema, manifests)
@@ -168,7 +158,10 @@ def layers_to_measure(
     least, most = (
         tower_widths(resolved(values)[1], config.model.factorized is not None) for values in embeddings
     )
-    inputs = {tower: _grid(least[tower], most[tower]) for tower in most}
+    inputs = {
+        tower: {round(width) for width in np.linspace(least[tower], most[tower], _WIDTHS_MEASURED)}
+        for tower in most
+    }
     model, factors = config.model, config.model.factorized
     if max(choices.get(("crosses", 0), (model.crosses.layers,))):
         ranks = choices.get(("cross_rank", 0), (model.crosses.rank,))
@@ -186,8 +179,3 @@ def layers_to_measure(
             layers |= {Layer("deep", m, rank, width) for m in before for rank in own for width in present}
             before = present | (before if 0 in widths else set())
     return sorted(layers)
-
-
-def _grid(least: int, most: int) -> set[int]:
-    """A few whole numbers from the least to the most."""
-    return {round(one) for one in np.linspace(least, most, _WIDTHS_MEASURED)}

@@ -7,12 +7,18 @@ where they learn from the log's beginning: the result is the same as if they had
     Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ctr.config import dump_yaml
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.stream import Selection, read_selection
+from ctr.data.time_range import TimeRange
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.run_files import read_run
 from ctr.experiments.config import ArmConfig, Changes, ExperimentConfig, changed
@@ -21,40 +27,71 @@ from ctr.experiments.run import Progress, run_experiment
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.search.prefix import Prefix
+from ctr.io.hashing import uniform_hash
+from ctr.search.cost import Cost
 from ctr.search.record import BASELINE, Rung, Tried
-from ctr.search.space import Content
+from ctr.search.space import Choice, Content, Space
+
+_LISTED = 2**20  # largest space whose candidates are put in an order; of larger ones places are drawn
+_MOST_TRIES = 2**14
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """First rows of what a configuration trains on."""
+
+    end: datetime | None  # the first query time that is not in it; None: it is everything
+    rows: int
+    share: float  # of all rows
+
+    @property
+    def end_us(self) -> int | None:
+        """Microseconds since 1970, UTC, of the end; None: there is nothing after it."""
+        return None if self.end is None else (self.end - _EPOCH) // timedelta(microseconds=1)
+
+
+def find_prefixes(log: Path, time_range: TimeRange, shares: list[float]) -> list[Prefix]:
+    """Finds prefixes with given shares of a log's rows, each up to a query time: no query is divided.
+
+    ``shares``: above 0 and at most 1. Raises InputError: the log is damaged, has no row in the time range,
+    or a prefix would have none.
+    """
+    manifests = read_manifests(log)
+    blocks = read_selection(log, read_schema(log), manifests, Selection(time_range=time_range))
+    times = np.concatenate([block.query_time for block in blocks] or [np.zeros(0, np.int64)])
+    if not len(times):
+        raise InputError(f"{log}: the log has no rows in the time range of the configuration")
+    found = []
+    for share in shares:
+        place = int(share * len(times))
+        if place >= len(times):
+            found.append(Prefix(None, len(times), 1.0))
+            continue
+        end_us = int(times[place])
+        rows = int(np.searchsorted(times, end_us))
+        if not rows:
+            raise InputError(
+                f"{log}: no query ends within the first {share:.3g} of the {len(times)} rows; "
+                "a larger prefix is required"
+            )
+        found.append(Prefix(_EPOCH + timedelta(microseconds=end_us), rows, rows / len(times)))
+    return found
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration that can be an arm.
-
-    Attributes:
-        name: of the arm, unlike that of any other.
-        values: its choices by the names of the decisions.
-        changes: what they change of the baseline, by dotted keys.
-        cost: in units of the baseline's.
-    """
+    """Configuration that can be an arm."""
 
     name: str
-    values: Mapping[str, Any]
-    changes: Changes
-    cost: float
+    values: Mapping[str, Any]  # by the names of the decisions
+    changes: Changes  # of the baseline, by dotted keys
+    cost: float  # in units of the baseline's
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs experiments of a search.
-
-    Attributes:
-        log: the log.
-        out: the folder of the search.
-        command: that repeats the search.
-        workers: how many runs are trained side by side; None: one for each processor.
-        beam_options: options of another Beam runner.
-        progress: called with a line for each run that ends.
-    """
+    """Runs experiments of a search, as ``ctr.search.run.Options`` tell."""
 
     log: Path
     out: Path
@@ -64,15 +101,10 @@ class Runner:
     progress: Progress | None = None
 
     def run(self, name: str, experiment: ExperimentConfig, timing: bool | None = None) -> dict[str, str]:
-        """Makes the runs of an experiment that are not there yet, in ``out/NAME``, and writes ``out/NAME.yaml``.
+        """Makes the missing runs of an experiment in ``out/NAME``, and writes ``out/NAME.yaml``.
 
-        Args:
-            name: of the experiment.
-            experiment: what is tried.
-            timing: as ``run_experiment`` takes it; None: costs are not measured.
-
-        Returns:
-            What failed, by name.
+        ``timing`` is as ``run_experiment`` takes it; None: costs are not measured. Returns what failed, by
+        name.
         """
         file = self.out / f"{name}.yaml"
         make_folder(file.parent)
@@ -93,19 +125,10 @@ class Runner:
 def halve(
     candidates: Sequence[Candidate], rungs: int, eta: int, run: Callable[[int, Sequence[Candidate]], Rung]
 ) -> list[Rung]:
-    """Successive halving: the best 1 / eta of each rung, at least one, go on to the next.
+    """Successive halving: the best 1 / eta of each rung go on; the last one keeps the result.
 
-    Args:
-        candidates: those of the first rung.
-        rungs: their number.
-        eta: above 1.
-        run: runs candidates on a rung, from 0; returns it with the best candidate first.
-
-    Returns:
-        The rungs; the last one keeps the result.
-
-    Raises:
-        InputError: all candidates of a rung failed.
+    ``run`` runs candidates on a rung, from 0, and ranks them. Raises InputError where all candidates of a
+    rung failed.
     """
     found = []
     for number in range(rungs):
@@ -127,26 +150,17 @@ def run_rung(
 ) -> Rung:
     """Trains candidates, and the baseline, on a prefix of the log, and ranks them by progressive logloss.
 
-    The losses of two runs over the same rows are paired, query by query, so that a difference counts and not what both
-    have in common.
-
-    Args:
-        runner: runs them.
-        folder: of their experiment, relative to that of the search.
-        base: the baseline's configuration, as nested keys.
-        prefix: of the log.
-        seed: of the runs.
-        candidates: the candidates; the baseline may be one of them.
-
-    Raises:
-        InputError: a configuration is not possible, or the baseline failed.
+    Losses of two runs over the same rows are paired, query by query. Raises InputError: a configuration is
+    not possible, or the baseline failed.
     """
     experiment = ExperimentConfig(
         title=folder,
         config=on_prefix(base, prefix),
         seeds=(seed,),
         arms={
-            one.name: ArmConfig(title=_title(one.values), set=one.changes)
+            one.name: ArmConfig(
+                title=", ".join(f"{name} {value}" for name, value in one.values.items()), set=one.changes
+            )
             for one in candidates
             if one.name != BASELINE
         },
@@ -178,7 +192,7 @@ def run_rung(
 
 
 def on_prefix(base: Content, prefix: Prefix) -> dict[str, Any]:
-    """A configuration that reads the prefix alone, and keeps no predictions."""
+    """Configuration that reads the prefix alone, and keeps no predictions."""
     ended = {} if prefix.end is None else {"time_range.end": prefix.end.isoformat()}
     return changed(base, {**ended, "record_predictions": False})
 
@@ -201,5 +215,43 @@ def _measure(candidate: Candidate, baseline: Path, run: Path) -> Tried:
     )
 
 
-def _title(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def draw_candidates(
+    space: Space, base: Content, cost: Cost, target: float, count: int, seed: int
+) -> list[Choice]:
+    """Draws different candidates that cost at most the target, ``count`` or as many as there are.
+
+    Candidates with the same configuration count as one, and none is the base itself. Raises InputError: a
+    candidate's configuration is not possible, or none costs so little.
+    """
+    known = {space.apply_values(base, {}).sha256()}
+    drawn: list[Choice] = []
+    is_base_alone = False
+    for choice in _in_drawn_order(space, seed):
+        if cost.of(choice) > target:
+            continue
+        config = space.apply(base, choice).sha256()
+        is_base_alone |= config in known
+        if config not in known:
+            known.add(config)
+            drawn.append(choice)
+        if len(drawn) == count:
+            break
+    if not drawn and not is_base_alone:
+        raise InputError(
+            f"space: none of {min(space.size, _MOST_TRIES)} candidates costs at most {target:g} of the baseline's; "
+            "a higher target or smaller choices are required"
+        )
+    return drawn
+
+
+def _in_drawn_order(space: Space, seed: int) -> Iterator[Choice]:
+    salt = f"search {seed}"
+    if space.size <= _LISTED:
+        places = np.argsort(uniform_hash(np.arange(space.size), salt), kind="stable")[:_MOST_TRIES]
+        yield from (space.number(int(place)) for place in places)
+        return
+    # A product of large spaces exceeds 64 bits: each decision is drawn by itself.
+    for number in range(_MOST_TRIES):
+        parts = uniform_hash(np.arange(len(space.decisions)), f"{salt} candidate {number}")
+        sizes = [len(decision.choices) for decision in space.decisions]
+        yield tuple(int(part * size) for part, size in zip(parts, sizes, strict=True))

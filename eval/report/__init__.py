@@ -1,13 +1,10 @@
-"""One HTML file with the results of one or more runs.
-
-The file needs nothing beside it and loads nothing: plots, style and one small script are inside, and it can be read
-without the script. All text of the runs is escaped. The same run directories give the same bytes.
-"""
+"""One HTML file with the results of one or more runs; the same run directories give the same bytes."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -15,10 +12,10 @@ from ctr.eval import display
 from ctr.eval.per_query_auc import SIZE_NAMES
 from ctr.eval.report.figures.along_pass import uses_event_time
 from ctr.eval.report.figures.calibration import calibration_figures
+from ctr.eval.report.figures.groups import query_size_figure
 from ctr.eval.report.figures.health import health_tables
 from ctr.eval.report.figures.metrics import loss_figures, paired_figures, progressive_figures
 from ctr.eval.report.figures.predictions import gain_figure, histogram_figures, lift_rows, lift_shares
-from ctr.eval.report.figures.query_sizes import query_size_figure
 from ctr.eval.report.figures.slices import slice_tables
 from ctr.eval.report.figures.traffic import traffic_figures
 from ctr.eval.report.figures.weights import weight_tables
@@ -35,50 +32,20 @@ _VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not signif
 
 
 @dataclass(frozen=True)
-class _ComparedMetric:
-    """A row of a comparison, as text.
-
-    Attributes:
-        bar: where the interval's low end, the difference and the interval's high end lie on a scale from 0 to
-            120 whose middle is a difference of 0; None without an interval.
-        no_interval: why there is no interval; empty where there is one.
-    """
-
-    title: str
-    first: str
-    second: str
-    difference: str
-    interval: str
-    relative: str
-    verdict: str
-    no_interval: str
-    sign: str
-    bar: tuple[float, ...] | None
-
-
-@dataclass(frozen=True)
 class _Compared:
-    """A run against the first one; `refusal` says why there is no comparison."""
+    """Run against the first one; `refusal` says why there is no comparison."""
 
     run: ShownRun
     comparison: RunComparison | None
-    metrics: list[_ComparedMetric]
+    metrics: list[dict[str, Any]]
     refusal: str
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Write the report of finished runs.
+    """Writes the report of finished runs, of which the others are compared with the first.
 
-    Args:
-        runs: run directories; the others are compared with the first.
-        out: the file to write, report.html in the first run directory by default. It appears whole or not at
-            all, and replaces nothing but a report.
-
-    Returns:
-        The file.
-
-    Raises:
-        InputError: a run cannot be read, or the file cannot be written, or is there and is no report.
+    The file appears whole or not at all, and replaces nothing but a report. Raises InputError: a run cannot
+    be read, or the file cannot be written, or is there and is no report.
     """
     if not runs:
         raise InputError("a report needs at least one run directory, got none")
@@ -89,11 +56,7 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 def render_report(runs: Sequence[Path]) -> str:
-    """The report as HTML.
-
-    Raises:
-        InputError: a run cannot be read.
-    """
+    """Renders the report as HTML; raises InputError where a run cannot be read."""
     shown = show_runs(runs)
     return render_page(
         _TEMPLATE,
@@ -103,7 +66,7 @@ def render_report(runs: Sequence[Path]) -> str:
         costs=COSTS,
         seed_note=SEED_NOTE,
         counts=COUNTS,
-        sizes=_sizes(shown),
+        sizes=[size for size in SIZE_NAMES if any((item.sizes["size"] == size).any() for item in shown)],
         environment_keys=list(dict.fromkeys(key for item in shown for key in item.environment)),
         period=_period(shown),
         subject=_subject(shown),
@@ -132,49 +95,45 @@ def _compare(first: ShownRun, other: ShownRun) -> _Compared:
     return _Compared(other, comparison, _compared_metrics(comparison), "")
 
 
-def _compared_metrics(comparison: RunComparison) -> list[_ComparedMetric]:
+def _compared_metrics(comparison: RunComparison) -> list[dict[str, Any]]:
     rows = []
     for name, row in comparison.metrics.to_dict("index").items():
         metric = str(name)
         low, high, difference = row["ci95_low"], row["ci95_high"], row["difference"]
         decimals = display.decimals_for(low, high)
         rows.append(
-            _ComparedMetric(
-                title=display.METRIC_TITLES[metric],
-                first=display.fixed(row["a"], decimals),
-                second=display.fixed(row["b"], decimals),
-                difference=display.fixed(difference, decimals, signed=True),
-                interval=display.interval(low, high, decimals, signed=True),
-                relative=display.fixed(row["relative_percent"], 2, signed=True),
-                verdict=row["verdict"],
-                no_interval=row["no_interval"],
-                sign=_VERDICT_SIGNS[row["verdict"]],
-                bar=_bar(low, difference, high),
-            )
+            {
+                "title": display.METRIC_TITLES[metric],
+                "first": display.fixed(row["a"], decimals),
+                "second": display.fixed(row["b"], decimals),
+                "difference": display.fixed(difference, decimals, signed=True),
+                "interval": display.interval(low, high, decimals, signed=True),
+                "relative": display.fixed(row["relative_percent"], 2, signed=True),
+                "verdict": row["verdict"],
+                "no_interval": row["no_interval"],
+                "sign": _VERDICT_SIGNS[row["verdict"]],
+                "bar": _bar(low, difference, high),
+            }
         )
     return rows
 
 
 def _bar(*ends: float) -> tuple[float, ...] | None:
+    """Low end, difference and high end on a scale from 0 to 120, whose middle is a difference of 0."""
     longest = max(map(abs, ends))
     if not 0 < longest < math.inf:
         return None
     return tuple(round(_BAR_MIDDLE + _BAR_HALF * end / longest, 1) for end in ends)
 
 
-def _sizes(runs: Sequence[ShownRun]) -> list[str]:
-    """The query sizes that occur in any run, ascending."""
-    return [size for size in SIZE_NAMES if any((shown.sizes["size"] == size).any() for shown in runs)]
-
-
 def _subject(runs: Sequence[ShownRun]) -> str:
-    """What the runs predict, and of which table; empty where that is not known or not the same."""
+    """Words for what the runs predict, and of which table; empty where that is not known or not the same."""
     subjects = {shown.subject for shown in runs}
     return f"Prediction of {text}" if len(subjects) == 1 and (text := str(next(iter(subjects)))) else ""
 
 
 def _period(runs: Sequence[ShownRun]) -> str:
-    """From which to which event time the windows reach; empty when their times do not spread them out."""
+    """Range of event times of the windows; empty when their times do not spread them out."""
     windows = pd.concat([shown.windows for shown in runs])
     if windows.empty or not uses_event_time([shown.windows for shown in runs]):
         return ""

@@ -1,4 +1,4 @@
-"""What a pass says of the features' ids: how many values are missing, how many share an id, which are frequent."""
+"""Health of the features' ids in a pass: missing values, shared ids, frequent ids."""
 
 import math
 from dataclasses import dataclass
@@ -15,12 +15,7 @@ _COUNTS = ("distinct_ids", "rows", "missing", "values", "new", "counted")
 
 @dataclass(frozen=True)
 class FrequentId:
-    """An id that occurs often.
-
-    Attributes:
-        name: what it stands for; of a hash, which does not say, the id itself.
-        share: of the feature's values, from every eighth batch, or where ids grow from all of them.
-    """
+    """An id that occurs often: what it stands for (of a hash the id itself), and its share of the values."""
 
     name: str
     share: float
@@ -28,70 +23,43 @@ class FrequentId:
 
 @dataclass(frozen=True)
 class Slots:
-    """The rows that ids of a feature have of their own.
+    """Rows that ids of a feature have of their own."""
 
-    Attributes:
-        occupancy: ids that have one.
-        capacity: how many may have one.
-        admitted: ids that got one, in the pass.
-        evicted: ids that lost it.
-        refused: occurrences of ids that were to get one while the feature was full.
-        shared: occurrences that were learned on a shared row.
-        occurrences: all of them.
-    """
-
-    occupancy: int
-    capacity: int
-    admitted: int
-    evicted: int
-    refused: int
-    shared: int
-    occurrences: int
+    occupancy: int  # ids that have one
+    capacity: int  # ids that may have one
+    admitted: int  # ids that got one, in the pass
+    evicted: int  # ids that lost it
+    refused: int  # occurrences of ids that were to get one while the feature was full
+    shared: int  # occurrences that were learned on a shared row
+    occurrences: int  # all of them
 
     @property
     def shared_share(self) -> float:
-        """Share of the occurrences that were learned on a shared row; NaN without any."""
         return self.shared / self.occurrences if self.occurrences else math.nan
 
     @property
     def refused_share(self) -> float:
-        """Share of the occurrences whose id found no room; NaN without any."""
         return self.refused / self.occurrences if self.occurrences else math.nan
 
 
 @dataclass(frozen=True)
 class FeatureHealth:
-    """The ids of a feature over a pass.
-
-    Attributes:
-        name: of the feature.
-        kind: category, number, text or cross.
-        hashed: whether values are hashed to ids, which do not say what they stand for.
-        buckets: number of ids, that of a missing value included; None where ids grow, and each value has its own.
-        distinct_ids: ids that occurred, but for that of a missing value; where ids grow those that have a row.
-        rows: rows of the pass.
-        missing: rows without a value.
-        values: values; more or fewer than rows for a feature with several a row.
-        new: values whose id was in no batch before; where ids grow, ids that were admitted.
-        top: the most frequent ids, the most frequent first.
-        slots: where ids grow.
-    """
+    """Ids of a feature over a pass."""
 
     name: str
-    kind: str
-    hashed: bool
-    buckets: int | None
-    distinct_ids: int
+    kind: str  # category, number, text or cross
+    hashed: bool  # whether values are hashed to ids, which do not say what they stand for
+    buckets: int | None  # that of a missing value included; None where ids grow
+    distinct_ids: int  # that occurred, but for that of a missing value; where ids grow those with a row
     rows: int
-    missing: int
-    values: int
-    new: int
-    top: tuple[FrequentId, ...]
-    slots: Slots | None = None
+    missing: int  # rows without a value
+    values: int  # more or fewer than rows for a feature with several a row
+    new: int  # values whose id was in no batch before; where ids grow, ids that were admitted
+    top: tuple[FrequentId, ...]  # the most frequent ids, the most frequent first
+    slots: Slots | None = None  # where ids grow
 
     @property
     def missing_share(self) -> float:
-        """Share of rows without a value; NaN without rows."""
         return self.missing / self.rows if self.rows else math.nan
 
     @property
@@ -101,10 +69,10 @@ class FeatureHealth:
 
     @property
     def distinct_values(self) -> float:
-        """How many distinct values were hashed, by how many ids they left unused (linear counting).
+        """Number of distinct values that were hashed, by how many ids they left unused (linear counting).
 
-        Whang, Vander-Zanden, Taylor, "A linear-time probabilistic counting algorithm", TODS 1990. Infinite where no id
-        is unused; where nothing is hashed, or ids grow, the number of ids that occurred.
+        Whang, Vander-Zanden, Taylor, "A linear-time probabilistic counting algorithm", TODS 1990. Infinite
+        where no id is unused; where nothing is hashed, or ids grow, the number of ids that occurred.
         """
         if not self.hashed or self.buckets is None:
             return float(self.distinct_ids)
@@ -115,7 +83,7 @@ class FeatureHealth:
 
     @property
     def shared_share(self) -> float:
-        """Expected share of the distinct values that share their id with another one; 0 where each has its own."""
+        """Expected share of the distinct values that share their id with another one."""
         if not self.hashed or self.buckets is None or self.distinct_values <= 1:
             return 0.0
         return (
@@ -129,10 +97,8 @@ class FeatureHealth:
 class DataHealth:
     """Content of data_health.json.
 
-    Attributes:
-        features: in the order of the schema.
-        slice_values: for each feature by which metrics are sliced what its ids stand for, None for a hash; also for the
-            families of constrained slices.
+    ``slice_values``: for each feature by which metrics are sliced what its ids stand for, None for a hash;
+    also for the families of constrained slices.
     """
 
     features: tuple[FeatureHealth, ...]
@@ -140,11 +106,7 @@ class DataHealth:
 
 
 def read_data_health(folder: Path) -> DataHealth:
-    """What a run wrote of its features.
-
-    Raises:
-        InputError: data_health.json is missing or damaged.
-    """
+    """Reads data_health.json; raises InputError where it is missing or damaged."""
     path = folder / "data_health.json"
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
@@ -184,11 +146,7 @@ def _feature(entry: dict[str, Any]) -> FeatureHealth:
 
 
 def id_name(value: str | None, one: object, grows: bool) -> str:
-    """What stands for an id: its value, or where that is not known the id.
-
-    Raises:
-        ValueError: it is no id.
-    """
+    """Name of an id: its value, or where that is not known the id; raises ValueError where it is no id."""
     if not isinstance(one, int) or isinstance(one, bool) or not -(2**63) <= one < 2**63:
         raise ValueError(f"id must be a whole number, got {one!r:.40}")
     if value is not None:

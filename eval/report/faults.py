@@ -1,4 +1,4 @@
-"""What went wrong in a run, for its report."""
+"""Faults of a run, for its report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +19,7 @@ _ROOTS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        title: what it is.
-        count: how often.
-        details: the first of them, or what they were, a line each.
-    """
+    """One kind of fault: how often it occurred, and the first of them, or what they were, a line each."""
 
     title: str
     count: float
@@ -33,15 +27,7 @@ class Fault:
 
 
 def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
-    """The kinds of faults that occurred in a run.
-
-    Args:
-        run: what was read.
-        rejects: rejected rows by reason.
-
-    Raises:
-        InputError: summary.json does not record them as described.
-    """
+    """Kinds of faults that occurred in a run; raises InputError where summary.json records them otherwise."""
     reasons = [f"{reason}: {display.amount(count)}" for reason, count in rejects.items()]
     quarantined = [_rollback(run, "quarantined", entry) for entry in _list(run, "quarantined")]
     skipped = [_rows(run, "skipped_ranges", rows) for rows in _list(run, "skipped_ranges")]

@@ -29,7 +29,7 @@ _POLICY = (
 
 
 def render_page(template: Path, **content: object) -> str:
-    """A template filled in, which may include those of this folder; all text of `content` escaped."""
+    """Fills in a template, which may include those of this folder; all text of `content` is escaped."""
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
@@ -55,27 +55,22 @@ def render_page(template: Path, **content: object) -> str:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page that `render_page` made."""
+    """Tells whether a file is a page that `render_page` made."""
     with path.open("rb") as file:
         start = file.read(_MARKED_WITHIN)
     return start[:15].lower() == b"<!doctype html>" and _MARK in start
 
 
 def check_page(path: Path) -> None:
-    """Refuse to write a page over anything but another one.
-
-    Raises:
-        InputError: what is there, and what is allowed.
-    """
+    """Refuses, by InputError, to write a page over anything but another one."""
     if fault := file_fault(path, "a report of ctr", is_page):
         raise InputError(fault)
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a file as UTF-8; it appears whole or not at all.
+    """Writes a file as UTF-8; it appears whole or not at all.
 
-    Raises:
-        InputError: it cannot be written, or the name is that of something else than a regular file.
+    Raises InputError where it cannot be written, or the name is that of something else than a regular file.
     """
     if what := irregular(path):
         raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")

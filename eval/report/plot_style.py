@@ -1,8 +1,8 @@
-"""How every plot looks, and how it becomes SVG that stands inside a page.
+"""Style of all plots, and their conversion to SVG that stands inside a page.
 
-Colors are those of a light page here, and become variables of the page's style, so that it may be dark. What belongs to
-a run carries its number (`of_run`), by which the page's script hides it; what is known of a point goes with the plot
-(`Hover`). The same data give the same bytes.
+Colors are those of a light page here, and become variables of the page's style, so that it may be dark. What
+belongs to a run carries its number (`of_run`), by which the page's script hides it. The same data give the
+same bytes.
 """
 
 import io
@@ -23,16 +23,14 @@ from matplotlib.ticker import FuncFormatter
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
 """Of Okabe and Ito, which people with any kind of color vision can distinguish."""
 DARK_COLORS = ("#4db1ee", "#ff8b4a", "#2fc99a", "#e79ccb", "#9ad6f7", "#ffc24d", "#d5dae0")
-"""The same on a dark page."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
-"""Fewer than the colors: the first 42 runs all look different."""
+MARKERS = ("o", "s", "^", "D", "v", "P")  # fewer than the colors: the first 42 runs all look different
 DASHES = ((), (5.0, 2.0), (1.5, 1.5), (6.0, 2.0, 1.5, 2.0))
 """Strokes and gaps of lines without markers: the first 28 look different."""
 
 INK = "#1f2933"
 QUIET = "#8a94a0"
 OTHER = "#7b8794"
-"""What belongs to no run, or to the class of examples that is not the plot's subject."""
+"""Color of what belongs to no run, or to the class of examples that is not the plot's subject."""
 _GRID = "#e4e7eb"
 _VARIABLES = {
     **{color.lower(): f"var(--run-{index})" for index, color in enumerate(COLORS)},
@@ -69,22 +67,16 @@ STYLE: dict[Any, Any] = {
 
 
 def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """A figure of that many inches, and its axes."""
+    """Makes a figure of that many inches, and its axes."""
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots()
 
 
 @dataclass
 class Hover:
-    """What is known of the points of a plot, for whoever points at them.
+    """Texts of the points of a plot, for whoever points at them."""
 
-    Attributes:
-        near: whether only the point nearest to the pointer is meant, and not that of every series at its place.
-        series: number of the run, axes, where the points lie in the units of the data, the heads of their texts and
-            the texts.
-    """
-
-    near: bool = False
+    near: bool = False  # only the point nearest to the pointer is meant, not one of every series
     series: list[tuple[int, Axes, Any, Any, Sequence[str], Sequence[str]]] = field(default_factory=list)
 
     def add(
@@ -96,16 +88,16 @@ class Hover:
         heads: Sequence[str],
         texts: Sequence[str],
     ) -> None:
-        """Add a series; points that are not finite are left out."""
+        """Adds a series; points that are not finite are left out."""
         self.series.append((run, axes, x, y, heads, texts))
 
     def has_course(self) -> bool:
-        """Whether there are two points at least, of one series where each is a line: less is no plot."""
+        """Tells whether there are two points at least, of one series where each is a line: less is no plot."""
         counts = [int(np.isfinite(np.asarray(one[3], np.float64)).sum()) for one in self.series]
         return (sum(counts) if self.near else max(counts, default=0)) > 1
 
     def as_json(self, height: float) -> str:
-        """As JSON, places in points from the upper left corner of an image of that height."""
+        """JSON with places in points from the upper left corner of an image of that height."""
         series = []
         for run, axes, x, y, heads, texts in self.series:
             along = np.asarray(axes.convert_xunits(x), np.float64)  # type: ignore[no-untyped-call]
@@ -120,7 +112,7 @@ class Hover:
 
 
 def of_run(index: int, artists: Artist | Iterable[Any]) -> None:
-    """Mark what belongs to a run, so that it can be hidden."""
+    """Marks what belongs to a run, so that it can be hidden."""
     for artist in [artists] if isinstance(artists, Artist) else artists:
         if isinstance(artist, Artist):
             artist.set_gid(f"run-{index}")
@@ -129,7 +121,7 @@ def of_run(index: int, artists: Artist | Iterable[Any]) -> None:
 
 
 def to_svg(figure: Figure, hover: Hover | None = None) -> str:
-    """The figure as an SVG element, its text as text; empty where what is known of it is no more than one point."""
+    """Converts a figure to an SVG element, its text as text; empty where it shows no more than one point."""
     if hover is not None and not hover.has_course():
         return ""
     stream = io.StringIO()
@@ -144,7 +136,11 @@ def to_svg(figure: Figure, hover: Hover | None = None) -> str:
     svg = re.sub(r"\s*<defs>\s*<style .*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _with_variable, svg)
+    svg = re.sub(
+        r"(fill|stroke): (#[0-9a-f]{6})",
+        lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
+        svg,
+    )
     referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: _without_id(match, referred), svg)
     if hover is not None:
@@ -153,12 +149,8 @@ def to_svg(figure: Figure, hover: Hover | None = None) -> str:
     return svg
 
 
-def _with_variable(match: re.Match[str]) -> str:
-    return f"{match[1]}: {_VARIABLES.get(match[2], match[2])}"
-
-
 def _without_id(match: re.Match[str], referred: set[str]) -> str:
-    """What stands for an id: itself where something refers to it; the number of a run; nothing."""
+    """Keeps an id to which something refers; of others the number of a run, or nothing."""
     if match[1] in referred:
         return match[0]
     run = re.fullmatch(r"run-(\d+)", match[1])
@@ -166,5 +158,5 @@ def _without_id(match: re.Match[str], referred: set[str]) -> str:
 
 
 def thousands() -> FuncFormatter:
-    """Numbers at ticks with thousands parted, with as many decimals as they have up to two."""
+    """Ticks with thousands parted, with as many decimals as they have up to two."""
     return FuncFormatter(lambda value, _: f"{value:,.2f}".rstrip("0").rstrip("."))

@@ -1,5 +1,6 @@
-"""A run as a report shows it."""
+"""A run as a report shows it, and the table and label that it is about."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,28 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ctr.eval import display
+from ctr.eval import display, run_files
 from ctr.eval.arrays import IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.plot_style import COLORS
-from ctr.eval.report.subject import Subject, subject_of
 from ctr.eval.run_comparison import COSTS
-from ctr.eval.run_files import (
-    METRICS,
-    Run,
-    config_text,
-    count_rejects,
-    distinct_names,
-    read_default_slices,
-    read_environment,
-    read_run,
-    read_timeline,
-    read_weight_spectra,
-    read_windows,
-)
 from ctr.eval.timeline import Timeline, typical_size
 from ctr.eval.weight_spectra import WeightSpectrum
 
@@ -43,69 +30,83 @@ COUNTS = {
 }
 """Entries of summary.json that say how the pass went, with their titles."""
 
-SIGNS = "●■▲◆▼✚"
-"""`plot_style.MARKERS` as text."""
+SIGNS = "●■▲◆▼✚"  # `plot_style.MARKERS` as text
 
-MAX_WINDOWS = 400
-"""Points of a line in a plot; the windows of a longer pass are drawn several at a time."""
+MAX_WINDOWS = 400  # points of a line in a plot; the windows of a longer pass are drawn several at a time
 _SMALLEST_POINT = 40
-"""A window with less than this part of the pass, and much smaller than most, is drawn together with its neighbors."""
+"""A window with less than this part of the pass, and much smaller than most, is drawn with its neighbors."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Table and label of a run, as far as its log, where it still is, tells; both may be empty."""
+
+    table: str  # the file that the log was made of, with the number of others; else the name of the log
+    label: str  # the column of the label, or the rule on it
+
+    def __str__(self) -> str:
+        label = self.label or "clicks"
+        return f"{label} in {self.table}" if self.table else self.label
+
+
+def subject_of(run: Path) -> Subject:
+    """Reads the subject of a run; empty where its checkpoint does not say which log it has read."""
+    states = sorted((run / "checkpoints").glob("*/state.json"))
+    found = _json(states[-1]).get("log") if states else None
+    if not isinstance(found, str) or not found:
+        return Subject("", "")
+    log = Path(found)
+    ingested = _json(log / ".ingest" / "state.json")
+    inputs = ingested.get("inputs")
+    names = [one.get("name") for one in inputs if isinstance(one, dict)] if isinstance(inputs, list) else []
+    files = list(dict.fromkeys(Path(name).name for name in names if isinstance(name, str) and name))
+    # The name of a folder called log says nothing.
+    table = f"{log.parent.name}/{log.name}" if log.name == "log" and log.parent.name else log.name
+    if files:
+        table = f"{files[0]} and {len(files) - 1} more files" if len(files) > 2 else " and ".join(files)
+    label = ingested.get("label")
+    return Subject(table, label if isinstance(label, str) else "")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Object of a JSON file; empty where there is none, or it is damaged: nothing but words hang on it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run with its name, its color and its tables.
-
-    Attributes:
-        name: distinguishes the run from the others.
-        index: its place among the runs.
-        color: its color in all plots, for a style.
-        sign: its marker in all plots.
-        run: what was read.
-        has_default_slices: whether its slices are those of the features that differ most, and none are configured.
-        subject: the table and the label that it is about.
-        summary: the metrics, with intervals and tables, as `ProgressiveMetrics.summary` gives them.
-        windows: the windows of the pass, at most `MAX_WINDOWS`.
-        windows_read: how many windows the pass has.
-        timeline: sums over time, at most `MAX_WINDOWS` entries.
-        health: what the pass says of the features' ids.
-        deciles: calibration by decile of prediction.
-        sizes: PerQueryAUC by query size.
-        config: text of config.yaml.
-        environment: keys and values of environment.json.
-        costs: what it costs, for each of `COSTS`.
-        counts: how the pass went, for each of `COUNTS`.
-        faults: what went wrong.
-        weights: spectra of the weight matrices; None when the run did not write them.
-    """
+    """A run with its name, its look in all plots, and its tables."""
 
     name: str
-    index: int
+    index: int  # its place among the runs
     color: str
-    sign: str
-    run: Run
-    has_default_slices: bool
+    sign: str  # its marker
+    run: run_files.Run
+    has_default_slices: bool  # of the features that differ most: none are configured
     subject: Subject
-    summary: dict[str, Any]
-    windows: pd.DataFrame
-    windows_read: int
-    timeline: Timeline
+    summary: dict[str, Any]  # as of `ProgressiveMetrics.summary`
+    windows: pd.DataFrame  # at most `MAX_WINDOWS`
+    windows_read: int  # how many the pass has
+    timeline: Timeline  # at most `MAX_WINDOWS` entries
     health: DataHealth
-    deciles: pd.DataFrame
-    sizes: pd.DataFrame
+    deciles: pd.DataFrame  # calibration by decile of prediction
+    sizes: pd.DataFrame  # PerQueryAUC by query size
     config: str
     environment: dict[str, str]
-    costs: dict[str, float | None]
-    counts: dict[str, float | None]
+    costs: dict[str, float | None]  # for each of `COSTS`
+    counts: dict[str, float | None]  # for each of `COUNTS`
     faults: list[Fault]
-    weights: list[WeightSpectrum] | None
+    weights: list[WeightSpectrum] | None  # None when the run did not write them
 
     def value(self, metric: str) -> str:
         """A metric, with as many digits as its interval deserves."""
         return display.fixed(self.summary[metric], display.decimals_for(*self.summary[f"{metric}_ci95"]))
 
     def bounds(self, metric: str) -> str:
-        """The interval of a metric."""
         low, high = self.summary[f"{metric}_ci95"]
         return display.interval(low, high, display.decimals_for(low, high))
 
@@ -115,7 +116,6 @@ class ShownRun:
 
     @property
     def headline_sentence(self) -> str:
-        """Accuracy, calibration, and what was learned beyond the base rate, in words."""
         rows = display.amount(self.summary["examples"])
         auc = self.headline("auc")
         accuracy = (
@@ -130,7 +130,6 @@ class ShownRun:
         return f"Over {rows} rows {accuracy}; {ratio}. {self._learned()}"
 
     def _learned(self) -> str:
-        """How the logloss compares with that of the base rate."""
         entropy, (low, high) = self.summary["normalized_entropy"], self.summary["normalized_entropy_ci95"]
         if entropy is None:
             return "Without both clicks and non-clicks there is no base rate to compare with."
@@ -147,7 +146,7 @@ class ShownRun:
 
     @property
     def calibration(self) -> tuple[str, str]:
-        """How predicted and actual clicks compare: a class of the page's style (good, near, wrong) and words."""
+        """Verdict on predicted over actual clicks: a class of the page's style (good, near, wrong) and words."""
         found = self.summary["calibration_ratio"], *self.summary["calibration_ratio_ci95"]
         return judge(*found), describe(*found)
 
@@ -162,17 +161,13 @@ class ShownRun:
 
 
 def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
-    """Read finished runs.
-
-    Raises:
-        InputError: a run cannot be read, or is given twice.
-    """
+    """Reads finished runs; raises InputError where one cannot be read, or is given twice."""
     shown = []
     for index, (folder, name, run) in enumerate(
-        zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
+        zip(folders, run_files.distinct_names(folders), map(run_files.read_run, folders), strict=True)
     ):
-        windows, timeline = read_windows(folder), read_timeline(folder)
-        summary, default_slices = run.metrics.summary(), read_default_slices(folder)
+        windows, timeline = run_files.read_windows(folder), run_files.read_timeline(folder)
+        summary, default_slices = run.metrics.summary(), run_files.read_default_slices(folder)
         run.metrics.slices.update(default_slices)
         shown.append(
             ShownRun(
@@ -190,22 +185,22 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 health=read_data_health(folder),
                 deciles=calibration_buckets(run.metrics.auc),
                 sizes=run.metrics.per_query_auc.by_size(),
-                config=config_text(folder),
-                environment=flat_environment(read_environment(folder)),
+                config=run_files.config_text(folder),
+                environment=flat_environment(run_files.read_environment(folder)),
                 costs={key: run.number(key) for key in COSTS},
                 counts={key: run.number(key) for key in COUNTS},
-                faults=faults_of(run, count_rejects(folder)),
-                weights=read_weight_spectra(folder),
+                faults=faults_of(run, run_files.count_rejects(folder)),
+                weights=run_files.read_weight_spectra(folder),
             )
         )
     return shown
 
 
 def point_starts(examples: IntArray) -> IntArray:
-    """The windows at which the points of a plot begin, ascending from 0, from the windows' sizes [W].
+    """Windows at which the points of a plot begin, ascending from 0, from the windows' sizes [W].
 
-    A point is one window; but a point is never of less than the fortieth part of the pass and of half as many examples
-    as most windows have, and there are at most `MAX_WINDOWS`.
+    A point is one window; but a point is never of less than the fortieth part of the pass and of half as
+    many examples as most windows have, and there are at most `MAX_WINDOWS`.
     """
     if not len(examples):
         return np.zeros(0, np.int64)
@@ -237,14 +232,14 @@ def _merged(windows: pd.DataFrame, starts: IntArray) -> pd.DataFrame:
             **{name: grouped[name].sum() for name in ("window_examples", "queries_scored", "weight_sum")},
         }
     )
-    ends = [f"{metric}_{end}" for metric in METRICS for end in ("low", "high")]
+    ends = [f"{metric}_{end}" for metric in run_files.METRICS for end in ("low", "high")]
     for name in (column for column in windows if column not in merged and column not in ends):
         weight = windows["queries_scored" if name == "per_query_auc" else "weight_sum"].fillna(0.0)
         known = windows[name].notna()
         weight = weight.where(known, 0.0)
         total = weight.groupby(group).sum()
         merged[name] = ratio((windows[name].fillna(0.0) * weight).groupby(group).sum(), total)
-        if name in METRICS:
+        if name in run_files.METRICS:
             margin = (windows[f"{name}_high"] - windows[f"{name}_low"]) / 2
             spread = ratio(np.sqrt(((margin * weight) ** 2).groupby(group).sum(min_count=1)), total)
             merged[f"{name}_low"], merged[f"{name}_high"] = merged[name] - spread, merged[name] + spread
@@ -252,7 +247,7 @@ def _merged(windows: pd.DataFrame, starts: IntArray) -> pd.DataFrame:
 
 
 def flat_environment(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of environment.json as words: those of an object each for itself, lists with commas."""
+    """Entries of environment.json as words: those of an object each for itself, lists with commas."""
     flat: dict[str, str] = {}
     for key, value in environment.items():
         if isinstance(value, dict):

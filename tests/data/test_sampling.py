@@ -13,8 +13,8 @@ from ctr.config import apply_settings, dump_yaml, parse_model, read_yaml
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.sampling import Decisions, SamplingConfig, condition_names, decide
 from ctr.data.time_range import TimeRange
-from ctr.eval.buckets import query_bucket
 from ctr.eval.logistic import row_logloss
+from ctr.eval.states import query_bucket
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
 

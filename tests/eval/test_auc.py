@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from ctr.eval.auc import StreamingAUC, roc_auc
-from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.intervals import deletions
 from ctr.eval.rows import scored_rows
+from ctr.eval.states import query_bucket
 
 LOGITS = st.integers(-40, 40).map(lambda tenth: tenth / 10)
 ROWS = st.lists(st.tuples(st.booleans(), LOGITS, st.integers(0, 3)), min_size=1, max_size=40)
@@ -122,17 +122,6 @@ def test_clipped_logits_are_counted_and_tied() -> None:
     assert auc.result() == pytest.approx(3.0 / 6)
 
 
-def test_replicates_repeat_whole_buckets(make_log: Callable[..., Any]) -> None:
-    log = make_log(3, queries=60)
-    multiplicity = np.random.default_rng(0).integers(0, 4, (5, BUCKETS)).astype(float)
-    replicates = stream(log).replicates(multiplicity)
-    for row, times in enumerate(multiplicity[:, query_bucket(log.query_id)]):
-        expected = roc_auc(log.label, floor_to(log.logit, 1 / 32), log.weight * times)
-        assert replicates[row] == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ValueError, match=r"multiplicity must have shape \[R, 256\], got \(256,\)"):
-        stream(log).replicates(np.ones(BUCKETS))
-
-
 def test_estimate_leaves_out_one_bucket_each(make_log: Callable[..., Any]) -> None:
     log = make_log(4, queries=60)
     # Without the bucket of the first query, whose weight dwarfs all others', these still count.
@@ -178,7 +167,9 @@ def test_interval_is_undefined_when_coarse_bins_tie_what_fine_bins_tell_apart() 
 def test_occupied_buckets_are_those_with_weight() -> None:
     auc = StreamingAUC()
     auc.update(scored_rows([0, 1, 1], [0, 0, 0], [1, 0, 2], [10, 11, 12]))
-    np.testing.assert_array_equal(np.flatnonzero(auc.occupied()), np.sort(query_bucket(np.array([10, 12]))))
+    np.testing.assert_array_equal(
+        np.flatnonzero(auc.estimate().occupied), np.sort(query_bucket(np.array([10, 12])))
+    )
     assert deletions()[0, 0] == 0
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 from scipy import stats
 
-from ctr.eval.buckets import BUCKETS, query_bucket
+from ctr.eval.states import BUCKETS, query_bucket
 
 
 def test_hash_is_splitmix64() -> None:

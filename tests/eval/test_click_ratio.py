@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.calibration import Calibration
 from ctr.eval.click_ratio import FEW_CLICKS, click_ratio_interval, describe, judge, poisson_limits
 from ctr.eval.rows import scored_rows
+from ctr.eval.states import BUCKETS, query_bucket
 
 
 @pytest.mark.parametrize("count", range(1, FEW_CLICKS))

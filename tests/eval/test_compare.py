@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from ctr.eval.buckets import query_bucket
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.logistic import sigmoid
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.states import query_bucket
 
 
 def stream(log: Any, noise: float = 0.0, shift: float = 0.0) -> ProgressiveMetrics:

@@ -8,7 +8,6 @@ from scipy import special, stats
 from threadpoolctl import threadpool_limits
 
 from ctr.eval.auc import StreamingAUC
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.calibration import Calibration
 from ctr.eval.intervals import (
     Estimate,
@@ -22,6 +21,7 @@ from ctr.eval.intervals import (
 from ctr.eval.logloss import Logloss
 from ctr.eval.per_query_auc import PerQueryAUC
 from ctr.eval.rows import ScoredRows, scored_rows
+from ctr.eval.states import BUCKETS
 from jackknife import degrees_of
 
 

@@ -3,7 +3,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from ctr.eval.keyed_sums import KeyedSums
+from ctr.eval.calibration import KeyedSums
 
 
 def test_agrees_with_a_dict_while_it_grows() -> None:

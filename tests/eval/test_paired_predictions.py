@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctr.eval.paired_predictions import last_half, pair_predictions
+from ctr.eval.prediction_difference import last_half, pair_predictions
 from run_directories import make_rows, predict, write_predictions
 
 

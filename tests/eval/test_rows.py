@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr.eval.buckets import query_bucket
 from ctr.eval.rows import scored_rows
+from ctr.eval.states import query_bucket
 
 GOOD: dict[str, Any] = {
     "label": np.array([0, 1, 0]),

@@ -11,11 +11,11 @@ from scipy import stats
 
 import run_directories
 from ctr.cli import main
-from ctr.eval.buckets import query_bucket
-from ctr.eval.paired_predictions import pair_predictions
+from ctr.eval.prediction_difference import pair_predictions
 from ctr.eval.report import render_report
 from ctr.eval.run_comparison import NotComparableError, compare_runs, differing_keys
 from ctr.eval.run_files import COMPARED, distinct_names
+from ctr.eval.states import query_bucket
 from ctr.io.errors import InputError
 from jackknife import margin_of
 from run_directories import make_rows, predict, write_predictions, write_run
@@ -132,7 +132,7 @@ def test_intervals_are_those_of_a_jackknife_over_the_buckets(few_rows, tmp_path)
         for metric in COMPARED:
             replicates[metric].append(b[metric] - a[metric])
     # Buckets without a scored query do not count for PerQueryAUC: there the replicate is the metric itself.
-    scored = comparison.run_a.metrics.per_query_auc.occupied().sum()
+    scored = comparison.run_a.metrics.per_query_auc.estimate().occupied.sum()
     for metric, row in comparison.metrics.iterrows():
         own = replicates[metric]
         if metric == "per_query_auc":

@@ -171,7 +171,7 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
         return [_file_of(run_folder(folder), name).read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
-        from ctr.eval.paired_predictions import pair_predictions
+        from ctr.eval.prediction_difference import pair_predictions
         from ctr.eval.report.data_health import read_data_health
         from ctr.eval.report.faults import faults_of
         from ctr.eval.report.shown_run import show_runs

@@ -14,12 +14,10 @@ from ctr.data.time_range import TimeRange
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.io.errors import InputError
 from ctr.search.cost import Cost
-from ctr.search.draws import draw_candidates
 from ctr.search.judge import metrics_from
-from ctr.search.prefix import find_prefixes
 from ctr.search.record import Rung, Tried
 from ctr.search.space import Decision, Space
-from ctr.search.trials import Candidate, halve
+from ctr.search.trials import Candidate, draw_candidates, find_prefixes, halve
 from ctr.training.config import TrainConfig
 from small_runs import draw_examples, publish
 

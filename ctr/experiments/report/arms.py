@@ -1,4 +1,4 @@
-"""What the runs of each arm of an experiment measured, and each arm against its reference."""
+"""Measurements of the runs of each arm of an experiment, and each arm against its reference."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ctr.eval.auc import StreamingAUC
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.compare import ScoredExamples, is_beyond_noise, scored_examples
 from ctr.eval.intervals import Estimate, difference, mean, quotient
-from ctr.eval.paired_predictions import ALWAYS, last_half, pair_predictions
+from ctr.eval.prediction_difference import ALWAYS, last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, config_text, metrics_between, prediction_parts, read_environment
 from ctr.experiments.plan import Plan, PlannedArm
@@ -21,21 +21,14 @@ from ctr.experiments.report.files import Ending, open_run
 from ctr.experiments.report.slices import FamilyBias, family_biases
 from ctr.io.errors import InputError
 
-CHANGED = ("per_query_auc", "auc", "logloss")
-"""The metrics whose change is reported."""
+CHANGED = ("per_query_auc", "auc", "logloss")  # metrics whose change is reported
 PARTS = ("late", "whole")
-"""Parts over which PD is reported: the last half of the time of the pass, or of what is scored, and all of it."""
+"""Parts over which PD is reported: the last half of the time that is scored, and all of it."""
 
 
 @dataclass(frozen=True)
 class RunOutcome(Ending):
-    """How a planned run ended, and what it was made with; of a run that is not finished all of that is empty.
-
-    Attributes:
-        config: config.yaml as it stands.
-        config_sha256: identifies the configuration.
-        environment: content of environment.json.
-    """
+    """Ending of a planned run, and what it was made with, which is empty for a run that is not finished."""
 
     config: str = ""
     config_sha256: str = ""
@@ -44,87 +37,53 @@ class RunOutcome(Ending):
 
 @dataclass(frozen=True)
 class PredictionPairs:
-    """PD of the pairs of an arm's seeds (FF section 5).
+    """PD of the pairs of an arm's seeds (FF section 5)."""
 
-    Attributes:
-        pairs: for each of `PARTS`, by pair of seeds.
-        unavailable: why there are none; else empty.
-    """
-
-    pairs: Mapping[str, Mapping[tuple[int, int], Estimate]]
-    unavailable: str
+    pairs: Mapping[str, Mapping[tuple[int, int], Estimate]]  # for each of `PARTS`, by pair of seeds
+    unavailable: str  # why there are none; else empty
 
 
 @dataclass(frozen=True)
 class MeasuredArm:
-    """What the finished runs of an arm say.
-
-    Attributes:
-        plan: the arm.
-        outcomes: of all its runs.
-        estimates: of finished runs: by seed, then by metric.
-        scored: of finished runs: by seed, which examples they scored.
-        deciles: calibration by decile of prediction, of all finished runs together; None without any.
-        prediction_pairs: PD of its runs.
-        slices: of finished runs: by seed, the bias of the slices of each family.
-    """
+    """Measurements of the finished runs of an arm, by seed, and the outcomes of all of them."""
 
     plan: PlannedArm
     outcomes: list[RunOutcome]
     estimates: Mapping[int, Mapping[str, Estimate]]
     scored: Mapping[int, ScoredExamples]
-    deciles: pd.DataFrame | None
+    deciles: pd.DataFrame | None  # of all finished runs together; None without any
     prediction_pairs: PredictionPairs
-    slices: Mapping[int, Mapping[str, FamilyBias]]
+    slices: Mapping[int, Mapping[str, FamilyBias]]  # bias by family
 
     def metric(self, name: str) -> Estimate | None:
-        """The mean over finished seeds; None without any."""
+        """Mean over finished seeds; None without any."""
         found = [of_seed[name] for of_seed in self.estimates.values()]
         return mean(found) if found else None
 
 
 @dataclass(frozen=True)
 class MetricChange:
-    """A metric of an arm against its reference's, at the same seeds.
+    """A metric of an arm against its reference's, at the same seeds."""
 
-    Attributes:
-        difference: mean over the seeds of the differences.
-        percent: the same in percent of the reference's mean.
-        by_seed: difference of each seed.
-        percent_by_seed: the same in percent of the reference's at this seed.
-        significant: the interval over queries excludes 0, and the differences of all seeds have one sign; None where
-            there is no interval.
-    """
-
-    difference: Estimate
-    percent: Estimate
+    difference: Estimate  # mean over the seeds of the differences
+    percent: Estimate  # of the reference's mean
     by_seed: Mapping[int, float]
-    percent_by_seed: Mapping[int, float]
-    significant: bool | None
+    percent_by_seed: Mapping[int, float]  # of the reference's at this seed
+    significant: bool | None  # interval excludes 0, seeds have one sign; None: no interval
 
 
 @dataclass(frozen=True)
 class PairChange:
-    """What the pairs of an arm's seeds differ by, PD for one, against its reference's, over the pairs of both.
+    """Difference of the pairs of an arm's seeds, PD for one, against its reference's, over the pairs of both."""
 
-    Attributes:
-        ratio: of the means over the pairs.
-        by_pair: of each pair.
-    """
-
-    ratio: Estimate
+    ratio: Estimate  # of the means over the pairs
     by_pair: Mapping[tuple[int, int], float]
 
 
 def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | None]:
-    """Reads the runs of all arms, one arm at a time.
+    """Reads the runs of all arms, and the query time with which the late part begins, if any was recorded.
 
-    Returns:
-        The arms in the order of the plan, and the query time, in microseconds, with which the late part of the
-        pass begins; None when no run recorded predictions.
-
-    Raises:
-        InputError: a run read another log than the rest, or its calibration by slice is damaged.
+    Raises InputError: a run read another log than the rest, or its calibration by slice is damaged.
     """
     late_from = _late_from(folder, plan)
     arms = []
@@ -136,10 +95,9 @@ def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | Non
 
 
 def metric_changes(arm: MeasuredArm, reference: MeasuredArm) -> dict[str, MetricChange]:
-    """Each of `CHANGED` of an arm against its reference's, at the seeds that both finished.
+    """Compares each of `CHANGED` of an arm with its reference's, at the seeds that both finished.
 
-    Raises:
-        NotComparableError: they have no finished seed in common, or scored different examples.
+    Raises NotComparableError: they have no finished seed in common, or scored different examples.
     """
     seeds = [seed for seed in arm.estimates if seed in reference.estimates]
     if not seeds:
@@ -173,7 +131,7 @@ def prediction_change(arm: MeasuredArm, reference: MeasuredArm, part: str) -> Pa
 def pair_change(
     ours: Mapping[tuple[int, int], Estimate], theirs: Mapping[tuple[int, int], Estimate]
 ) -> PairChange | None:
-    """What pairs of an arm's seeds differ by over what its reference's do; None without a common pair."""
+    """Compares what pairs of an arm's seeds differ by with its reference's; None without a common pair."""
     common = [pair for pair in ours if pair in theirs]
     if not common:
         return None
@@ -184,7 +142,7 @@ def pair_change(
 
 
 def metric_change(ours: Mapping[int, Estimate], theirs: Mapping[int, Estimate]) -> MetricChange:
-    """A metric against another one's, both at the same seeds, at least one, and over the same examples."""
+    """Compares a metric with another one's, both at the same seeds, at least one, and over the same examples."""
     differences = {seed: difference(theirs[seed], own) for seed, own in ours.items()}
     change = mean(list(differences.values()))
     by_seed = {seed: float(one.point) for seed, one in differences.items()}
@@ -288,7 +246,7 @@ def _prediction_pairs(
 
 
 def _late_from(folder: Path, plan: Plan) -> int | None:
-    """Where the late part of the pass begins, by the first run whose predictions can be read."""
+    """Query time with which the late part begins, by the first run whose predictions can be read."""
     for arm in (plan.arm(plan.baseline), *plan.arms):
         for planned in arm.runs:
             if (folder / planned.folder / "summary.json").exists():

@@ -1,7 +1,8 @@
-"""What an arm costs, as a multiple of what its reference costs.
+"""Costs of an arm as multiples of its reference's.
 
-A pass costs the time, or the FLOPs, of learning from a row, times the rows learned from: one that samples its log
-takes the same steps, only fewer. Times are those of steps by turns with the baseline's: quartiles over the rounds.
+A pass costs the time, or the FLOPs, of learning from a row, times the rows learned from: one that samples
+its log takes the same steps, only fewer. Times are those of steps by turns with the baseline's: quartiles
+over the rounds.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from ctr.experiments.report.files import ArmCosts
 
 @dataclass(frozen=True)
 class Multiple:
-    """A cost as a multiple of another, with its quartiles where they are known."""
+    """Cost as a multiple of another, with its quartiles where they are known."""
 
     value: float
     low: float | None = None
@@ -20,14 +21,7 @@ class Multiple:
 
 @dataclass(frozen=True)
 class CostChange:
-    """Costs as multiples of the reference's; None where unknown.
-
-    Attributes:
-        train_time: of a pass.
-        train_flops: of a pass.
-        inference_time: of scoring a row.
-        inference_flops: of scoring a row.
-    """
+    """Costs of a pass, and of scoring a row, as multiples of the reference's; None where unknown."""
 
     train_time: Multiple | None
     train_flops: Multiple | None
@@ -60,12 +54,9 @@ def pass_flops(costs: ArmCosts) -> float | None:
 
 
 def cost_change(own: ArmCosts | None, reference: ArmCosts | None, baseline: ArmCosts | None) -> CostChange:
-    """Costs as multiples of a reference's.
+    """Costs of an arm as multiples of a reference's.
 
-    Args:
-        own: of the arm.
-        reference: of the arm to compare with.
-        baseline: of the arm that times are multiples of. Against another one, the quartiles of both make a range.
+    Times are multiples of the baseline's. Against another reference, the quartiles of both make a range.
     """
     if own is None or reference is None:
         return UNKNOWN
@@ -84,7 +75,6 @@ def cost_change(own: ArmCosts | None, reference: ArmCosts | None, baseline: ArmC
 
 
 def _per_row(own: ArmCosts, baseline: ArmCosts) -> float | None:
-    """What turns a ratio of steps into one of rows."""
     return _over(baseline.batch_rows, own.batch_rows)
 
 

@@ -1,4 +1,4 @@
-"""What an experiment leaves in its folder beside its plan: the costs, and how each run and each loop ended.
+"""Files of an experiment beside its plan: the costs, and how each run and each loop ended.
 
 Every fault of a file becomes an `InputError` that names the file and the key.
 """
@@ -19,35 +19,22 @@ Quartiles = tuple[Amount, Amount, Amount]
 
 
 class ArmCosts(Record):
-    """What an arm costs; None where it was not measured.
+    """Costs of an arm; None where it was not measured."""
 
-    Attributes:
-        train_flops: for each example learned from.
-        inference_flops: for each example scored.
-        dense_parameters: weights of the dense part.
-        embedding_parameters: weights of the embeddings.
-        step_ms: median of a training step.
-        step_ratio: quartiles of the step's time as a multiple of the baseline's in the same round.
-        batch_rows: rows of a step.
-        inference_ms: median of a forward pass over a batch.
-        inference_ratio: its quartiles as a multiple of the baseline's in the same round.
-        learned_share: rows learned from, as a share of the log's.
-    """
-
-    train_flops: Amount | None = None
-    inference_flops: Amount | None = None
+    train_flops: Amount | None = None  # for each example learned from
+    inference_flops: Amount | None = None  # for each example scored
     dense_parameters: Amount | None = None
     embedding_parameters: Amount | None = None
-    step_ms: Amount | None = None
-    step_ratio: Quartiles | None = None
+    step_ms: Amount | None = None  # median of a training step
+    step_ratio: Quartiles | None = None  # quartiles, of the baseline's in the same round
     batch_rows: Amount | None = None
-    inference_ms: Amount | None = None
-    inference_ratio: Quartiles | None = None
-    learned_share: Amount | None = None
+    inference_ms: Amount | None = None  # median of a forward pass over a batch
+    inference_ratio: Quartiles | None = None  # as step_ratio
+    learned_share: Amount | None = None  # rows learned from, of the log's
 
 
 class Costs(Record):
-    """What the arms cost, by name; ``rounds`` of timing, and FLOPs of the teachers."""
+    """Costs of the arms, by name; ``rounds`` of timing, and FLOPs of the teachers."""
 
     arms: dict[str, ArmCosts] = {}
     rounds: int | None = None
@@ -56,23 +43,16 @@ class Costs(Record):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a planned run, or its loop, ended.
-
-    Attributes:
-        seed: the seed of the run.
-        folder: its directory, relative to the experiment's.
-        state: finished, failed, missing, or unreadable.
-        reason: why it is not finished; else empty.
-    """
+    """Ending of a planned run, or of its loop."""
 
     seed: int
-    folder: str
-    state: str
-    reason: str = ""
+    folder: str  # relative to the experiment's
+    state: str  # finished, failed, missing, or unreadable
+    reason: str = ""  # why it is not finished; else empty
 
 
 class LoopDay(Record):
-    """What a day of a loop showed: ``examples`` are ads; ``revenue`` is in the bids' currency."""
+    """Counts of a day of a loop: ``examples`` are ads; ``revenue`` is in the bids' currency."""
 
     queries: int
     examples: int
@@ -81,17 +61,13 @@ class LoopDay(Record):
 
 
 class Loop(Record):
-    """What a loop showed, day by day."""
+    """Counts of a loop, day by day."""
 
     days: list[LoopDay]
 
 
 def read_costs(folder: Path) -> Costs:
-    """Reads costs.json; nothing is known without one.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Reads costs.json; nothing is known without one."""
     path = folder / "costs.json"
     return read_record(path, Costs) if path.exists() else Costs()
 
@@ -134,7 +110,7 @@ def _unfinished(folder: Path, failure: str, seed: int, own_folder: str) -> Endin
 
 
 def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:
-    """Why teachers and samplings are not there, by a name for people; runs that need one are missing."""
+    """Reasons why teachers and samplings are not there, by a name; runs that need one are missing."""
     files = {
         f"teacher {teacher.name}": f"teacher-{glob.escape(teacher.name)}-seed-*.txt"
         for teacher in plan.teachers

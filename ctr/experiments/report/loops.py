@@ -1,4 +1,4 @@
-"""What the runs of an arm show when they serve, and how retrains differ in it (FF 7.3, table 3)."""
+"""Serving loops of an arm: what its runs show, and how retrains differ in it (FF 7.3, table 3)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr.eval.ads_churn import MEASURES, AdsChurn, compare_loops
+from ctr.eval.ads_churn import MEASURES, compare_loops
 from ctr.eval.arrays import ratio
 from ctr.eval.intervals import Estimate, mean
 from ctr.experiments.plan import Plan, PlannedArm
@@ -16,54 +16,40 @@ from ctr.experiments.report.files import Ending, Loop, open_loop
 from ctr.io.errors import InputError
 
 SHOWN = ("ads_per_query", "clicks_per_1000_queries", "revenue_per_1000_queries")
-"""What is reported of each loop; all queries of its days count."""
+"""Numbers reported of each loop; all queries of its days count."""
 
 
 @dataclass(frozen=True)
 class MeasuredLoops:
-    """What the finished loops of an arm say.
-
-    Attributes:
-        outcomes: of all its loops.
-        shown: of finished loops: by seed, each of `SHOWN`.
-        churn: for each of `ctr.eval.ads_churn.MEASURES`, by pair of seeds.
-        signed: by pair of seeds, the mean number of ads of a query by the first seed less that by the second, over
-            half of their sum.
-        unavailable: why there is no churn; else empty.
-    """
+    """Measurements of the finished loops of an arm, and the outcomes of all of them."""
 
     outcomes: list[Ending]
-    shown: Mapping[int, Mapping[str, float]]
-    churn: Mapping[str, Mapping[tuple[int, int], Estimate]]
-    signed: Mapping[tuple[int, int], float]
-    unavailable: str
+    shown: Mapping[int, Mapping[str, float]]  # by seed, each of `SHOWN`
+    churn: Mapping[str, Mapping[tuple[int, int], Estimate]]  # by measure and pair of seeds
+    signed: Mapping[tuple[int, int], float]  # mean ads of a query, first seed less second, over half the sum
+    unavailable: str  # why there is no churn; else empty
 
     def mean_shown(self, name: str) -> float | None:
-        """The mean of one of `SHOWN` over finished seeds; None without any."""
+        """Mean of one of `SHOWN` over finished seeds; None without any."""
         found = [of_seed[name] for of_seed in self.shown.values()]
         return float(np.mean(found)) if found else None
 
     def mean_churn(self, measure: str) -> Estimate | None:
-        """The mean over pairs; None without any."""
+        """Mean over pairs; None without any."""
         pairs = self.churn[measure]
         return mean(list(pairs.values())) if pairs else None
 
 
 @dataclass(frozen=True)
 class LoopResult:
-    """The loops of an arm against its reference's.
-
-    Attributes:
-        loops: what they say.
-        changes: churn over the reference's, over the pairs of seeds of both, by measure; None where unknown.
-    """
+    """Loops of an arm against its reference's."""
 
     loops: MeasuredLoops
-    changes: Mapping[str, PairChange | None]
+    changes: Mapping[str, PairChange | None]  # churn over the reference's, by measure; None where unknown
 
 
 def loop_results(folder: Path, plan: Plan) -> dict[str, LoopResult]:
-    """The loops of each arm that has any, by its name."""
+    """Loops of each arm that has any, by its name."""
     measured = {
         arm.name: _measure(folder, arm, plan.loop_days)
         for arm in plan.arms
@@ -104,7 +90,8 @@ def _measure(folder: Path, arm: PlannedArm, days: int | None) -> MeasuredLoops:
             return MeasuredLoops(outcomes, shown, empty, {}, str(error))
         for measure, estimate in whole.estimates().items():
             churn[measure][one, other] = estimate
-        signed[one, other] = _signed(whole)
+        first, second = whole.first.sum(), whole.second.sum()
+        signed[one, other] = float(ratio(2 * (first - second), first + second))
     return MeasuredLoops(outcomes, shown, churn, signed, unavailable)
 
 
@@ -116,8 +103,3 @@ def _shown(loop: Loop) -> dict[str, float]:
         1000 * sum(day.revenue for day in loop.days),
     )
     return {name: float(ratio(total, queries)) for name, total in zip(SHOWN, totals, strict=True)}
-
-
-def _signed(churn: AdsChurn) -> float:
-    first, second = churn.first.sum(), churn.second.sum()
-    return float(ratio(2 * (first - second), first + second))

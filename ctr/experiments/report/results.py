@@ -1,4 +1,4 @@
-"""An experiment with everything that its report shows."""
+"""Results of an experiment: everything that its report shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,13 @@ from ctr.experiments.report.arms import (
 from ctr.experiments.report.costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
 from ctr.experiments.report.files import ArmCosts, Costs, read_costs, shared_failures
 from ctr.experiments.report.loops import LoopResult, loop_results
-from ctr.experiments.report.slices import SliceChange, VarianceChange, slice_changes, variance_changes
+from ctr.experiments.report.slices import (
+    SliceChange,
+    VarianceChange,
+    common_families,
+    slice_changes,
+    variance_changes,
+)
 from ctr.experiments.report.tuning_points import (
     CurvePoint,
     TuningPoint,
@@ -28,94 +34,57 @@ from ctr.experiments.report.tuning_points import (
     cost_at_neutral_accuracy,
 )
 
-ACCURACY = "per_query_auc"
-"""The metric that the tuning points and the plots call accuracy."""
-CURVE_COSTS = ("flops", "time")
-"""What a curve of accuracy over cost counts as cost: FLOPs of a pass, or its time."""
+ACCURACY = "per_query_auc"  # metric that the tuning points and the plots call accuracy
+CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs of a pass, or its time
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """FF section 3's two tuning points of an arm, by one kind of cost.
-
-    Attributes:
-        points: names of the curve's points.
-        left_out: names of points that lack a run or a cost.
-        seeds: of the runs on both sides.
-        accuracy: change of accuracy at neutral cost, relative.
-        cost: change of cost at neutral accuracy, relative.
-        unavailable: why there are none; then the former are empty or None.
-    """
+    """FF section 3's two tuning points of an arm, by one kind of cost."""
 
     points: tuple[str, ...]
-    left_out: tuple[str, ...]
-    seeds: tuple[int, ...]
-    accuracy: TuningPoint | None
-    cost: TuningPoint | None
-    unavailable: str = ""
+    left_out: tuple[str, ...]  # points that lack a run or a cost
+    seeds: tuple[int, ...]  # of the runs on both sides
+    accuracy: TuningPoint | None  # relative change at neutral cost
+    cost: TuningPoint | None  # relative change at neutral accuracy
+    unavailable: str = ""  # why there are none
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    """An arm, measured, against its reference.
-
-    Attributes:
-        arm: what was measured.
-        reference: name of the arm it is compared with; None for the baseline.
-        changes: of each metric against the reference; empty when there is no comparison.
-        refusal: why there is none; else empty.
-        from_baseline: change of accuracy against the experiment's baseline; None when unknown.
-        prediction_changes: PD against the reference's, by part of the pass; None where unknown.
-        costs: what it costs, None when that was not measured.
-        cost_change: costs as multiples of the reference's.
-        cost_from_baseline: costs as multiples of the baseline's.
-        tuning: for arms with a sweep, by kind of cost; else empty.
-        slices: bias of each slice that both it and its reference measured, those that the tables show first.
-        variances: how differently the slices of each family are biased.
-        loops: what its runs showed when they served; None when they were not to.
-    """
+    """An arm, measured, against its reference."""
 
     arm: MeasuredArm
-    reference: str | None
-    changes: Mapping[str, MetricChange]
-    refusal: str
-    from_baseline: MetricChange | None
-    prediction_changes: Mapping[str, PairChange | None]
+    reference: str | None  # None for the baseline
+    changes: Mapping[str, MetricChange]  # by metric; empty when there is no comparison
+    refusal: str  # why there is none; else empty
+    from_baseline: MetricChange | None  # of accuracy, against the experiment's baseline
+    prediction_changes: Mapping[str, PairChange | None]  # by part of the pass
     costs: ArmCosts | None
-    cost_change: CostChange
+    cost_change: CostChange  # from the reference
     cost_from_baseline: CostChange
-    tuning: Mapping[str, Tuning]
-    slices: Sequence[SliceChange] = ()
+    tuning: Mapping[str, Tuning]  # for arms with a sweep, by kind of cost
+    slices: Sequence[SliceChange] = ()  # those that the tables show first
     variances: Sequence[VarianceChange] = ()
-    loops: LoopResult | None = None
+    loops: LoopResult | None = None  # None when its runs were not to serve
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment and what came of it.
-
-    Attributes:
-        folder: where it lies.
-        plan: what was asked for.
-        arms: in the order of the plan.
-        costs: what was counted and timed.
-        late_from: query time, in microseconds, with which the last half of the pass begins; None without predictions.
-        failures: why teachers and samplings are not there, by name.
-    """
+    """An experiment and what came of it, arms in the order of the plan."""
 
     folder: Path
     plan: Plan
     arms: list[ArmResult]
     costs: Costs
-    late_from: int | None
-    failures: Mapping[str, str]
+    late_from: int | None  # query time, microseconds, of the last half; None without predictions
+    failures: Mapping[str, str]  # why teachers and samplings are not there, by name
 
 
 def read_experiment(folder: Path) -> Experiment:
-    """Read and compare everything that the folder of an experiment holds.
+    """Reads and compares everything that the folder of an experiment holds.
 
-    Raises:
-        InputError: the plan or the costs cannot be read, or a run read another log than the rest.
+    Raises InputError: the plan or the costs cannot be read, or a run read another log than the rest.
     """
     plan, costs = read_plan(folder), read_costs(folder)
     measured, late_from = measure_arms(folder, plan)
@@ -138,7 +107,7 @@ def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: Meas
     changes, refusal = _changes(arm, reference)
     from_baseline, _ = _changes(arm, arms[plan.baseline])
     swept = plan.points(arm.plan)
-    measured = arm.plan.families, reference.plan.families, arm.slices, reference.slices
+    common = common_families(arm.plan.families, reference.plan.families, arm.slices, reference.slices)
     return ArmResult(
         arm=arm,
         reference=planned.name,
@@ -153,8 +122,8 @@ def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: Meas
             kind: _tuning(kind, arm, [arms[point.name] for point in swept], reference, costs, plan.baseline)
             for kind in (CURVE_COSTS if swept else ())
         },
-        slices=slice_changes(*measured, plan.slices),
-        variances=variance_changes(*measured),
+        slices=slice_changes(common, plan.slices),
+        variances=variance_changes(common),
     )
 
 
@@ -173,14 +142,20 @@ def _tuning(
     costs: Costs,
     baseline: str,
 ) -> Tuning:
-    """The tuning points of an arm: its curve goes through itself and its points, at the sweep's seeds alone."""
+    """Tuning points of an arm: its curve goes through itself and its points, at the sweep's seeds alone."""
     planned = dict.fromkeys(seed for point in swept for seed in point.plan.seeds)
     seeds = tuple(seed for seed in planned if seed in reference.estimates)
     cost = _curve_cost(kind, reference.plan.name, costs, baseline)
     curve, left_out = [], []
     for point in (arm, *swept):
         own = _curve_cost(kind, point.plan.name, costs, baseline)
-        if own and seeds and _scored_alike(point, reference, seeds):
+        if (
+            own
+            and seeds
+            and all(
+                seed in point.scored and point.scored[seed].same_as(reference.scored[seed]) for seed in seeds
+            )
+        ):
             curve.append(CurvePoint(point.plan.name, own, _accuracy(point, seeds)))
         else:
             left_out.append(point.plan.name)
@@ -208,10 +183,6 @@ def _tuning(
 
 def _accuracy(arm: MeasuredArm, seeds: Sequence[int]) -> Estimate:
     return mean([arm.estimates[seed][ACCURACY] for seed in seeds])
-
-
-def _scored_alike(arm: MeasuredArm, reference: MeasuredArm, seeds: Sequence[int]) -> bool:
-    return all(seed in arm.scored and arm.scored[seed].same_as(reference.scored[seed]) for seed in seeds)
 
 
 def _curve_cost(kind: str, name: str, costs: Costs, baseline: str) -> float | None:

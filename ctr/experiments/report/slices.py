@@ -1,99 +1,80 @@
 """Bias of constrained slices, of an arm against its reference's (FF 7.2, table 3)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ctr.eval.arrays import BoolArray, FloatArray
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate, mean, quotient
 from ctr.eval.run_files import Run, read_constraint_metrics
+from ctr.eval.states import BUCKETS
 from ctr.experiments.plan import PlannedFamily, ShownSlice
 from ctr.io.errors import InputError
 
 
 @dataclass(frozen=True)
 class FamilyBias:
-    """Calibration of the slices of a family in one run.
+    """Calibration of the S slices of a family in one run."""
 
-    Attributes:
-        weight: float64 [S].
-        bias: mean label minus mean prediction, [S]; NaN where nothing is known.
-        relative: the same over the mean prediction, [S].
-    """
+    weight: FloatArray  # [S]
+    bias: Estimate  # mean label minus mean prediction, [S]; NaN where nothing is known
+    relative: Estimate  # the same over the mean prediction, [S]
 
-    weight: FloatArray
-    bias: Estimate
-    relative: Estimate
+
+class CommonFamily(NamedTuple):
+    """A family that an arm and its reference measured, at the seeds that have both."""
+
+    family: PlannedFamily
+    seeds: list[int]
+    ours: list[FamilyBias]
+    theirs: list[FamilyBias]
 
 
 @dataclass(frozen=True)
 class SliceChange:
-    """A slice of an arm against its reference's, at the same seeds.
+    """A slice of an arm against its reference's, at the same seeds; weights and biases are means over seeds.
 
-    Attributes:
-        family: its family's name.
-        log: the constraint log whose rows it holds; None: the training log.
-        index: its number in the family.
-        holds: what it holds, in words.
-        shown: how the tables show it; None: they do not.
-        weight: mean over seeds; a slice by estimated CTR holds other rows in each run.
-        reference_weight: the reference's.
-        bias: mean over seeds.
-        reference_bias: the reference's.
-        size_change: of the bias's absolute value, in percent of the reference's; below 0 is better.
-        size_change_by_seed: the same of each seed.
-        significant: the interval of `size_change` excludes 0, and the changes of all seeds have one sign.
+    A slice by estimated CTR holds other rows in each run.
     """
 
     family: str
-    log: str | None
+    log: str | None  # the constraint log whose rows it holds; None: the training log
     index: int
-    holds: str
-    shown: ShownSlice | None
+    holds: str  # in words
+    shown: ShownSlice | None  # how the tables show it; None: they do not
     weight: float
     reference_weight: float
     bias: Estimate
     reference_bias: Estimate
-    size_change: Estimate
+    size_change: Estimate  # of the bias's absolute value, in percent of the reference's; below 0 is better
     size_change_by_seed: Mapping[int, float]
-    significant: bool
+    significant: bool  # interval of size_change excludes 0, and all seeds have one sign
 
 
 @dataclass(frozen=True)
 class VarianceChange:
-    """How differently the slices of a family are biased, of an arm against its reference, at the same seeds (FF 7.2).
+    """Change of how differently the slices of a family are biased, at the same seeds (FF 7.2).
 
-    The variance is that of bias over mean prediction, over the slices that both have; each slice counts the same.
-
-    Attributes:
-        family: its name.
-        slices: how many both have.
-        variance: mean over seeds.
-        reference_variance: the reference's.
-        change: in percent of the reference's; below 0 is better.
-        change_by_seed: the same of each seed.
-        significant: the interval of `change` excludes 0, and the changes of all seeds have one sign.
+    The variance is that of bias over mean prediction, over the slices that both have; each slice counts the
+    same.
     """
 
     family: str
-    slices: int
+    slices: int  # how many both have
     variance: Estimate
     reference_variance: Estimate
-    change: Estimate
+    change: Estimate  # in percent of the reference's; below 0 is better
     change_by_seed: Mapping[int, float]
-    significant: bool
+    significant: bool  # interval of change excludes 0, and all seeds have one sign
 
 
 def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, FamilyBias]:
-    """The calibration of a run by the slices of each family that it measured, by the family's name.
+    """Calibration of a run by the slices of each family that it measured, by the family's name.
 
     Of a constraint log without states there are only the slices that summary.json lists, without replicates.
-
-    Raises:
-        InputError: a file is damaged.
+    Raises InputError where a file is damaged.
     """
     found = {}
     for family in families:
@@ -106,51 +87,50 @@ def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, Fami
     return found
 
 
-def slice_changes(
+def common_families(
     families: Sequence[PlannedFamily],
     reference_families: Sequence[PlannedFamily],
     biases: Mapping[int, Mapping[str, FamilyBias]],
     reference_biases: Mapping[int, Mapping[str, FamilyBias]],
-    shown: Sequence[ShownSlice],
-) -> list[SliceChange]:
-    """Each slice that both measured, with the same meaning; those that are shown first, in their order.
+) -> list[CommonFamily]:
+    """Families that an arm and its reference measured; biases are by seed what `family_biases` found."""
+    common = []
+    for family in families:
+        name = family.name
+        seeds = [
+            seed for seed, found in biases.items() if name in found and name in reference_biases.get(seed, {})
+        ]
+        if seeds and family in reference_families:
+            ours, theirs = ([found[seed][name] for seed in seeds] for found in (biases, reference_biases))
+            common.append(CommonFamily(family, seeds, ours, theirs))
+    return common
 
-    Args:
-        families: of the arm.
-        reference_families: of its reference.
-        biases: of the arm: by seed, what `family_biases` found.
-        reference_biases: the same of its reference.
-        shown: slices that the tables show.
-    """
+
+def slice_changes(common: Sequence[CommonFamily], shown: Sequence[ShownSlice]) -> list[SliceChange]:
+    """Changes of each slice that both measured; those that the tables show come first, in their order."""
     places = {(one.family, one.index): (place, one) for place, one in reversed([*enumerate(shown)])}
+    last = len(shown), None
     changes = []
-    for family, seeds, ours, theirs in _common(families, reference_families, biases, reference_biases):
-        for index in range(len(family.slices)):
-            _, one = places.get((family.name, index), (None, None))
-            change = _change(family, index, one, seeds, ours, theirs)
+    for both in common:
+        for index in range(len(both.family.slices)):
+            change = _change(both, index, places.get((both.family.name, index), last)[1])
             if np.isfinite(change.bias.point) and np.isfinite(change.reference_bias.point):
                 changes.append(change)
-    last = len(shown)
-    return sorted(changes, key=lambda one: places.get((one.family, one.index), (last, None))[0])
+    return sorted(changes, key=lambda change: places.get((change.family, change.index), last)[0])
 
 
-def variance_changes(
-    families: Sequence[PlannedFamily],
-    reference_families: Sequence[PlannedFamily],
-    biases: Mapping[int, Mapping[str, FamilyBias]],
-    reference_biases: Mapping[int, Mapping[str, FamilyBias]],
-) -> list[VarianceChange]:
-    """Each family of which both measured at least two slices; the arguments are those of `slice_changes`."""
+def variance_changes(common: Sequence[CommonFamily]) -> list[VarianceChange]:
+    """Changes of each family of which both measured at least two slices."""
     changes = []
-    for family, seeds, ours, theirs in _common(families, reference_families, biases, reference_biases):
+    for family, seeds, ours, theirs in common:
         both = np.all([np.isfinite(found.relative.point) for found in (*ours, *theirs)], axis=0)
         if both.sum() < 2:
             continue
-        own, reference = ([_variance(one.relative, both) for one in found] for found in (ours, theirs))
+        own, reference = ([_variance(found.relative, both) for found in side] for side in (ours, theirs))
         variance, reference_variance = mean(own), mean(reference)
-        change = _percent(variance, reference_variance)
+        change = percent_change(quotient(variance, reference_variance))
         by_seed = {
-            seed: float(_percent(one, other).point)
+            seed: float(percent_change(quotient(one, other)).point)
             for seed, one, other in zip(seeds, own, reference, strict=True)
         }
         changes.append(
@@ -167,26 +147,7 @@ def variance_changes(
     return changes
 
 
-def _common(
-    families: Sequence[PlannedFamily],
-    reference_families: Sequence[PlannedFamily],
-    biases: Mapping[int, Mapping[str, FamilyBias]],
-    reference_biases: Mapping[int, Mapping[str, FamilyBias]],
-) -> Iterator[tuple[PlannedFamily, list[int], list[FamilyBias], list[FamilyBias]]]:
-    """The families that both measured, with the seeds that have both, and what each found at these."""
-    for family in families:
-        seeds = [
-            seed
-            for seed, found in biases.items()
-            if family.name in found and family.name in reference_biases.get(seed, {})
-        ]
-        if seeds and family in reference_families:
-            ours = [biases[seed][family.name] for seed in seeds]
-            yield family, seeds, ours, [reference_biases[seed][family.name] for seed in seeds]
-
-
 def _variance(values: Estimate, which: BoolArray) -> Estimate:
-    """The variance over some of the values."""
     return Estimate(
         np.asarray(np.var(values.point[which])),
         np.var(values.replicates[:, which], axis=1),
@@ -199,16 +160,9 @@ def _is_significant(change: Estimate, by_seed: Mapping[int, float]) -> bool:
     return bool((low > 0) | (high < 0)) and len({np.sign(value) for value in by_seed.values()}) == 1
 
 
-def _change(
-    family: PlannedFamily,
-    index: int,
-    shown: ShownSlice | None,
-    seeds: Sequence[int],
-    ours: Sequence[FamilyBias],
-    theirs: Sequence[FamilyBias],
-) -> SliceChange:
-    own = [_estimate_at(found.bias, index) for found in ours]
-    reference = [_estimate_at(found.bias, index) for found in theirs]
+def _change(common: CommonFamily, index: int, shown: ShownSlice | None) -> SliceChange:
+    family, seeds, ours, theirs = common
+    own, reference = ([_estimate_at(found.bias, index) for found in side] for side in (ours, theirs))
     bias, reference_bias = mean(own), mean(reference)
     change = _size_change(bias, reference_bias)
     by_seed = {
@@ -235,12 +189,11 @@ def _estimate_at(estimate: Estimate, index: int) -> Estimate:
 
 
 def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
-    return _percent(_absolute(bias), _absolute(reference))
+    return percent_change(quotient(_absolute(bias), _absolute(reference)))
 
 
-def _percent(part: Estimate, whole: Estimate) -> Estimate:
-    """The change from `whole` to `part`, in percent."""
-    share = quotient(part, whole)
+def percent_change(share: Estimate) -> Estimate:
+    """Change in percent of a whole, from a share of it."""
     return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
 
 

@@ -1,7 +1,7 @@
-"""The tables of an experiment, for a terminal and for its report alike."""
+"""Tables of an experiment, for a terminal and for its report alike."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -12,50 +12,35 @@ from ctr.eval import display
 from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
 from ctr.experiments.report.costs import Multiple
-from ctr.experiments.report.loops import SHOWN
-from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment, Tuning
-from ctr.experiments.report.slices import SliceChange, VarianceChange
+from ctr.experiments.report.files import ArmCosts
+from ctr.experiments.report.loops import SHOWN, LoopResult
+from ctr.experiments.report.numbers import spread
+from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment
+from ctr.experiments.report.slices import SliceChange, percent_change
 from ctr.experiments.report.tuning_points import TuningPoint
-from ctr.experiments.report.write_json import spread
 
 _COSTS = {"flops": "FLOPs", "time": "time"}
-_VARIANCE_COLUMNS = ("family", "slices", "reference's deviation, %", "deviation, %", "variance, % [95%]")
-_SLICE_COLUMNS = ("slice", "weight", "reference's bias, %", "bias, %", "size, % [95%]")
 _LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table.
-
-    Attributes:
-        text: in a terminal and in a report.
-        detail: more of it, in a report alone.
-        verdict: better or worse, if it is significant; else empty.
-    """
+    """Content of a table."""
 
     text: str
-    detail: str = ""
-    verdict: str = ""
+    detail: str = ""  # more of it, in a report alone
+    verdict: str = ""  # better or worse, if it is significant
 
 
 @dataclass(frozen=True)
 class ArmTable:
-    """A table with a row for each of some arms.
+    """Table with a row for each of some arms."""
 
-    Attributes:
-        name: in links.
-        title: what it says.
-        columns: heads of the cells; `PAPER` is that of what a publication reports.
-        rows: names of the arms, and their cells.
-        notes: how to read it.
-    """
-
-    name: str
+    name: str  # in links
     title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, list[Cell]]]
-    notes: tuple[str, ...]
+    columns: tuple[str, ...]  # `PAPER` is that of what a publication reports
+    rows: list[tuple[str, list[Cell]]]  # names of the arms, and their cells
+    notes: tuple[str, ...]  # how to read it
 
 
 _NOTHING = Cell(display.ABSENT)
@@ -66,43 +51,39 @@ _PAPER_NOTE = (
 
 
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
-    """The table of accuracy, and those of costs, PD, tuning points, loops and slices where anything is known."""
+    """Tables of accuracy, and of costs, PD, tuning points, loops and slices where anything is known."""
     arms = experiment.arms
     tables = [_accuracy_table(arms, experiment.plan.scored_us)]
     if any(result.costs is not None for result in arms):
         tables.append(_cost_table(arms, experiment.costs.rounds))
     if any(prediction_difference_of(result.arm, "whole") is not None for result in arms):
         tables.append(_prediction_table(arms))
-    if any(result.tuning for result in arms):
-        tables.append(_tuning_table(arms))
-    system = _loop_table(arms, experiment.plan.loop_days), _slice_table(arms), _variance_table(arms)
-    tables += [table for table in system if table is not None]
-    return [_without_empty_columns(table) for table in tables]
+    tables += [_tuning_table(arms), _loop_table(arms, experiment.plan.loop_days)]
+    tables += [_slice_table(arms), _variance_table(arms)]
+    return [_without_empty_columns(table) for table in tables if table.rows]
 
 
 def page_tables(experiment: Experiment) -> list[ArmTable]:
     """`experiment_tables`, and those that would be too long for a terminal."""
     every = _slice_table(experiment.arms, every=True)
-    return experiment_tables(experiment) + ([] if every is None else [_without_empty_columns(every)])
+    return experiment_tables(experiment) + ([_without_empty_columns(every)] if every.rows else [])
 
 
 def _accuracy_table(arms: Sequence[ArmResult], scored_us: tuple[int, int] | None) -> ArmTable:
     rows = []
     scored = () if scored_us is None else (f"Only predictions {_between(*scored_us)} (UTC) count.",)
     for result in arms:
-        value = result.arm.metric(ACCURACY)
-        changes = result.changes
+        value, changes = result.arm.metric(ACCURACY), result.changes
         cells = [
             _NOTHING if value is None else Cell(display.fixed(float(value.point)), _bounds(value, 5)),
-            *(_NOTHING for _ in range(2)),
+            *([_NOTHING] * 2),
             _paper_cell(result, "accuracy"),
-            *(_NOTHING for _ in range(2)),
+            *([_NOTHING] * 2),
         ]
         if changes:
             cells[1] = _change_cell(ACCURACY, changes[ACCURACY], with_interval=True)
             cells[2] = _seeds_cell(changes[ACCURACY])
-            cells[4] = _change_cell("auc", changes["auc"])
-            cells[5] = _change_cell("logloss", changes["logloss"])
+            cells[4:] = [_change_cell(name, changes[name]) for name in ("auc", "logloss")]
         rows.append((result.arm.plan.name, cells))
     return ArmTable(
         name="accuracy",
@@ -118,7 +99,7 @@ def _accuracy_table(arms: Sequence[ArmResult], scored_us: tuple[int, int] | None
 
 
 def _between(start_us: int, end_us: int) -> str:
-    """A range of query times in words; a start of 0 and an end of `MAX_TIME_US` are open."""
+    """Range of query times in words; a start of 0 and an end of `MAX_TIME_US` are open."""
     start, end = (
         f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}" if 0 < time < MAX_TIME_US else ""
         for word, time in (("from", start_us), ("before", end_us))
@@ -129,18 +110,15 @@ def _between(start_us: int, end_us: int) -> str:
 def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
     rows = []
     for result in arms:
-        change, costs = result.cost_change, result.costs
-        learned = None if costs is None else costs.learned_share
+        change, costs = result.cost_change, result.costs or ArmCosts()
         cells = [
-            _multiple_cell(change.train_time, _milliseconds(None if costs is None else costs.step_ms)),
-            _multiple_cell(change.train_flops, _flops(None if costs is None else costs.train_flops)),
+            _multiple_cell(change.train_time, costs.step_ms, "ms per batch"),
+            _multiple_cell(change.train_flops, costs.train_flops, "per example"),
             _paper_cell(result, "training_cost"),
-            _multiple_cell(
-                change.inference_time, _milliseconds(None if costs is None else costs.inference_ms)
-            ),
-            _multiple_cell(change.inference_flops, _flops(None if costs is None else costs.inference_flops)),
+            _multiple_cell(change.inference_time, costs.inference_ms, "ms per batch"),
+            _multiple_cell(change.inference_flops, costs.inference_flops, "per example"),
             _paper_cell(result, "inference_cost"),
-            _NOTHING if learned is None else Cell(display.fixed(100 * learned, 1)),
+            _NOTHING if costs.learned_share is None else Cell(display.fixed(100 * costs.learned_share, 1)),
         ]
         rows.append((result.arm.plan.name, cells))
     timed = f" over {rounds} rounds" if rounds else ""
@@ -160,17 +138,21 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
 def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
     rows = []
     for result in arms:
-        if result.arm.plan.of is not None and not result.arm.prediction_pairs.pairs["whole"]:
+        pairs, change = result.arm.prediction_pairs, result.prediction_changes["late"]
+        if result.arm.plan.of is not None and not pairs.pairs["whole"]:
             # Points of a sweep rarely have two seeds.
             continue
-        late = prediction_difference_of(result.arm, "late")
-        whole = prediction_difference_of(result.arm, "whole")
-        unavailable = result.arm.prediction_pairs.unavailable
+        late, whole = (prediction_difference_of(result.arm, part) for part in ("late", "whole"))
         cells = [
-            Cell(display.ABSENT, unavailable) if late is None else Cell(_percent_with_bounds(late)),
-            _pairs_cell(result, "late"),
-            *_ratio_cells(result.prediction_changes["late"]),
-            _NOTHING if whole is None else Cell(_fixed_percent(float(whole.point)), _percent_bounds(whole)),
+            Cell(display.ABSENT, pairs.unavailable)
+            if late is None
+            else Cell(f"{_percent(late)} {_bounds(late, 2, 100)}"),
+            Cell(_span([100 * float(pair.point) for pair in pairs.pairs["late"].values()], 2)),
+            _NOTHING
+            if change is None
+            else Cell(f"{display.fixed(float(change.ratio.point), 3)} {_bounds(change.ratio, 3)}"),
+            _NOTHING if change is None else Cell(_span([*change.by_pair.values()], 3)),
+            _NOTHING if whole is None else Cell(_percent(whole), _bounds(whole, 2, 100)),
             _paper_cell(result, "pd"),
         ]
         rows.append((result.arm.plan.name, cells))
@@ -186,19 +168,20 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
 
 
 def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
-    rows = [
-        (
-            result.arm.plan.name,
-            [
+    rows = []
+    for result in arms:
+        for kind, tuning in result.tuning.items():
+            kept, left_out = len(tuning.points), tuning.left_out
+            detail = f"{', '.join(tuning.points)}; seeds {', '.join(map(str, tuning.seeds))}"
+            cells = [
                 Cell(_COSTS[kind]),
                 Cell(_tuned(tuning.accuracy, 3), tuning.unavailable),
                 Cell(_tuned(tuning.cost, 1), tuning.unavailable),
-                Cell(_points(tuning), _left_out(tuning)),
-            ],
-        )
-        for result in arms
-        for kind, tuning in result.tuning.items()
-    ]
+                Cell(f"{kept} of {kept + len(left_out)}", f"{detail}; without {', '.join(left_out)}")
+                if left_out
+                else Cell(str(kept), detail),
+            ]
+            rows.append((result.arm.plan.name, cells))
     return ArmTable(
         name="tuning",
         title="Tuning points, read from the sweep's curve of accuracy over cost",
@@ -212,20 +195,17 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
     )
 
 
-def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
-    """What runs showed when they served; None where no loop is finished."""
-    rows = [
-        (result.arm.plan.name, _loop_cells(result))
-        for result in arms
-        if result.loops is not None and result.loops.loops.shown
-    ]
-    if not rows:
-        return None
+def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable:
+    length = "" if days is None else f" {days} day{'' if days == 1 else 's'}"
     return ArmTable(
         name="serving",
-        title=f"Serving{_length(days)}: ads shown, and how runs differ in them, in percent",
+        title=f"Serving{length}: ads shown, and how runs differ in them, in percent",
         columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", PAPER),
-        rows=rows,
+        rows=[
+            (result.arm.plan.name, _loop_cells(result, result.loops))
+            for result in arms
+            if result.loops is not None and result.loops.loops.shown
+        ],
         notes=(
             "revenue: per 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
             "pairs of seeds; pairs: smallest to largest; by query: each query counts. Changes: of the churn.",
@@ -233,22 +213,20 @@ def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
     )
 
 
-def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable | None:
-    """Bias of the slices that the experiment shows, or of `every` other; None without any."""
-    columns = (*_SLICE_COLUMNS, "constraint log") if every else (*_SLICE_COLUMNS, PAPER)
-    rows = [
-        (result.arm.plan.name, _slice_cells(result, change, every))
-        for result in arms
-        for change in result.slices
-        if (change.shown is None) == every
-    ]
-    if not rows:
-        return None
+def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable:
     return ArmTable(
         name="other-slices" if every else "slices",
         title=f"Bias of {'the other constrained' if every else 'constrained'} slices: label minus prediction",
-        columns=columns,
-        rows=rows,
+        columns=(
+            *("slice", "weight", "reference's bias, %", "bias, %", "size, % [95%]"),
+            "constraint log" if every else PAPER,
+        ),
+        rows=[
+            (result.arm.plan.name, _slice_cells(result, change, every))
+            for result in arms
+            for change in result.slices
+            if (change.shown is None) == every
+        ],
         notes=(
             "bias: points of the click probability, mean over seeds. size: change of its absolute value.",
             "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign.",
@@ -256,19 +234,23 @@ def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable 
     )
 
 
-def _variance_table(arms: Sequence[ArmResult]) -> ArmTable | None:
-    """How differently the slices of each family are biased; None without constraints."""
-    rows = [
-        (result.arm.plan.name, _variance_cells(result, change))
-        for result in arms
-        for change in result.variances
-    ]
-    if not rows:
-        return None
+def _variance_table(arms: Sequence[ArmResult]) -> ArmTable:
+    rows = []
+    for result in arms:
+        for change in result.variances:
+            variances = (change.reference_variance, change.variance)
+            cells = [
+                Cell(change.family),
+                Cell(str(change.slices)),
+                *(Cell(display.fixed(100 * float(np.sqrt(own.point)), 2)) for own in variances),
+                _less_cell(change.change, change.change_by_seed, change.significant),
+                _paper_cell(result, f"variance_{change.family}"),
+            ]
+            rows.append((result.arm.plan.name, cells))
     return ArmTable(
         name="slice-variance",
         title="How differently the slices of a family are biased: bias over mean prediction",
-        columns=(*_VARIANCE_COLUMNS, PAPER),
+        columns=("family", "slices", "reference's deviation, %", "deviation, %", "variance, % [95%]", PAPER),
         rows=rows,
         notes=(
             "deviation: standard deviation over slices, mean over seeds. variance: change of its square.",
@@ -278,42 +260,41 @@ def _variance_table(arms: Sequence[ArmResult]) -> ArmTable | None:
 
 
 def _without_empty_columns(table: ArmTable) -> ArmTable:
-    """The table without the columns that say nothing of any arm; with a note on `PAPER` where that one stays."""
+    """Drops columns that say nothing of any arm; adds a note on `PAPER` where that one stays."""
+    columns = zip(*(cells for _, cells in table.rows), strict=True)
     kept = [
         place
-        for place in range(len(table.columns))
-        if any(
-            cells[place].text not in ("", display.ABSENT) or cells[place].detail for _, cells in table.rows
-        )
+        for place, cells in enumerate(columns)
+        if any(cell.text not in ("", display.ABSENT) or cell.detail for cell in cells)
     ]
-    columns = tuple(table.columns[place] for place in kept)
+    heads = tuple(table.columns[place] for place in kept)
     return replace(
         table,
-        columns=columns,
+        columns=heads,
         rows=[(name, [cells[place] for place in kept]) for name, cells in table.rows],
-        notes=(*table.notes, _PAPER_NOTE) if PAPER in columns else table.notes,
+        notes=(*table.notes, _PAPER_NOTE) if PAPER in heads else table.notes,
     )
 
 
 def _paper_cell(result: ArmResult, key: str) -> Cell:
-    """What a publication reports of an arm's technique under a column's name."""
     reported = result.arm.plan.paper.get(key)
     return _NOTHING if reported is None else Cell(str(reported))
 
 
-def _bounds(estimate: Estimate, decimals: int) -> str:
-    """The interval of a scalar."""
-    low, high = (float(end) for end in estimate.interval())
-    return display.interval(low, high, decimals)
+def _bounds(estimate: Estimate, decimals: int, factor: float = 1.0, *, signed: bool = False) -> str:
+    low, high = (factor * float(end) for end in estimate.interval())
+    return display.interval(low, high, decimals, signed=signed)
 
 
-def _span(values: Iterable[float], decimals: int) -> str:
+def _percent(estimate: Estimate) -> str:
+    return display.fixed(100 * float(estimate.point), 2)
+
+
+def _span(values: Sequence[float], decimals: int) -> str:
     """Smallest to largest; of a single value only that it is one."""
-    found = list(values)
-    if not found:
-        return display.ABSENT
-    ends = (display.fixed(end, decimals) for end in (min(found), max(found)))
-    return "one" if len(found) == 1 else "..".join(ends)
+    if len(values) < 2:
+        return "one" if values else display.ABSENT
+    return "..".join(display.fixed(end, decimals) for end in (min(values), max(values)))
 
 
 def _decimals_within(low: float, high: float) -> int:
@@ -322,6 +303,11 @@ def _decimals_within(low: float, high: float) -> int:
     if not 0 < half < math.inf:
         return _LEAST_DECIMALS
     return min(max(_LEAST_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
+
+
+def _by_seed(values: Mapping[int, float], decimals: int) -> str:
+    each = (f"{seed}: {display.fixed(value, decimals, signed=True)}" for seed, value in values.items())
+    return f"by seed {', '.join(each)}"
 
 
 def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> Cell:
@@ -333,9 +319,9 @@ def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = Fal
     if with_interval:
         text = f"{text} {ends}"
     verdict = display.verdict(metric, value, change.significant) if change.significant else ""
-    absolute = display.fixed(float(change.difference.point), 5, signed=True)
+    absolute = f"{display.fixed(float(change.difference.point), 5, signed=True)} absolute"
     ends = ends if ends != display.ABSENT else f"no interval ({change.percent.no_interval()})"
-    detail = f"{absolute} absolute" if with_interval else f"{ends}, {absolute} absolute"
+    detail = absolute if with_interval else f"{ends}, {absolute}"
     return Cell(f"{text}{'*' if change.significant else ' '}", detail, verdict)
 
 
@@ -345,14 +331,11 @@ def _seeds_cell(change: MetricChange) -> Cell:
         return Cell("one seed")
     decimals = _decimals_within(low, high)
     ends = f"{display.fixed(low, decimals, signed=True)}..{display.fixed(high, decimals, signed=True)}"
-    each = ", ".join(
-        f"{seed}: {display.fixed(value, decimals, signed=True)}"
-        for seed, value in change.percent_by_seed.items()
-    )
-    return Cell(f"{ends} ± {display.fixed(deviation, decimals)}", f"by seed {each}")
+    return Cell(f"{ends} ± {display.fixed(deviation, decimals)}", _by_seed(change.percent_by_seed, decimals))
 
 
-def _multiple_cell(multiple: Multiple | None, detail: str = "") -> Cell:
+def _multiple_cell(multiple: Multiple | None, amount: float | None, unit: str) -> Cell:
+    detail = "" if amount is None else f"{display.amount(amount)} {unit}"
     if multiple is None:
         return Cell(display.ABSENT, detail)
     text = display.fixed(100 * (multiple.value - 1), 1, signed=True)
@@ -360,26 +343,6 @@ def _multiple_cell(multiple: Multiple | None, detail: str = "") -> Cell:
         ends = display.interval(100 * (multiple.low - 1), 100 * (multiple.high - 1), 1, signed=True)
         text = f"{text} {ends}"
     return Cell(text, detail)
-
-
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{display.amount(value)} ms per batch"
-
-
-def _flops(value: float | None) -> str:
-    return "" if value is None else f"{display.amount(value)} per example"
-
-
-def _pairs_cell(result: ArmResult, part: str) -> Cell:
-    pairs = result.arm.prediction_pairs.pairs[part].values()
-    return Cell(_span((100 * float(one.point) for one in pairs), 2))
-
-
-def _ratio_cells(change: PairChange | None) -> tuple[Cell, Cell]:
-    if change is None:
-        return _NOTHING, _NOTHING
-    text = f"{display.fixed(float(change.ratio.point), 3)} {_bounds(change.ratio, 3)}"
-    return Cell(text), Cell(_span(change.by_pair.values(), 3))
 
 
 def _tuned(point: TuningPoint | None, decimals: int) -> str:
@@ -393,46 +356,20 @@ def _tuned(point: TuningPoint | None, decimals: int) -> str:
     return f"{text} {display.interval(100 * point.low, 100 * point.high, decimals, signed=True)}"
 
 
-def _points(tuning: Tuning) -> str:
-    asked = len(tuning.points) + len(tuning.left_out)
-    return str(asked) if not tuning.left_out else f"{len(tuning.points)} of {asked}"
-
-
-def _left_out(tuning: Tuning) -> str:
-    words = f"{', '.join(tuning.points)}; seeds {', '.join(map(str, tuning.seeds))}"
-    return words + (f"; without {', '.join(tuning.left_out)}" if tuning.left_out else "")
-
-
-def _percent_with_bounds(estimate: Estimate) -> str:
-    return f"{_fixed_percent(float(estimate.point))} {_percent_bounds(estimate)}"
-
-
-def _fixed_percent(share: float) -> str:
-    return display.fixed(100 * share, 2)
-
-
-def _percent_bounds(estimate: Estimate) -> str:
-    low, high = (100 * float(end) for end in estimate.interval())
-    return display.interval(low, high, 2)
-
-
-def _length(days: int | None) -> str:
-    return "" if days is None else f" {days} day{'' if days == 1 else 's'}"
-
-
-def _loop_cells(result: ArmResult) -> list[Cell]:
-    assert result.loops is not None
-    loops, changes = result.loops.loops, result.loops.changes
+def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
+    loops, changes = own.loops, own.changes
     ads, clicks, revenue = (loops.mean_shown(name) for name in SHOWN)
-    mean_churn, query_churn = loops.mean_churn("mean_churn"), loops.mean_churn("query_churn")
-    pairs = [100 * float(one.point) for one in loops.churn["mean_churn"].values()]
+    signed = ", ".join(
+        f"{one}-{other}: {display.fixed(100 * value, 2, signed=True)}"
+        for (one, other), value in loops.signed.items()
+    )
     return [
         Cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks per 1000 queries"),
         Cell(display.fixed(revenue, 1)),
-        _churn_cell(mean_churn, loops.unavailable),
-        Cell(_span(pairs, 2), _signed_pairs(loops.signed)),
+        _churn_cell(loops.mean_churn("mean_churn"), loops.unavailable),
+        Cell(_span([100 * float(pair.point) for pair in loops.churn["mean_churn"].values()], 2), signed),
         _churn_change_cell(changes["mean_churn"], with_interval=True),
-        _churn_cell(query_churn, loops.unavailable),
+        _churn_cell(loops.mean_churn("query_churn"), loops.unavailable),
         _churn_change_cell(changes["query_churn"], with_interval=False),
         _paper_cell(result, "ads_churn"),
     ]
@@ -441,82 +378,41 @@ def _loop_cells(result: ArmResult) -> list[Cell]:
 def _churn_cell(churn: Estimate | None, unavailable: str) -> Cell:
     if churn is None:
         return Cell(display.ABSENT, unavailable)
-    low, high = (100 * float(end) for end in churn.interval())
-    return Cell(display.fixed(100 * float(churn.point), 2), display.interval(low, high, 2))
-
-
-def _signed_pairs(signed: Mapping[tuple[int, int], float]) -> str:
-    return ", ".join(
-        f"{one}-{other}: {display.fixed(100 * value, 2, signed=True)}"
-        for (one, other), value in signed.items()
-    )
+    return Cell(_percent(churn), _bounds(churn, 2, 100))
 
 
 def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> Cell:
     if change is None:
         return _NOTHING
-    percent = _percent_change(change.ratio)
+    percent = percent_change(change.ratio)
     low, high = percent.interval()
-    value = display.fixed(float(percent.point), 1, signed=True)
-    ends = display.interval(float(low), float(high), 1, signed=True)
+    value, ends = display.fixed(float(percent.point), 1, signed=True), _bounds(percent, 1, signed=True)
     verdict = "better" if high < 0 else "worse" if low > 0 else ""
     return Cell(f"{value} {ends}", "", verdict) if with_interval else Cell(value, ends, verdict)
 
 
-def _percent_change(ratio: Estimate) -> Estimate:
-    return Estimate(100 * (ratio.point - 1), 100 * (ratio.replicates - 1), ratio.occupied)
-
-
-def _variance_cells(result: ArmResult, change: VarianceChange) -> list[Cell]:
-    return [
-        Cell(change.family),
-        Cell(str(change.slices)),
-        *(
-            Cell(display.fixed(100 * float(np.sqrt(one.point)), 2))
-            for one in (change.reference_variance, change.variance)
-        ),
-        _less_cell(change.change, change.change_by_seed, change.significant),
-        _paper_cell(result, f"variance_{change.family}"),
-    ]
-
-
 def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> Cell:
-    """A change in percent that is better below 0, with its interval and that of each seed."""
-    low, high = (float(end) for end in change.interval())
-    value = display.fixed(float(change.point), 1, signed=True)
-    ends = display.interval(low, high, 1, signed=True)
-    verdict = ("better" if high < 0 else "worse") if significant else ""
-    each = ", ".join(f"{seed}: {display.fixed(one, 1, signed=True)}" for seed, one in by_seed.items())
-    return Cell(f"{value} {ends}{'*' if significant else ' '}", f"by seed {each}", verdict)
+    """Change in percent that is better below 0, with its interval and that of each seed."""
+    value, ends = display.fixed(float(change.point), 1, signed=True), _bounds(change, 1, signed=True)
+    verdict = ("better" if change.interval()[1] < 0 else "worse") if significant else ""
+    return Cell(f"{value} {ends}{'*' if significant else ' '}", _by_seed(by_seed, 1), verdict)
 
 
 def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Cell]:
+    name, holds = Cell(change.holds, change.family), change.holds
+    if (shown := change.shown) is not None:
+        detail = holds if change.log is None else f"{holds}; constraint log {change.log}"
+        name = Cell(f"{shown.name}: {shown.title or holds}", detail)
     heavier = f"{display.amount(np.round(change.reference_weight))} of the reference"
     return [
-        _name_cell(change),
+        name,
         Cell(display.amount(np.round(change.weight)), heavier),
-        Cell(_bias(change.reference_bias), _bias_bounds(change.reference_bias)),
-        Cell(_bias(change.bias), _bias_bounds(change.bias)),
+        *(_bias_cell(bias) for bias in (change.reference_bias, change.bias)),
         _less_cell(change.size_change, change.size_change_by_seed, change.significant),
-        Cell(change.log or "", "")
-        if every
-        else _paper_cell(result, change.shown.name if change.shown is not None else ""),
+        Cell(change.log or "") if every else _paper_cell(result, "" if shown is None else shown.name),
     ]
 
 
-def _name_cell(change: SliceChange) -> Cell:
-    shown = change.shown
-    if shown is None:
-        return Cell(change.holds, change.family)
-    return Cell(
-        f"{shown.name}: {shown.title or change.holds}",
-        change.holds if change.log is None else f"{change.holds}; constraint log {change.log}",
-    )
-
-
-def _bias(bias: Estimate) -> str:
-    return display.fixed(100 * float(bias.point), 3, signed=True)
-
-
-def _bias_bounds(bias: Estimate) -> str:
-    return _bounds(Estimate(100 * bias.point, 100 * bias.replicates, bias.occupied), 3)
+def _bias_cell(bias: Estimate) -> Cell:
+    ends = _bounds(Estimate(100 * bias.point, 100 * bias.replicates, bias.occupied), 3)
+    return Cell(display.fixed(100 * float(bias.point), 3, signed=True), ends)

@@ -17,7 +17,7 @@ from ctr.eval.intervals import Estimate, difference, quotient
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A size of the model: its cost, above 0, and its accuracy, a scalar estimate."""
+    """Size of the model: its cost, above 0, and its accuracy, a scalar estimate."""
 
     name: str
     cost: float
@@ -26,23 +26,16 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class TuningPoint:
-    """What is read off a curve.
+    """Reading of a curve."""
 
-    Attributes:
-        value: the change; with a bound, the change at the end of the sweep.
-        bound: ``<`` or ``>`` when the answer lies beyond the sweep, below or above the value; else empty.
-        low: low end of the 95% interval over queries; None without one.
-        high: high end of it.
-    """
-
-    value: float
-    bound: str = ""
-    low: float | None = None
+    value: float  # the change; with a bound, the change at the end of the sweep
+    bound: str = ""  # ``<`` or ``>`` when the answer lies beyond the sweep, below or above the value
+    low: float | None = None  # of the 95% interval over queries
     high: float | None = None
 
 
 def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """The points by ascending cost; of those of equal cost only the most accurate."""
+    """Sorts the points by ascending cost; of those of equal cost only the most accurate."""
     best: dict[float, CurvePoint] = {}
     for point in points:
         held = best.get(point.cost)
@@ -52,12 +45,9 @@ def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def accuracy_at_neutral_cost(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
-    """What the curve has more than `accuracy` at `cost`, relative to it: 0.001 is a thousandth more.
+    """Reads what the curve has more than `accuracy` at `cost`, relative to it: 0.001 is a thousandth more.
 
-    Args:
-        points: of the curve, at least one.
-        cost: of the reference, above 0.
-        accuracy: of the reference, over the same queries.
+    `points` is at least one; `cost` and `accuracy` are of the reference, over the same queries.
     """
     curve = by_cost(points)
     costs = [point.cost for point in curve]
@@ -75,13 +65,7 @@ def accuracy_at_neutral_cost(points: Sequence[CurvePoint], cost: float, accuracy
 
 
 def cost_at_neutral_accuracy(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
-    """The least cost at which the curve reaches `accuracy`, relative to `cost`: -0.1 is a tenth less.
-
-    Args:
-        points: of the curve, at least one.
-        cost: of the reference, above 0.
-        accuracy: of the reference, over the same queries.
-    """
+    """Reads the least cost at which the curve reaches `accuracy`, relative to `cost`: -0.1 is a tenth less."""
     curve = by_cost(points)
     logs = np.log([point.cost for point in curve])
     found = _crossing(logs, np.array([point.accuracy.point for point in curve]), float(accuracy.point))

@@ -1,4 +1,4 @@
-"""The report of an experiment: tables as text, numbers as JSON and CSV, and one HTML file that needs nothing else.
+"""Report of an experiment: tables as text, numbers as JSON and CSV, and one self-contained HTML file.
 
 All text of plans and runs is escaped in the HTML.
 """
@@ -12,36 +12,24 @@ from ctr.eval.report.page import render_page, write_page
 from ctr.eval.report.plot_style import COLORS
 from ctr.eval.report.shown_run import SIGNS, flat_environment
 from ctr.experiments.report.figures import arm_places, bias_figures, frontier_figure, prediction_figure
+from ctr.experiments.report.numbers import as_csv, as_json
 from ctr.experiments.report.results import ArmResult, Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, ArmTable, experiment_tables, page_tables
-from ctr.experiments.report.write_csv import as_csv
-from ctr.experiments.report.write_json import as_json
 
-TABLE_WIDTH = 120
-"""Of a terminal, in characters."""
+TABLE_WIDTH = 120  # of a terminal, in characters
 
 _FIRST_WIDTH, _FIRST_LEAST = 30, 12
-_WIDTHS = {PAPER: 14, "slice": 36}
-"""Of columns of words."""
+_WIDTHS = {PAPER: 14, "slice": 36}  # of columns of words
 
 _TEMPLATE = Path(__file__).with_name("experiment.html.j2")
 
 
 def write_experiment(folder: Path) -> str:
-    """Write result.json, table.csv, table.txt and report.html of an experiment.
+    """Writes result.json, table.csv, table.txt and report.html of an experiment; returns table.txt.
 
-    Each appears whole or not at all. Runs that failed or are missing are reported as such; the same runs give the same
-    bytes.
-
-    Args:
-        folder: holds plan.json, the runs that it names, and, where there are any, costs.json and failures/.
-
-    Returns:
-        The content of table.txt.
-
-    Raises:
-        InputError: the plan or the costs cannot be read, a run read another log than the rest, or a file cannot be
-            written.
+    Each appears whole or not at all. Runs that failed or are missing are reported as such; the same runs
+    give the same bytes. Raises InputError: the plan or the costs cannot be read, a run read another log than
+    the rest, or a file cannot be written.
     """
     experiment = read_experiment(folder)
     text = _as_text(experiment)
@@ -56,7 +44,7 @@ def write_experiment(folder: Path) -> str:
 
 
 def _missing_lines(experiment: Experiment) -> list[str]:
-    """The runs and loops that are not finished and the arms that are not compared, each with its reason."""
+    """Runs and loops that are not finished and arms that are not compared, each with its reason."""
     lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
     lines += [
         f"{result.arm.plan.name} seed {outcome.seed} {outcome.state}: {outcome.reason}"
@@ -80,7 +68,7 @@ def _missing_lines(experiment: Experiment) -> list[str]:
 
 
 def _as_text(experiment: Experiment) -> str:
-    """The tables for a terminal of `TABLE_WIDTH`, which only reasons may exceed."""
+    """Tables for a terminal of `TABLE_WIDTH`, which only reasons may exceed."""
     plan = experiment.plan
     others = [
         f"{result.arm.plan.name} against {result.reference}"
@@ -102,7 +90,7 @@ def _as_text(experiment: Experiment) -> str:
 
 
 def _fitted(table: ArmTable) -> list[str]:
-    """The lines of a table, its first column and words of others cut short where they do not fit."""
+    """Lines of a table, its first column and words of others cut short where they do not fit."""
     limits = {place: _WIDTHS[column] for place, column in enumerate(table.columns) if column in _WIDTHS}
     rows = [["", *table.columns]]
     for name, cells in table.rows:
@@ -125,7 +113,7 @@ def _cut(text: str, width: int) -> str:
 
 @dataclass(frozen=True)
 class _ShownArm:
-    """An arm as the page shows it: its mark, and its settings as text."""
+    """An arm as the page shows it."""
 
     name: str
     color: str
@@ -135,7 +123,6 @@ class _ShownArm:
 
 
 def _as_html(experiment: Experiment) -> str:
-    """The report as HTML; the same experiment gives the same bytes."""
     places = arm_places(experiment)
     arms = {
         result.arm.plan.name: _ShownArm(
@@ -174,7 +161,7 @@ def _as_html(experiment: Experiment) -> str:
 
 
 def _environments(experiment: Experiment) -> list[dict[str, str]]:
-    """The environments that runs were made in, each once, in the order of the runs."""
+    """Environments that runs were made in, each once, in the order of the runs."""
     found: list[dict[str, str]] = []
     for result in experiment.arms:
         for outcome in result.arm.outcomes:

@@ -1,4 +1,4 @@
-"""The report of a search: tables as text, and one HTML file that needs nothing else.
+"""Report of a search: tables as text, and one self-contained HTML file.
 
 All text of the search's file is escaped in the HTML.
 """
@@ -7,50 +7,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
+import numpy as np
+
 from ctr.eval import display
+from ctr.eval.report import plot_style
 from ctr.eval.report.figures.figure import ReportFigure, figure_of
 from ctr.eval.report.page import render_page, write_page
 from ctr.experiments.plan import read_record
 from ctr.io.errors import InputError
-from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Judgement, SearchRecord, Tried
-from ctr.search.report.courses import ControllerRecord, read_course
-from ctr.search.report.plots import Point, loss_against_cost, probabilities, quantity
+from ctr.search.record import (
+    BASELINE,
+    RECORD_FILE,
+    SEARCHED,
+    ControllerRecord,
+    Judgement,
+    SearchRecord,
+    Tried,
+    read_course,
+)
 
 _TEMPLATE = Path(__file__).with_name("search.html.j2")
-_SHOWN = 10
-"""Candidates of a rung that the text shows."""
+_SHOWN = 10  # candidates of a rung that the text shows
 _MEASURES = {"flops": "operations", "times": "measured times"}
 _PARTS = {"rest": "the held-out rest, which the search has not read", "whole": "the whole log"}
+_SIZE = (4.9, 3.2)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Configuration on the plane of cost and loss."""
+
+    name: str
+    group: int  # place among the groups of the plot, which have a color each
+    cost: float  # in units of the baseline's
+    change: float  # of the logloss against the baseline's, in percent of it
+    span: tuple[float, float] | None  # ends of its 95% interval; None: unknown
+    text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        title: what it says.
-        columns: heads, that of the first column included.
-        rows: its cells.
-        note: how to read it.
-    """
+    """Table of a report."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # that of the first column included
     rows: list[list[str]]
     note: str = ""
 
 
 def write_search(folder: Path) -> str:
-    """Writes report.html and table.txt of a search; the same search gives the same bytes.
+    """Writes report.html and table.txt of a search; the same search gives the same bytes. Returns table.txt.
 
-    Args:
-        folder: holds search.json, and a supernet's controller.jsonl where there is one.
-
-    Returns:
-        The content of table.txt.
-
-    Raises:
-        InputError: a file is not there or damaged, or cannot be written.
+    ``folder`` holds search.json, and a supernet's controller.jsonl where there is one. Raises InputError: a
+    file is not there or damaged, or cannot be written.
     """
     path = folder / RECORD_FILE
     if not path.exists():
@@ -67,7 +77,7 @@ def write_search(folder: Path) -> str:
 
 
 def as_text(record: SearchRecord) -> str:
-    """The tables for a terminal."""
+    """Tables for a terminal."""
     lines = [" ".join(record.title.split()), *_sentences(record)]
     for table in _tables(record, _SHOWN):
         lines += ["", table.title, *_aligned([list(table.columns), *table.rows])]
@@ -76,13 +86,12 @@ def as_text(record: SearchRecord) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """The lines of a table whose last column is words, which are not aligned."""
+    """Lines of a table whose last column is words, which are not aligned."""
     numbers = display.aligned([row[:-1] for row in rows])
     return [f"{line}  {row[-1]}".rstrip() for line, row in zip(numbers, rows, strict=True)]
 
 
 def _sentences(record: SearchRecord) -> list[str]:
-    """What was searched, on what, and what came of it."""
     unit = f"the baseline's {record.purpose} cost by {_MEASURES[record.measure]}"
     lines = [
         f"Method {record.method}, {record.size:,} candidates, target {record.target:g} of {unit}, seed {record.seed}."
@@ -171,7 +180,6 @@ def _rung_table(
 
 
 def _as_html(record: SearchRecord, course: Sequence[ControllerRecord]) -> str:
-    """The report as HTML; the same search gives the same bytes."""
     figures = [figure_of(*_frontier(record))] if record.rungs or record.judged else []
     courses: list[ReportFigure] = []
     if course:
@@ -237,3 +245,118 @@ def _tried_point(one: Tried, base: float, group: int) -> Point:
 
 def _span(low: float | None, high: float | None, base: float) -> tuple[float, float] | None:
     return None if low is None or high is None else (100 * low / base, 100 * high / base)
+
+
+def loss_against_cost(points: Sequence[Point], groups: Sequence[str], target: float) -> str:
+    """Plots change of logloss against cost; a line joins those that nothing beats in both."""
+    with matplotlib.rc_context(plot_style.STYLE):
+        figure, axes = plot_style.new_figure((6.4, 4.0))
+        hover = plot_style.Hover(near=True)
+        axes.axhline(0, color=plot_style.QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axvline(target, color=plot_style.QUIET, linestyle=(0, (1, 2)), linewidth=1)
+        for group, label in enumerate(groups):
+            color, own = (
+                plot_style.COLORS[group % len(plot_style.COLORS)],
+                [one for one in points if one.group == group],
+            )
+            best = [] if len(own) < 2 else frontier(own)
+            plot_style.of_run(
+                group,
+                axes.plot(
+                    [one.cost for one in best],
+                    [one.change for one in best],
+                    color=color,
+                    linewidth=1,
+                    alpha=0.6,
+                ),
+            )
+            for one in own:
+                margins = (
+                    None if one.span is None else [[one.change - one.span[0]], [one.span[1] - one.change]]
+                )
+                drawn = axes.errorbar(
+                    one.cost,
+                    one.change,
+                    yerr=None if margins is None else np.maximum(margins, 0.0),
+                    color=color,
+                    marker=plot_style.MARKERS[group % len(plot_style.MARKERS)],
+                    markersize=5,
+                    linestyle="none",
+                    elinewidth=0.7,
+                    label=label if one is own[0] else None,
+                )
+                plot_style.of_run(group, drawn.lines)
+                height = display.with_margin(one.change, *(one.span or (None, None)))
+                hover.add(group, axes, [one.cost], [one.change], [one.name], [f"{one.text}: {height}%"])
+        if points:
+            # What all others are compared with: the axes always reach it.
+            (mark,) = axes.plot(
+                [1.0],
+                [0.0],
+                color=plot_style.INK,
+                marker="x",
+                markersize=7,
+                linestyle="none",
+                label="baseline",
+            )
+            mark.set_zorder(3)
+            hover.add(len(groups), axes, [1.0], [0.0], ["baseline"], ["cost 1, change 0%"])
+        axes.set_xlabel("cost, of the baseline's")
+        axes.set_ylabel("change in logloss, %")
+        if points:
+            axes.legend()
+        return plot_style.to_svg(figure, hover)
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """Points that no other one beats in cost and in loss, by ascending cost."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda one: (one.cost, one.change)):
+        if not best or point.change < best[-1].change:
+            best.append(point)
+    return best
+
+
+def probabilities(course: Sequence[ControllerRecord], name: str, choices: Sequence[object]) -> str:
+    """Plots the probability of each choice of a decision, over the examples."""
+    with matplotlib.rc_context(plot_style.STYLE):
+        figure, axes = plot_style.new_figure(_SIZE)
+        hover = plot_style.Hover()
+        examples = [record.examples for record in course]
+        for place, choice in enumerate(choices):
+            values = [record.probabilities[name][place] for record in course]
+            lines = axes.plot(
+                examples,
+                values,
+                color=plot_style.COLORS[place % len(plot_style.COLORS)],
+                dashes=plot_style.DASHES[place // len(plot_style.COLORS) % len(plot_style.DASHES)],
+                linewidth=1.4,
+                label=str(choice),
+            )
+            plot_style.of_run(place, lines)
+            texts = [f"{choice}: {display.fixed(value, 3)}" for value in values]
+            hover.add(place, axes, examples, values, [f"{one:,} examples" for one in examples], texts)
+        axes.set_ylim(0, 1)
+        axes.xaxis.set_major_formatter(plot_style.thousands())
+        axes.set_xlabel("examples")
+        axes.set_ylabel("probability")
+        axes.legend(ncols=3)
+        return plot_style.to_svg(figure, hover)
+
+
+def quantity(course: Sequence[ControllerRecord], key: str, label: str, level: float | None = None) -> str:
+    """Plots one number of the controller over the examples, and a level to compare with."""
+    with matplotlib.rc_context(plot_style.STYLE):
+        figure, axes = plot_style.new_figure(_SIZE)
+        hover = plot_style.Hover()
+        found = [(record.examples, value) for record in course if (value := getattr(record, key)) is not None]
+        examples, values = [one for one, _ in found], [value for _, value in found]
+        if level is not None:
+            axes.axhline(level, color=plot_style.QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        plot_style.of_run(0, axes.plot(examples, values, color=plot_style.COLORS[0], linewidth=1.4))
+        texts = [display.fixed(value, 4) for value in values]
+        hover.add(0, axes, examples, values, [f"{one:,} examples" for one in examples], texts)
+        axes.xaxis.set_major_formatter(plot_style.thousands())
+        axes.set_xlabel("examples")
+        axes.set_ylabel(label)
+        return plot_style.to_svg(figure, hover)

@@ -1,4 +1,4 @@
-"""Plots along the pass of a run: by event time, or by the number of examples where times do not spread it out."""
+"""Plots along the pass of a run: by event time, or by examples where times do not spread it out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,29 +13,22 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray
-from ctr.eval.report.figures.axes import (
-    FIGURE_SIZE,
-    draw_band,
-    draw_line,
-    frame_values,
-    interval_texts,
-    line_look,
-)
+from ctr.eval.report.figures import figure
 from ctr.eval.report.plot_style import COLORS, STYLE, Hover, new_figure, of_run, thousands, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.timeline import Timeline
 
 Course = tuple[FloatArray, FloatArray, FloatArray]
-"""A quantity over time [W], and the low and the high ends of its intervals."""
+"""Quantity over time [W], and the low and the high ends of its intervals."""
 
 _FIRST_TIME, _LAST_TIME = np.array(["0001-01-02", "9999-12-30"], "datetime64[us]").astype(np.int64)
 _DATES = ["%Y", "%b", "%d %b", "%H:%M", "%H:%M", "%S.%f"]
 _DATES_BESIDE = ["", "%Y", "%Y", "%d %b %Y", "%d %b %Y", "%d %b %Y %H:%M"]
-"""What stands at ticks of years, months, ..., seconds, and what stands once beside the axis."""
+"""Formats of ticks of years, months, ..., seconds, and of what stands once beside the axis."""
 
 
 def uses_event_time(windows: Sequence[pd.DataFrame]) -> bool:
-    """Whether the windows' times spread them out: else they are drawn by the number of examples."""
+    """Tells whether the windows' times spread them out: else they are drawn by the number of examples."""
     for table in windows:
         times = table[["window_begin", "window_end"]].to_numpy()
         if len(times) and (times.min() < _FIRST_TIME or times.max() > _LAST_TIME):
@@ -53,19 +46,19 @@ def _middle_time(table: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def positions(table: pd.DataFrame, by_time: bool) -> npt.NDArray[np.generic]:
-    """Where the windows lie along the pass."""
+    """Positions of the windows along the pass."""
     return _middle_time(table).astype("datetime64[us]") if by_time else table["examples"].to_numpy()
 
 
 def places_of(timeline: Timeline) -> pd.DataFrame:
-    """Where the entries of a timeline lie, as columns of `ctr.eval.run_files.read_windows`."""
+    """Entries of a timeline as columns of `ctr.eval.run_files.read_windows`."""
     return pd.DataFrame(
         timeline.windows[:, :4], columns=["examples", "window_begin", "window_end", "window_examples"]
     )
 
 
 def heads_of(table: pd.DataFrame, by_time: bool) -> list[str]:
-    """What is written of the place of each window."""
+    """Texts of the place of each window."""
     if by_time:
         return [f"{time:%Y-%m-%d %H:%M} UTC" for time in pd.to_datetime(_middle_time(table), unit="us")]
     return [f"{examples:,} examples" for examples in table["examples"]]
@@ -97,16 +90,13 @@ def frame_pass(axes: Axes, windows: Sequence[pd.DataFrame], by_time: bool) -> No
 def over_time(
     courses: Sequence[tuple[int, Timeline, Course, Course]], label: str, best: float, *, signed: bool = False
 ) -> str:
-    """A quantity of runs over time, with bands of 95%: of each window, and of all windows so far.
+    """Plots a quantity of runs over time, with bands of 95%: of each window, and of all windows so far.
 
-    Args:
-        courses: for each run its number, its timeline, and the course by window and so far.
-        label: what it is.
-        best: its best value.
-        signed: whether values are shown with their sign.
+    ``courses``: for each run its number, its timeline, and the course by window and so far. ``best``: the
+    best value.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure(FIGURE_SIZE)
+        plot, axes = new_figure(figure.FIGURE_SIZE)
         hover = Hover()
         tables = [places_of(timeline) for _, timeline, _, _ in courses]
         by_time = uses_event_time(tables)
@@ -115,8 +105,8 @@ def over_time(
             x, heads = positions(table, by_time), heads_of(table, by_time)
             color = COLORS[index % len(COLORS)]
             point, low, high = window
-            draw_band(axes, x, low, high, index, min(0.15, 0.3 / len(courses)))
-            draw_line(axes, x, point, index)
+            figure.draw_band(axes, x, low, high, index, min(0.15, 0.3 / len(courses)))
+            figure.draw_line(axes, x, point, index)
             middle, below, above = so_far
             of_run(index, axes.plot(x, middle, color=color, linestyle=(0, (5, 2)), linewidth=1.2))
             for bound in (below, above):
@@ -124,65 +114,51 @@ def over_time(
             texts = [
                 f"{own}; so far {total}"
                 for own, total in zip(
-                    interval_texts(point, low, high, signed=signed),
-                    interval_texts(middle, below, above, signed=signed),
+                    figure.interval_texts(point, low, high, signed=signed),
+                    figure.interval_texts(middle, below, above, signed=signed),
                     strict=True,
                 )
             ]
             hover.add(index, axes, x, point, heads, texts)
             shown += [point, (point + low) / 2, (point + high) / 2]
-        frame_values(axes, np.concatenate(shown), best)
+        figure.frame_values(axes, np.concatenate(shown), best)
         axes.set_ylabel(label)
         frame_pass(axes, tables, by_time)
-        return to_svg(figure, hover)
+        return to_svg(plot, hover)
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What is drawn of one thing among several of a run, all in one look.
+    """Lines of one thing among several of a run, all in one look."""
 
-    Attributes:
-        look: the number of its look, see `line_look`.
-        courses: by window [W], mostly one.
-        texts: of each window, shown at the first course.
-        title: in the legend; None: in none.
-    """
-
-    look: int
-    courses: Sequence[npt.NDArray[Any]]
-    texts: Sequence[str]
-    title: str | None = None
+    look: int  # see `line_look`
+    courses: Sequence[npt.NDArray[Any]]  # by window [W], mostly one
+    texts: Sequence[str]  # of each window, shown at the first course
+    title: str | None = None  # in the legend; None: in none
 
 
 def lines_over_time(
     table: pd.DataFrame, lines: Iterable[Lines], run: int, dress: Callable[[Axes], object]
 ) -> str:
-    """Several things of one run over time.
-
-    Args:
-        table: the windows.
-        lines: what is drawn.
-        run: its number.
-        dress: labels the vertical axis and sets its ticks.
-    """
+    """Plots several things of one run over time; ``dress`` labels the vertical axis and sets its ticks."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure(FIGURE_SIZE)
+        plot, axes = new_figure(figure.FIGURE_SIZE)
         hover = Hover()
         by_time = uses_event_time([table])
         x, heads = positions(table, by_time), heads_of(table, by_time)
         for one in lines:
-            color, dashes = line_look(one.look)
+            color, dashes = figure.line_look(one.look)
             style: Any = (0, dashes) if dashes else "solid"
             for y in one.courses:
                 axes.plot(x, y, color=color, linestyle=style, linewidth=1.4, label=one.title)
             hover.add(run, axes, x, one.courses[0], heads, one.texts)
         dress(axes)
         frame_pass(axes, [table], by_time)
-        return to_svg(figure, hover)
+        return to_svg(plot, hover)
 
 
 def describe_courses(runs: Sequence[ShownRun], column: str, decimals: int) -> str:
-    """Where a column of the windows begins and ends in each run, in words."""
+    """Says where a column of the windows begins and ends in each run."""
     courses = []
     for shown in runs:
         known = shown.windows[column].dropna()

@@ -9,8 +9,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ctr.eval import display
 from ctr.eval.report.figures.along_pass import over_time
-from ctr.eval.report.figures.axes import draw_bars
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
+from ctr.eval.report.figures.figure import ReportFigure, draw_bars, figure_of
 from ctr.eval.report.figures.groups import by_group
 from ctr.eval.report.plot_style import QUIET, STYLE, Hover, new_figure, to_svg
 from ctr.eval.report.shown_run import ShownRun
@@ -57,7 +56,6 @@ def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def _click_ratio_over_time(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """Predicted over actual clicks over time."""
     courses, words = [], []
     for shown in runs:
         if len(shown.timeline):
@@ -84,11 +82,7 @@ def _click_ratio_over_time(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def reliability(deciles: Sequence[pd.DataFrame]) -> str:
-    """Share of clicks against mean prediction, by decile of prediction; the diagonal is perfect.
-
-    Args:
-        deciles: for each run the table of `ctr.eval.calibration.calibration_buckets`.
-    """
+    """Plots the share of clicks against mean prediction, by decile of prediction; the diagonal is perfect."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure((4.9, 3.2))
         hover = Hover(near=True)

@@ -1,4 +1,4 @@
-"""The ids of a log's features: new and missing ones, and the rows that growing ids have of their own."""
+"""Ids of a log's features: new and missing ones, and the rows that growing ids have of their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from ctr.eval import display
 from ctr.eval.arrays import ratio
 from ctr.eval.report.data_health import FeatureHealth
 from ctr.eval.report.figures.along_pass import Lines, lines_over_time, places_of
-from ctr.eval.report.figures.axes import line_look, percent_ticks
-from ctr.eval.report.figures.figure import ReportFigure, figure_of, style_color
+from ctr.eval.report.figures.figure import ReportFigure, figure_of, line_look, percent_ticks, style_color
 from ctr.eval.report.plot_style import QUIET, thousands
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.timeline import Timeline
@@ -20,26 +19,19 @@ from ctr.eval.timeline import Timeline
 
 @dataclass(frozen=True)
 class HealthTable:
-    """The ids of a log's features.
-
-    Attributes:
-        runs: those that found the same.
-        features: of each feature what is known, with the color and the dashes of its line in the plots.
-        figures: over time.
-    """
+    """Ids of a log's features, for the runs that found the same."""
 
     runs: list[ShownRun]
-    features: list[tuple[FeatureHealth, str, str]]
+    features: list[tuple[FeatureHealth, str, str]]  # with color and dashes of their lines in the plots
     figures: list[ReportFigure]
 
     @property
     def grows(self) -> bool:
-        """Whether ids of a feature grow."""
         return any(feature.slots is not None for feature, _, _ in self.features)
 
 
 def health_tables(runs: Sequence[ShownRun]) -> list[HealthTable]:
-    """What the runs found of the features' ids; runs that found the same share a table."""
+    """Health of the features' ids; runs that found the same share a table."""
     tables: list[HealthTable] = []
     for shown in runs:
         same = next((table for table in tables if table.runs[0].health == shown.health), None)
@@ -86,7 +78,6 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
 
 
 def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
-    """How many rows the ids that grow have of their own, which came and went, and how many values share rows."""
     timeline, health = shown.timeline, shown.health
     # In the colors of the table.
     features = {
@@ -130,7 +121,7 @@ def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
 
 
 def id_shares(timeline: Timeline, features: Sequence[str], kind: str, run: int) -> str:
-    """Over time, of each feature the share of values with a new id (`kind` "new"), or of rows without a value.
+    """Plots over time the share of values with a new id (`kind` "new"), or of rows without a value.
 
     Lines look as `line_look` says, in the order of `features`.
     """
@@ -143,14 +134,11 @@ def id_shares(timeline: Timeline, features: Sequence[str], kind: str, run: int) 
 
 
 def id_slots(timeline: Timeline, looks: Mapping[str, int], kind: str, run: int) -> str:
-    """Over time, of each feature whose ids grow, how its slots are used.
+    """Plots over time, of each feature whose ids grow, how its slots are used.
 
-    Args:
-        timeline: of the run.
-        looks: by feature the number of its line, as in `line_look`.
-        kind: ``occupied``, the share of the capacity; ``moved``, ids admitted, and below 0 those evicted; ``shared``,
-            the share of values on shared rows.
-        run: its number.
+    ``looks``: by feature the number of its line, as in `line_look`. ``kind``: ``occupied``, the share of the
+    capacity; ``moved``, ids admitted, and below 0 those evicted; ``shared``, the share of values on shared
+    rows.
     """
     lines = []
     for name, look in looks.items():

@@ -10,32 +10,14 @@ from matplotlib.axes import Axes
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray
 from ctr.eval.intervals import difference
-from ctr.eval.report.figures.along_pass import (
-    Lines,
-    describe_courses,
-    frame_pass,
-    heads_of,
-    lines_over_time,
-    over_time,
-    positions,
-    uses_event_time,
-)
-from ctr.eval.report.figures.axes import (
-    FIGURE_SIZE,
-    draw_band,
-    draw_bars,
-    draw_line,
-    frame_values,
-    interval_texts,
-)
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
+from ctr.eval.report.figures import along_pass, figure
 from ctr.eval.report.plot_style import COLORS, STYLE, Hover, new_figure, of_run, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.run_files import LOSS_TERMS, METRICS
 
 _BASELINES = {"calibration_bias": 0.0, "normalized_entropy": 1.0}
 _SUMMED_BY = {"per_query_auc": "queries_scored", "logloss": "weight_sum", "calibration_bias": "weight_sum"}
-"""The metrics whose value over several windows is the mean of theirs, and its weights."""
+"""Metrics whose value over several windows is the mean of theirs, and its weights."""
 _PAIRED = {
     "per_query_auc": "PerQueryAUC",
     "logloss": "logloss",
@@ -43,17 +25,17 @@ _PAIRED = {
 }
 
 
-def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """Each metric over time."""
+def progressive_figures(runs: Sequence[ShownRun]) -> list[figure.ReportFigure]:
+    """Figures of each metric over time."""
     windows = [shown.windows for shown in runs]
     figures = []
     for metric in METRICS:
         title = display.METRIC_TITLES[metric]
         figures.append(
-            figure_of(
+            figure.figure_of(
                 title,
                 progressive_metric(windows, metric),
-                f"{title} of each window over time. {describe_courses(runs, metric, 4)}",
+                f"{title} of each window over time. {along_pass.describe_courses(runs, metric, 4)}",
                 note="dashed: cumulative" if has_running_mean(metric) else "",
             )
         )
@@ -61,33 +43,33 @@ def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def has_running_mean(metric: str) -> bool:
-    """Whether `progressive_metric` also draws the value of all windows so far."""
+    """Tells whether `progressive_metric` also draws the value of all windows so far."""
     return metric in _SUMMED_BY
 
 
 def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
-    """A metric of each window over time, with its interval as a band.
+    """Plots a metric of each window over time, with its interval as a band.
 
-    Args:
-        windows: for each run its windows, as `ctr.eval.run_files.read_windows` gives them.
-        metric: one of `ctr.eval.run_files.METRICS`.
+    ``windows``: for each run those of `ctr.eval.run_files.read_windows`.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure(FIGURE_SIZE)
+        plot, axes = new_figure(figure.FIGURE_SIZE)
         hover = Hover()
-        by_time = uses_event_time(windows)
+        by_time = along_pass.uses_event_time(windows)
         shown = []
         for index, table in enumerate(windows):
-            x = positions(table, by_time)
+            x = along_pass.positions(table, by_time)
             y = table[metric].to_numpy()
             low, high = table[f"{metric}_low"].to_numpy(), table[f"{metric}_high"].to_numpy()
-            hover.add(index, axes, x, y, heads_of(table, by_time), interval_texts(y, low, high))
+            hover.add(
+                index, axes, x, y, along_pass.heads_of(table, by_time), figure.interval_texts(y, low, high)
+            )
             if len(table) == 1:
-                draw_bars(axes, x, y, low, high, index)
+                figure.draw_bars(axes, x, y, low, high, index)
             else:
                 alpha = min(0.15, 0.5 / len(windows))
-                draw_band(axes, x, low, high, index, alpha)
-                draw_line(axes, x, y, index)
+                figure.draw_band(axes, x, low, high, index, alpha)
+                figure.draw_line(axes, x, y, index)
                 if has_running_mean(metric):
                     mean = _running_mean(y, table[_SUMMED_BY[metric]].to_numpy())
                     color = COLORS[index % len(COLORS)]
@@ -96,9 +78,9 @@ def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
             full = table["window_examples"].to_numpy() >= table["window_examples"].median() / 4
             inner = (y + low) / 2, (y + high) / 2
             shown += [y[full], *(bound[full] for bound in (inner if len(table) > 1 else (low, high)))]
-        frame_values(axes, np.concatenate(shown), _BASELINES.get(metric))
-        frame_pass(axes, windows, by_time)
-        return to_svg(figure, hover)
+        figure.frame_values(axes, np.concatenate(shown), _BASELINES.get(metric))
+        along_pass.frame_pass(axes, windows, by_time)
+        return to_svg(plot, hover)
 
 
 def _running_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
@@ -110,8 +92,8 @@ def _running_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
     return mean
 
 
-def loss_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """The terms of the loss over time, for each run whose loss has several."""
+def loss_figures(runs: Sequence[ShownRun]) -> list[figure.ReportFigure]:
+    """Terms of the loss over time, for each run whose loss has several."""
     figures = []
     for shown in runs:
         terms = {name: title for name, title in LOSS_TERMS.items() if shown.windows[name].notna().any()}
@@ -121,7 +103,7 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
                 for name, title in terms.items()
             )
             figures.append(
-                figure_of(
+                figure.figure_of(
                     "terms of the loss",
                     loss_terms(shown.windows, terms, shown.index),
                     f"Terms of the loss of {shown.name} over time. In the last window: {ends}.",
@@ -132,27 +114,23 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def loss_terms(table: pd.DataFrame, terms: Mapping[str, str], run: int) -> str:
-    """What each term contributed to the loss of the steps in each window of a run.
-
-    Args:
-        table: the run's windows.
-        terms: titles of the columns to draw.
-        run: its number.
-    """
+    """Plots what each term contributed to the loss of the steps in each window of a run."""
     lines = []
     for place, (column, title) in enumerate(terms.items()):
         y = table[column].to_numpy()
-        lines.append(Lines(place, [y], [f"{title} {display.fixed(value, 4)}" for value in y], title))
+        lines.append(
+            along_pass.Lines(place, [y], [f"{title} {display.fixed(value, 4)}" for value in y], title)
+        )
 
     def dress(axes: Axes) -> None:
         axes.legend(loc="best", fontsize=8.5)
         axes.set_ylabel("loss, nats per example")
 
-    return lines_over_time(table, lines, run, dress)
+    return along_pass.lines_over_time(table, lines, run, dress)
 
 
-def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """The paired difference from the first run over time, for the runs that scored the same examples."""
+def paired_figures(runs: Sequence[ShownRun]) -> list[figure.ReportFigure]:
+    """Paired difference from the first run over time, for the runs that scored the same examples."""
     first = runs[0].timeline
     others = [(shown, shown.timeline) for shown in runs[1:] if len(first) and shown.timeline.matches(first)]
     if not others:
@@ -170,9 +148,9 @@ def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
             text = display.with_margin(so_far.point[-1], low[-1], high[-1], signed=True)
             words.append(f"{shown.name}: {text} over all windows.")
         figures.append(
-            figure_of(
+            figure.figure_of(
                 title[0].upper() + title[1:],
-                over_time(courses, "difference", 0.0, signed=True),
+                along_pass.over_time(courses, "difference", 0.0, signed=True),
                 f"Paired difference in {title} from {runs[0].name} over time. {' '.join(words)}",
                 note="run minus baseline",
             )

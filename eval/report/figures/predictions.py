@@ -1,4 +1,4 @@
-"""The distribution of predictions, and how many clicks the highest of them have."""
+"""Distribution of predictions, and the share of clicks among the highest of them."""
 
 import math
 from collections.abc import Sequence
@@ -8,10 +8,9 @@ import numpy as np
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.auc import LOGIT_LIMIT
 from ctr.eval.logistic import sigmoid
-from ctr.eval.logit_histogram import LOGIT_LIMIT
-from ctr.eval.report.figures.axes import FIGURE_SIZE, percent_ticks
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
+from ctr.eval.report.figures.figure import FIGURE_SIZE, ReportFigure, figure_of, percent_ticks
 from ctr.eval.report.plot_style import COLORS, OTHER, QUIET, STYLE, Hover, new_figure, of_run, to_svg
 from ctr.eval.report.shown_run import ShownRun
 
@@ -22,7 +21,7 @@ _PROBABILITIES = (1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 0.9
 
 
 def gain_figure(runs: Sequence[ShownRun]) -> ReportFigure | None:
-    """The gain curves; None where no run has clicks."""
+    """Gain curves; None where no run has clicks."""
     if not any(histogram[:, 1].sum() > 0 for histogram in _histograms(runs)):
         return None
     words = " ".join(
@@ -37,7 +36,7 @@ def gain_figure(runs: Sequence[ShownRun]) -> ReportFigure | None:
 
 
 def gain_curves(histograms: Sequence[FloatArray]) -> str:
-    """Share of clicks among the examples with the highest predictions, by the share of examples that these are."""
+    """Plots the share of clicks among the examples with the highest predictions, by their share."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure((4.9, 3.6))
         hover = Hover()
@@ -61,12 +60,7 @@ def gain_curves(histograms: Sequence[FloatArray]) -> str:
 
 
 def gain(histogram: FloatArray, shares: Sequence[float] | FloatArray) -> FloatArray:
-    """The share of clicks in the given shares of examples with the highest predictions, [S].
-
-    Args:
-        histogram: float64 [B, 2], weight of non-clicks and of clicks by fine logit bin; with clicks.
-        shares: from 0 to 1 [S]. Within a bin the examples count as alike.
-    """
+    """Share of clicks in the given shares [S] of examples with the highest predictions; bins are ties."""
     falling = histogram[::-1]
     used = np.flatnonzero(falling.sum(axis=1))
     weight, clicks = falling[used].sum(axis=1), falling[used, 1]
@@ -79,12 +73,12 @@ def gain(histogram: FloatArray, shares: Sequence[float] | FloatArray) -> FloatAr
 
 
 def lift_shares() -> list[str]:
-    """The heads of the columns of `lift_rows`."""
+    """Heads of the columns of `lift_rows`."""
     return [f"top {100 * share:g}%" for share in _LIFT_SHARES]
 
 
 def lift_rows(runs: Sequence[ShownRun]) -> list[list[str]]:
-    """For each run how many times as many clicks its highest predictions have as the same number of random examples."""
+    """Lift: how many times as many clicks the highest predictions have as the same number of random examples."""
     rows = []
     for histogram in _histograms(runs):
         if not histogram[:, 1].sum() > 0:
@@ -96,7 +90,7 @@ def lift_rows(runs: Sequence[ShownRun]) -> list[list[str]]:
 
 
 def histogram_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """What each run predicted for clicked and for not clicked examples."""
+    """Histograms of each run's predictions for clicked and for not clicked examples."""
     histograms = _histograms(runs)
     limits = prediction_range(histograms)
     figures = []
@@ -125,7 +119,7 @@ def _mean_prediction(histogram: FloatArray, clicked: int) -> float:
 
 
 def prediction_range(histograms: Sequence[FloatArray]) -> tuple[int, int]:
-    """The fine logit bins, from and up to, outside which each run has at most `_TAIL` of its weight on a side."""
+    """Fine logit bins, from and up to, outside which each run has at most `_TAIL` of its weight on a side."""
     begin, end = len(histograms[0]), 0
     for histogram in histograms:
         up_to = np.cumsum(histogram.sum(axis=1))
@@ -136,13 +130,7 @@ def prediction_range(histograms: Sequence[FloatArray]) -> tuple[int, int]:
 
 
 def prediction_histogram(histogram: FloatArray, limits: tuple[int, int], index: int) -> str:
-    """Predictions of clicked and of not clicked examples, each as shares of its class, on the scale of logits.
-
-    Args:
-        histogram: float64 [B, 2], weight of non-clicks and of clicks by fine logit bin.
-        limits: the fine bins to draw, from and up to.
-        index: of the run.
-    """
+    """Plots predictions by class, as shares of it, on the scale of logits; ``limits``: the fine bins to draw."""
     step = -(-(limits[1] - limits[0]) // _HISTOGRAM_BINS)
     edges = np.arange(limits[0], limits[1] + step, step)
     padded = np.concatenate([histogram, np.zeros((step, 2))])

@@ -13,31 +13,17 @@ from ctr.eval.report.shown_run import ShownRun
 
 @dataclass(frozen=True)
 class SliceRow:
-    """A slice in the runs.
-
-    Attributes:
-        name: what it holds.
-        weight: of its examples.
-        click_rate: observed.
-        cells: for each run predicted over actual clicks, logloss and AUC; None for a run without the slice.
-    """
+    """A slice in the runs."""
 
     name: str
     weight: str
     click_rate: str
-    cells: list[tuple[str, str, str] | None]
+    cells: list[tuple[str, str, str] | None]  # of each run predicted/actual clicks, logloss, AUC
 
 
 @dataclass(frozen=True)
 class SliceTable:
-    """Metrics by the values of one feature.
-
-    Attributes:
-        feature: its name.
-        slices: how many values occur.
-        figure: predicted over actual clicks by value.
-        rows: those with the most weight.
-    """
+    """Metrics by the values of one feature; ``rows`` are those with the most weight."""
 
     feature: str
     slices: int
@@ -98,7 +84,7 @@ def _slice_table(runs: Sequence[ShownRun], feature: str) -> SliceTable:
 
 
 def _tick(name: str, most: int = 12) -> str:
-    """A name as it stands at an axis: printable, and cut where it is long; the table has it whole."""
+    """Name as it stands at an axis: printable, and cut where it is long; the table has it whole."""
     shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in name)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 

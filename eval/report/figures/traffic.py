@@ -8,16 +8,15 @@ import pandas as pd
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray, ratio
-from ctr.eval.report.figures.along_pass import (
-    describe_courses,
-    frame_pass,
-    heads_of,
-    places_of,
-    positions,
-    uses_event_time,
+from ctr.eval.report.figures import along_pass
+from ctr.eval.report.figures.figure import (
+    FIGURE_SIZE,
+    ReportFigure,
+    draw_line,
+    figure_of,
+    frame_values,
+    interval_texts,
 )
-from ctr.eval.report.figures.axes import FIGURE_SIZE, draw_line, frame_values, interval_texts
-from ctr.eval.report.figures.figure import ReportFigure, figure_of
 from ctr.eval.report.plot_style import OTHER, STYLE, Hover, new_figure, of_run, thousands, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.timeline import Timeline
@@ -53,7 +52,7 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
                 f"Observed and predicted click-through rate of each window. Of all windows: {rates}",
             )
         )
-    speeds = describe_courses(runs, "examples_per_second", 0)
+    speeds = along_pass.describe_courses(runs, "examples_per_second", 0)
     speed = figure_of(
         "Training throughput",
         throughput(windows),
@@ -64,19 +63,18 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def _rates_of_pass(shown: ShownRun) -> tuple[float, float]:
-    """Observed and predicted click-through rate over the whole pass."""
     weight, clicks, predicted = shown.run.metrics.calibration.sums.sum(axis=0)
     return float(ratio(clicks, weight)), float(ratio(predicted, weight))
 
 
 def throughput(windows: Sequence[pd.DataFrame]) -> str:
-    """Examples per second in each window over time."""
+    """Plots examples per second in each window over time."""
     return _rate_plot(windows, [table["examples_per_second"].to_numpy() for table in windows], "examples/s")
 
 
 def traffic_unit(windows: Sequence[pd.DataFrame]) -> str | None:
-    """The longest stretch of event time that `traffic` counts by, so that it has at least one example; None without."""
-    if not uses_event_time(windows):
+    """Shortest stretch of event time of which the median window has at least one example; None without times."""
+    if not along_pass.uses_event_time(windows):
         return None
     rates = np.concatenate([_traffic(table) for table in windows])
     rates = rates[np.isfinite(rates)]
@@ -86,7 +84,7 @@ def traffic_unit(windows: Sequence[pd.DataFrame]) -> str | None:
 
 
 def traffic(windows: Sequence[pd.DataFrame], unit: str) -> str:
-    """Examples per stretch of event time in each window; `unit` is that of `traffic_unit`."""
+    """Plots examples per stretch of event time in each window; `unit` is that of `traffic_unit`."""
     rates = [_traffic(table) * _RATE_UNITS[unit] for table in windows]
     return _rate_plot(windows, rates, f"examples per {unit}")
 
@@ -101,32 +99,32 @@ def _rate_plot(windows: Sequence[pd.DataFrame], rates: Sequence[FloatArray], uni
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(FIGURE_SIZE)
         hover = Hover()
-        by_time = uses_event_time(windows)
+        by_time = along_pass.uses_event_time(windows)
         for index, (table, rate) in enumerate(zip(windows, rates, strict=True)):
-            x = positions(table, by_time)
+            x = along_pass.positions(table, by_time)
             draw_line(axes, x, rate, index)
             texts = [f"{display.amount(value)} {unit}" for value in np.round(rate, 1)]
-            hover.add(index, axes, x, rate, heads_of(table, by_time), texts)
+            hover.add(index, axes, x, rate, along_pass.heads_of(table, by_time), texts)
         axes.yaxis.set_major_formatter(thousands())
         frame_values(axes, np.concatenate(rates), None)
         axes.set_ylim(bottom=0)
         axes.set_ylabel(unit)
-        frame_pass(axes, windows, by_time)
+        along_pass.frame_pass(axes, windows, by_time)
         return to_svg(figure, hover)
 
 
 def click_rates(timelines: Sequence[Timeline]) -> str:
-    """Observed click-through rate over time, with its interval, and the mean prediction of each run."""
+    """Plots observed click-through rate over time, with its interval, and the mean prediction of each run."""
     known = [(index, one) for index, one in enumerate(timelines) if len(one)]
-    tables = [places_of(one) for _, one in known]
+    tables = [along_pass.places_of(one) for _, one in known]
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(FIGURE_SIZE)
         hover = Hover()
-        by_time = uses_event_time(tables)
+        by_time = along_pass.uses_event_time(tables)
         same = all(one.matches(known[0][1]) for _, one in known)
         shown: list[FloatArray] = []
         for place, ((index, timeline), table) in enumerate(zip(known, tables, strict=True)):
-            x, heads = positions(table, by_time), heads_of(table, by_time)
+            x, heads = along_pass.positions(table, by_time), along_pass.heads_of(table, by_time)
             observed = timeline.estimate("click_rate")
             low, high = observed.interval()
             if place == 0 or not same:
@@ -149,5 +147,5 @@ def click_rates(timelines: Sequence[Timeline]) -> str:
         if known:
             axes.legend(loc="upper right", fontsize=8.5)
         axes.set_ylabel("click-through rate")
-        frame_pass(axes, tables, by_time)
+        along_pass.frame_pass(axes, tables, by_time)
         return to_svg(figure, hover)

@@ -1,4 +1,4 @@
-"""The spectra of weight matrices."""
+"""Spectra of weight matrices."""
 
 import math
 from collections.abc import Sequence
@@ -9,62 +9,38 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from ctr.eval import display
+from ctr.eval import display, weight_spectra
 from ctr.eval.arrays import FloatArray
-from ctr.eval.report.figures.axes import line_look, percent_ticks
-from ctr.eval.report.figures.figure import ReportFigure, figure_of, style_color
+from ctr.eval.report.figures.figure import ReportFigure, figure_of, line_look, percent_ticks, style_color
 from ctr.eval.report.plot_style import QUIET, STYLE, to_svg
 from ctr.eval.report.shown_run import ShownRun
-from ctr.eval.weight_spectra import (
-    KEPT_SHARE,
-    WeightSpectrum,
-    cumulative_shares,
-    rank_keeping,
-    top_half_share,
-)
 
 _ORDERS = (2, 1)
 
 
 @dataclass(frozen=True)
 class WeightRow:
-    """What the spectrum of a weight says, as numbers and text.
+    """Spectrum of a weight as numbers and text."""
 
-    Attributes:
-        spectrum: where it is from.
-        color: of its line in the plot, for a style; empty without one.
-        dashes: its strokes and gaps.
-        now: of a product, its multiply-adds as a share of those of the full matrix.
-        kept: for the Frobenius norm and for the sum, the rank that keeps 90%, and what a bottleneck of that rank
-            costs as a share of the present multiply-adds; empty without singular values.
-        top_half: for both, the share in the larger half of the singular values.
-    """
-
-    spectrum: WeightSpectrum
-    color: str
+    spectrum: weight_spectra.WeightSpectrum
+    color: str  # of its line in the plot; empty without one
     dashes: str
-    now: float | None
-    kept: list[tuple[int, float]]
-    top_half: list[str]
+    now: float | None  # of a product, its multiply-adds as a share of those of the full matrix
+    kept: list[tuple[int, float]]  # by norm: the rank that keeps 90%, its share of multiply-adds
+    top_half: list[str]  # by norm: the share in the larger half
 
 
 @dataclass(frozen=True)
 class WeightTable:
-    """The weight matrices of a run.
-
-    Attributes:
-        run: whose.
-        rows: one for each weight; None when the run did not write their spectra.
-        figure: the spectra; None when there is none to draw.
-    """
+    """Weight matrices of a run."""
 
     run: ShownRun
-    rows: list[WeightRow] | None
-    figure: ReportFigure | None
+    rows: list[WeightRow] | None  # None when the run did not write their spectra
+    figure: ReportFigure | None  # None when there is none to draw
 
 
 def weight_tables(runs: Sequence[ShownRun]) -> list[WeightTable]:
-    """The spectra of each run's weight matrices."""
+    """Spectra of each run's weight matrices."""
     return [_weight_table(shown) for shown in runs]
 
 
@@ -89,35 +65,35 @@ def _weight_table(shown: ShownRun) -> WeightTable:
     return WeightTable(shown, rows, figure)
 
 
-def _weight_row(index: int, spectrum: WeightSpectrum) -> WeightRow:
+def _weight_row(index: int, spectrum: weight_spectra.WeightSpectrum) -> WeightRow:
     values = spectrum.singular_values
     now = None if spectrum.inner_rank is None else spectrum.multiply_adds / math.prod(spectrum.shape)
     if values is None:
         return WeightRow(spectrum, "", "", now, [], [])
     color, dashes = line_look(index) if values.any() else ("", ())
     color = style_color(color) if color else ""
-    ranks = [rank_keeping(values, order) for order in _ORDERS]
+    ranks = [weight_spectra.rank_keeping(values, order) for order in _ORDERS]
     return WeightRow(
         spectrum=spectrum,
         color=color,
         dashes=" ".join(f"{dash:g}" for dash in dashes),
         now=now,
         kept=[(rank, spectrum.through_bottleneck(rank) / spectrum.multiply_adds) for rank in ranks],
-        top_half=[display.percent(top_half_share(values, order)) for order in _ORDERS],
+        top_half=[display.percent(weight_spectra.top_half_share(values, order)) for order in _ORDERS],
     )
 
 
 def cumulative_spectra(spectra: Sequence[FloatArray | None]) -> str:
-    """Shares of the norm and of the sum of singular values in the largest, by the share of them that these are.
+    """Shares of the norm and of the sum of singular values in the largest, by the share that these are.
 
-    Args:
-        spectra: for each weight its singular values, descending; without any, or with none above 0, it has no line.
+    ``spectra``: for each weight its singular values, descending; without any, or with none above 0, it has
+    no line.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, order, label in zip(panels, (2, 1), ("Frobenius norm", "sum"), strict=True):
-            axes.axhline(KEPT_SHARE, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+            axes.axhline(weight_spectra.KEPT_SHARE, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
             axes.axvline(0.5, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
             for index, values in enumerate(spectra):
                 if values is not None and values.any():
@@ -125,7 +101,11 @@ def cumulative_spectra(spectra: Sequence[FloatArray | None]) -> str:
                     color, dashes = line_look(index)
                     style: Any = (0, dashes) if dashes else "solid"
                     axes.plot(
-                        x, cumulative_shares(values, order), color=color, linestyle=style, linewidth=1.4
+                        x,
+                        weight_spectra.cumulative_shares(values, order),
+                        color=color,
+                        linestyle=style,
+                        linewidth=1.4,
                     )
             axes.set_xlim(0, 1)
             axes.set_ylim(0, 1.02)

@@ -16,13 +16,12 @@ from ctr.eval.display import with_margin
 from ctr.eval.report import render_report, write_report
 from ctr.eval.report.data_health import read_data_health
 from ctr.eval.report.figures.along_pass import uses_event_time
-from ctr.eval.report.figures.axes import line_look
+from ctr.eval.report.figures.figure import line_look
 from ctr.eval.report.figures.metrics import has_running_mean, progressive_metric
 from ctr.eval.report.figures.predictions import gain, prediction_range
 from ctr.eval.report.figures.weights import cumulative_spectra
 from ctr.eval.report.page import check_page
-from ctr.eval.report.shown_run import point_starts, show_runs
-from ctr.eval.report.subject import subject_of
+from ctr.eval.report.shown_run import point_starts, show_runs, subject_of
 from ctr.eval.run_files import read_windows
 from ctr.io.errors import InputError
 from report_pages import Page

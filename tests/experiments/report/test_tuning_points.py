@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate
+from ctr.eval.states import BUCKETS
 from ctr.experiments.report.tuning_points import (
     CurvePoint,
     TuningPoint,

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ctr.data.log import MAX_TIME_US
-from ctr.eval.buckets import query_bucket
+from ctr.eval.states import query_bucket
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
 from experiment_folders import ARMS, edit, logits, result_of, write_small

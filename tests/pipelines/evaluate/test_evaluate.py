@@ -507,7 +507,7 @@ def test_the_command_is_quiet_and_its_fault_is_one_line(
 @pytest.mark.soak
 def test_a_trained_run_comes_out_as_its_own_summary(tmp_path: Path) -> None:
     from ctr.config import parse_model
-    from ctr.eval.paired_predictions import pair_predictions
+    from ctr.eval.prediction_difference import pair_predictions
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
     from ctr.training.config import TrainConfig

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ctr.search.report.plots import Point, loss_against_cost
+from ctr.search.report.write import Point, loss_against_cost
 
 
 @pytest.mark.parametrize("costs", [(0.2, 0.3), (2.5, 4.0), (0.5,)])
