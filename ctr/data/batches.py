@@ -1,7 +1,7 @@
 """Batches of whole queries.
 
-A query never straddles two batches: the labels of its first impressions would leak, through the update
-between the two, into the predictions of its last.
+A query never straddles two batches: the labels of its first impressions would leak, through the update between the
+two, into the predictions of its last.
 """
 
 import math
@@ -17,13 +17,7 @@ from ctr.io.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """Whole queries.
-
-    Attributes:
-        rows: the good rows.
-        rejects: the faulty rows that lay among them.
-        end: the position in the log after the last of all these.
-    """
+    """Whole queries: good rows, the faulty ones that lay among them, and the position in the log after all these."""
 
     rows: Rows
     rejects: Rows
@@ -31,7 +25,6 @@ class Batch:
 
     @property
     def begin(self) -> int:
-        """The position in the log of the first of them."""
         return int(min(part.position[0] for part in (self.rows, self.rejects) if len(part)))
 
     @property
@@ -44,17 +37,16 @@ class Batch:
 
     @property
     def times(self) -> tuple[int, int]:
-        """The query times of the first and the last of them, in microseconds."""
+        """Query times of the first and the last of them, in microseconds."""
         parts = [part.query_time for part in (self.rows, self.rejects) if len(part)]
         return int(min(part[0] for part in parts)), int(max(part[-1] for part in parts))
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """How many rows a batch has, at most, by where it begins.
+    """Rows of a batch, at most, by where it begins.
 
     Attributes:
-        rows: however far the log has come.
         growth: the share of the rows before a batch that it may have, rounded down to a power of two; None: any.
         first: rows that are allowed whatever ``growth`` says.
         origin: the position in the log from which on the rows before a batch count.
@@ -66,7 +58,6 @@ class BatchSize:
     origin: int = 0
 
     def at(self, position: int) -> int:
-        """Returns the number of rows for a batch that begins at a position in the log."""
         if self.growth is None:
             return self.rows
         share = int(self.growth * max(0, position - self.origin))
@@ -89,17 +80,9 @@ class BatchSize:
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs as many whole queries into each batch as fit into its rows.
+    """Packs as many whole queries into each batch as fit into its rows; a larger query is a batch of its own.
 
-    A larger query is a batch of its own.
-
-    Args:
-        blocks: a log's rows in order.
-        batch_rows: rows of a batch, at most.
-        max_query_rows: the number of rows that a query may have, at least those of a batch.
-
-    Raises:
-        InputError: a query has more than ``max_query_rows`` rows. It is named; nothing is cut off.
+    Raises InputError: a query has more than ``max_query_rows`` rows. It is named; nothing is cut off.
     """
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
@@ -147,11 +130,7 @@ def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) ->
 def batches_within(
     ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs like ``whole_query_batches``, but begins a new batch after each end.
-
-    Args:
-        ends: int64, rising: positions in the log that no block and no query goes across.
-    """
+    """Packs like ``whole_query_batches``, but begins a new batch after each end, across which no query goes."""
     filled = (block for block in blocks if len(block))
     for _, part in groupby(filled, lambda block: int(np.searchsorted(ends, block.position[0], side="right"))):
         yield from whole_query_batches(part, batch_rows, max_query_rows)
@@ -187,7 +166,7 @@ def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iter
 
 
 def set_rejects_apart(rows: Rows) -> Batch:
-    """Whole queries, at least one row, as a batch."""
+    """Makes a batch of whole queries, at least one row."""
     end = int(rows.position[-1]) + 1
     good = rows.fault == 0
     if good.all():

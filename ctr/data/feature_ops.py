@@ -1,4 +1,4 @@
-"""The operations that make ids of single values, all of them in the TensorFlow graph and without state.
+"""Operations that make ids of single values, all of them in the TensorFlow graph and without state.
 
 ``transform.py`` runs them on every row inside the exported model, and on distinct values in ingestion.
 """
@@ -25,12 +25,12 @@ _NUMBER = rf"{_SPACE}([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(
 
 
 def fingerprints(strings: tf.Tensor) -> tf.Tensor:
-    """[M] strings -> [M] uint64, FarmHash Fingerprint64."""
+    """Hashes [M] strings to [M] uint64: FarmHash Fingerprint64."""
     return tf.bitcast(tf.fingerprint(strings, method="farmhash64"), tf.uint64)
 
 
 def spell_numbers(strings: tf.Tensor) -> tf.Tensor:
-    """Strings of any shape, each as a category spells it: ``ctr.data.spelling``."""
+    """Spells strings of any shape as a category does (``ctr.data.spelling``)."""
     # Replacing takes thirty times as long as hashing. One search through all of the strings mostly finds that none has
     # to be replaced; then the part that is replaced is empty, which needs no control flow in the exported graph.
     suspected = tf.strings.regex_full_match(tf.strings.reduce_join(strings), r"\C*\.0\C*")
@@ -41,12 +41,12 @@ def spell_numbers(strings: tf.Tensor) -> tf.Tensor:
 
 
 def text_of(values: tf.Tensor) -> tf.Tensor:
-    """[M] strings or integers -> [M] strings, integers as decimal text."""
+    """Converts [M] strings or integers to [M] strings, integers as decimal text."""
     return values if values.dtype == tf.string else tf.strings.as_string(values)
 
 
 def number_of(values: tf.Tensor) -> tf.Tensor:
-    """[M] of any dtype -> [M] float32; of strings NaN where they are no number."""
+    """Converts [M] of any dtype to [M] float32; of strings NaN where they are no number."""
     if values.dtype != tf.string:
         return tf.cast(values, tf.float32)
     plain = tf.strings.regex_replace(values, f"^{_NUMBER}$", r"\1", replace_global=False)
@@ -58,15 +58,9 @@ def number_of(values: tf.Tensor) -> tf.Tensor:
 
 
 def derived_values(rule: Derived, values: tf.Tensor, as_number: bool) -> tf.Tensor:
-    """A derived column of the values that it is made of.
+    """Makes a derived column, [M], of times in microseconds, negative where missing, or of strings or numbers.
 
-    Args:
-        rule: how.
-        values: [M] int64 times in microseconds, negative where missing; or [M] strings or numbers.
-        as_number: whether a number feature reads the column, not a category or text.
-
-    Returns:
-        [M], float32 with NaN where missing, or strings, empty where missing. Of a copy the values as they are.
+    It is float32 with NaN where missing, or strings, empty where missing; a copy stays as it is.
     """
     if rule.of_time:
         length, shift, count = rule.periods
@@ -89,7 +83,7 @@ def derived_values(rule: Derived, values: tf.Tensor, as_number: bool) -> tf.Tens
 
 
 def category_ids(feature: Category | Text, strings: tf.Tensor) -> tf.Tensor:
-    """[M] strings -> [M] ids, int32, or int64 where they grow; the empty string is missing."""
+    """Makes ids of [M] strings, int32, or int64 where they grow; the empty string is missing."""
     if feature.buckets is None:
         return growing_ids(fingerprints(strings), tf.equal(strings, ""))
     vocabulary = feature.vocabulary if isinstance(feature, Category) else None
@@ -114,14 +108,14 @@ def category_ids(feature: Category | Text, strings: tf.Tensor) -> tf.Tensor:
 
 
 def growing_ids(prints: tf.Tensor, missing: tf.Tensor) -> tf.Tensor:
-    """Ids that grow, int64, of fingerprints (uint64) and of whether there is no value (bool)."""
+    """Makes ids that grow, int64, of fingerprints (uint64) and of whether there is no value (bool)."""
     ids = tf.bitcast(prints, tf.int64)
     # 0 says missing; the one value in 2^64 with this fingerprint takes the next one's.
     return tf.where(missing, tf.zeros_like(ids), tf.where(tf.equal(ids, 0), tf.ones_like(ids), ids))
 
 
 def number_ids(feature: Number, values: tf.Tensor) -> tf.Tensor:
-    """[M] float32 -> [M] int32 ids; NaN is missing."""
+    """Makes ids, [M] int32, of float32; NaN is missing."""
     edges = np.asarray(feature.edges(), np.float32)
     edges[np.abs(edges) < _SMALLEST_NORMAL] = 0
     values = tf.where(tf.abs(values) < _SMALLEST_NORMAL, tf.zeros_like(values), values)
@@ -130,7 +124,7 @@ def number_ids(feature: Number, values: tf.Tensor) -> tf.Tensor:
 
 
 def strip_values(feature: Category, values: tf.Tensor) -> tf.Tensor:
-    """Strings without the characters at their ends that a feature strips."""
+    """Takes off the characters that a feature strips at both ends of strings."""
     if not feature.strip:
         return values
     some = f"[{re.escape(feature.strip)}]+"
@@ -144,7 +138,7 @@ def keep_values(feature: Category, items: tf.RaggedTensor, present: tf.Tensor) -
 
 
 def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
-    """[V] int32: the row of each value, which is the number of rows that end before it or where it stands.
+    """Numbers the row of each value, [V] int32: the rows that end before it or where it stands.
 
     Fewer operations than ``value_rowids``, of which a server waits for each, and only such as TensorFlow Lite and ONNX
     have, unlike a search among the ends.
@@ -155,7 +149,7 @@ def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
 
 
 def lower_case(strings: tf.Tensor) -> tf.Tensor:
-    """Lower case by Unicode's rules, whatever the process's locale is."""
+    """Lowers case by Unicode's rules, whatever the process's locale is."""
     strings = tf.strings.lower(strings)
     for letter, lower in _LOCALE_LETTERS.items():
         strings = tf.strings.regex_replace(strings, letter, lower)
@@ -163,10 +157,10 @@ def lower_case(strings: tf.Tensor) -> tf.Tensor:
 
 
 def text_tokens(feature: Text, text: tf.Tensor) -> tf.RaggedTensor:
-    """[M] strings -> [M, None] strings: word n-grams, then sub-word n-grams, in the order of the sizes.
+    """Cuts [M] strings into [M, None]: word n-grams, then sub-word n-grams, in the order of the sizes.
 
-    Words are runs of letters (with their combining marks) and digits. The cut comes before the
-    lower-casing, which would end a string at its first NUL.
+    Words are runs of letters (with their combining marks) and digits. The cut comes before the lower-casing, which
+    would end a string at its first NUL.
     """
     words = tf.strings.split(lower_case(tf.strings.regex_replace(text, _NOT_A_WORD, " ")))
     tokens = [tf.strings.ngrams(words, size, separator=" ") for size in feature.words]
@@ -180,10 +174,10 @@ def text_tokens(feature: Text, text: tf.Tensor) -> tf.RaggedTensor:
 
 
 def cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor) -> tf.Tensor:
-    """[M] uint64 fingerprints of each part -> [M] ids, int32, or int64 where they grow.
+    """Makes [M] ids, int32, or int64 where they grow, of the uint64 fingerprints of each part.
 
-    ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for one part after the other, h = 1 at the
-    start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
+    ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for one part after the other, h = 1 at the start; ``mix``
+    is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
     """
     half = tf.constant(32, tf.uint64)
     state = tf.ones_like(parts[0])

@@ -1,4 +1,4 @@
-"""From raw values, as a configuration names them, to the ids that ingestion gave them."""
+"""Ids that ingestion gave to raw values, as a configuration names them."""
 
 from collections.abc import Sequence
 
@@ -15,20 +15,12 @@ _SHOWN = 20
 
 
 def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float | str | None]) -> np.ndarray:
-    """The ids of raw values of a single-valued category or number, made as ``ctr.data.transform`` makes them.
+    """Makes the ids of raw values of a single-valued category or number as ``ctr.data.transform`` makes them.
 
-    Args:
-        schema: the log's features.
-        name: of the feature.
-        values: for a category texts, numbers and truth values, spelled as ``ctr.data.spelling`` says; for a number
-            numbers, which stand for the bucket that they fall into; null or the empty text is missing.
-
-    Returns:
-        [M], all different: int32, or int64 where the feature's ids grow.
-
-    Raises:
-        InputError: no such feature, or one that is no single-valued category or number; a value that the
-            feature does not read, that its vocabulary does not hold, or that has the id of an earlier one.
+    Numbers stand for the bucket that they fall into; null or the empty text is missing. Returns [M], all different:
+    int32, or int64 where ids grow. Raises InputError: no such feature, or one that is no single-valued category or
+    number; a value that the feature does not read, that its vocabulary does not hold, or that has the id of an earlier
+    one.
     """
     feature = schema.by_name.get(name)
     if feature is None:

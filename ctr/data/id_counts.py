@@ -1,4 +1,4 @@
-"""How often each id of a feature occurs, in bounded memory: exact as long as that fits, an estimate beyond."""
+"""Counts of each id of a feature, in bounded memory: exact as long as that fits, an estimate beyond."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,10 +6,10 @@ from typing import Protocol
 import numpy as np
 
 DENSE_IDS = 2**24
-"""For so many ids of all features together every id has a counter: 256 MiB."""
+"""Ids of all features together of which every one has a counter: 256 MiB."""
 
 KEPT_IDS = 2**18
-"""Of a feature with more ids than that so many stay in memory, those that occur most often."""
+"""Ids of a feature with more ids than that stay in memory, those that occur most often."""
 
 _PENDING = 2**20
 _SMALLEST_HASHES = 2**14
@@ -30,16 +30,16 @@ class IdCounts(Protocol):
         """Counts ids ([N]) and whether each one's row was clicked (bool [N])."""
 
     def distinct(self) -> int:
-        """The number of different ids so far."""
+        """Counts the different ids so far."""
 
     def top(self, count: int) -> list[tuple[int, int, int]]:
-        """The most frequent ids as (id, occurrences, occurrences in clicked rows), ties by the smaller id."""
+        """Lists the most frequent ids as (id, occurrences, those in clicked rows), ties by the smaller id."""
 
 
 def make_counts(
     buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
 ) -> list[IdCounts]:
-    """Counters for features with so many ids each, None where they grow.
+    """Makes counters for features with so many ids each, None where they grow.
 
     Those with few ids get one for each id, while there is room.
     """
@@ -85,9 +85,9 @@ class BoundedCounts:
     """Counters for the most frequent ids, and the smallest hashes of all of them.
 
     Whenever there are more than ``kept`` ids the rarest ones are dropped. An id then lacks at most what it had each
-    time, which is no more than the most frequent of those dropped with it had: ``shortfall`` is the sum of these.
-    The number of different ids follows from the k-th smallest of their hashes (k - 1 of them lie below it, so that
-    it is about k / distinct of the range); its standard error is 1 / sqrt(k), 0.8%.
+    time, which is no more than the most frequent of those dropped with it had: ``shortfall`` is the sum of these. The
+    number of different ids follows from the k-th smallest of their hashes, about k / distinct of the range; its
+    standard error is 1 / sqrt(k), 0.8%.
     """
 
     def __init__(self, kept: int = KEPT_IDS) -> None:
@@ -134,7 +134,6 @@ class BoundedCounts:
         self._store(ids, sums[0], sums[1], np.union1d(self._hashes, _hash(ids)))
 
     def merge(self, other: "BoundedCounts") -> None:
-        """Adds what another one has counted."""
         self._flush()
         other._flush()
         ids, place = np.unique(np.concatenate([self._ids, other._ids]), return_inverse=True)
@@ -150,7 +149,6 @@ class BoundedCounts:
     def _store(
         self, ids: np.ndarray, occurrences: np.ndarray, in_clicks: np.ndarray, hashes: np.ndarray
     ) -> None:
-        """Keeps the most frequent ids, and the smallest of all hashes, which are sorted."""
         self._hashes = hashes[:_SMALLEST_HASHES]
         if len(ids) > self._kept:
             order = np.lexsort((ids, -occurrences))

@@ -1,8 +1,8 @@
-"""Summarizes a log: rows, clicks and times, features with their ids, gaps, and sidecars.
+"""Summary of a log: rows, clicks and times, features with their ids, gaps, and sidecars.
 
-Counts of rows, queries and clicks by partition come from the manifests; everything else from one pass over the
-shards, of which only some columns are read (their page checksums are verified, the SHA-256 of whole files is not).
-Memory does not grow with the log: see ``ctr.data.id_counts`` for what is exact.
+Counts of rows, queries and clicks by partition come from the manifests; everything else from one pass over the shards,
+of which only some columns are read (their page checksums are verified, the SHA-256 of whole files is not). Memory does
+not grow with the log: see ``ctr.data.id_counts`` for what is exact.
 """
 
 import math
@@ -64,14 +64,7 @@ class Period:
 
 @dataclass(frozen=True)
 class TopId:
-    """A frequent id.
-
-    Attributes:
-        id: its number; where ids grow its fingerprint.
-        value: what it stands for, where the schema says so or the log's values were kept; else None.
-        share: of all values of the feature.
-        click_rate: share of its occurrences that are in clicked rows.
-    """
+    """A frequent id, what it stands for if known, its share of the feature's values, and its click rate."""
 
     id: int
     value: str | None
@@ -86,14 +79,13 @@ class FeatureSummary:
     Attributes:
         buckets: the number of ids that it may have; None where they grow.
         ids: different ids that occur, but for the one of a missing value.
-        exact: whether ``ids`` and the shares of top ids are exact; else ``ids`` is estimated (standard error 0.8%), and
-            the counts of top ids may lack up to ``shortfall``.
+        exact: whether ``ids`` and the shares of top ids are exact; else ``ids`` is estimated (standard error 0.8%),
+            and the counts of top ids may lack up to ``shortfall``.
         missing: share of the rows without a value.
         values_per_row: their mean; None for a single-valued feature.
         full_rows: share of the rows with ``max_values`` values, some of which may have been cut; None for others.
         values: estimated number of different values behind the ids; None where each id is one value.
         shared: estimated share of these values that share their id with another one.
-        top: the most frequent ids.
     """
 
     name: str
@@ -125,22 +117,15 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class LogSummary:
-    """What a log holds. Times are query times in microseconds, UTC.
+    """Content of a log. Times are query times in microseconds, UTC.
 
     Attributes:
-        rows, queries, clicks: of the whole log, from its manifests.
-        bytes, shards: of its files.
         faulty_rows: rows with a label that is neither 0 nor 1, or with an id outside the feature's buckets. They are
             not in what follows.
-        first, last: query times of the first and of the last row; None without any.
-        max_query_rows: rows of the longest query.
         ranked_queries: queries with both a click and a non-click, which PerQueryAUC is about.
         metric_weight: mean of the rows' weights; 1 without weights.
-        weighted_click_rate: with these weights.
-        period: length of the entries of ``over_time``, in microseconds.
-        over_time: rows and clicks by period; periods without rows are there too.
+        period: length of the entries of ``over_time``, in microseconds; periods without rows are there too.
         pauses: the longest stretches between two queries, the longest first.
-        partitions: in order of time.
         gaps: spans between two partitions that no partition covers.
         counters: the input by its outcome, added up over the partitions.
         samplings: names of the samplings that made this log from another one.
@@ -170,19 +155,11 @@ class LogSummary:
     counters: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
         return asdict(self)
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Goes over a log once.
-
-    Args:
-        progress: called with the number of rows read since its last call.
-
-    Raises:
-        InputError: there is no log, or it is damaged.
-    """
+    """Goes over a log once; ``progress`` is called with the rows read since its last call. Raises InputError."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
@@ -232,7 +209,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
 
 
 def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[FeatureSummary, ...]:
-    """The summaries with the raw values of their top ids, where these were kept."""
+    """Summaries with the raw values of their top ids, where these were kept."""
     wanted = {one.name: [top.id for top in one.top if top.value is None] for one in features}
     kept = read_all_values(log, wanted)
     return tuple(
@@ -262,7 +239,7 @@ def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
 
 
 class _Pass:
-    """What is counted while the rows go by."""
+    """Counts of the rows that went by."""
 
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema = schema
@@ -289,7 +266,6 @@ class _Pass:
         return np.ones(len(values), bool) if buckets is None else (values >= 0) & (values < buckets)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Counts N rows."""
         label = batch.column("label").to_numpy()
         matrix = (
             unpack_ids(batch.column(IDS_COLUMN), self._schema)
@@ -375,18 +351,15 @@ class _Pass:
             self._query = None
 
     def pauses(self) -> tuple[Span, ...]:
-        """The longest ones."""
         return tuple(Span(*pause) for pause in self._pauses)
 
     def over_time(self) -> tuple[Period, ...]:
-        """Rows and clicks of each period."""
         return tuple(
             Period(self._start + number * self.period, int(rows), int(clicks))
             for number, (rows, clicks) in enumerate(zip(self._period_rows, self._period_clicks, strict=True))
         )
 
     def summaries(self) -> Iterator[FeatureSummary]:
-        """Of each feature, in the order of the schema."""
         for feature in self._schema.features:
             name = feature.name
             counts, rows = self._counts[name], max(self.rows, 1)
@@ -421,7 +394,7 @@ class _Pass:
 
 
 def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """The values of all rows, and how many each row has."""
+    """Values of all rows, and how many each row has."""
     offsets = column.offsets.to_numpy()
     return column.flatten().to_numpy(), np.diff(offsets)
 
@@ -438,17 +411,11 @@ def _value_of(feature: Category | Number | Text | Cross, number: int) -> str | N
 
 
 def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:
-    """Estimates the number of values that were hashed to some ids, and the share of them that shares its id.
+    """Estimates the number of values n that were hashed to some ids, and the share of them that shares its id.
 
-    n values thrown into m buckets are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket with
-    another one with probability 1 - (1 - 1/m)^(n - 1).
-
-    Args:
-        ids: how many of the buckets are filled.
-        buckets: m.
-
-    Returns:
-        The estimated n, rounded, and the share. Where every bucket is filled n is at least what is returned.
+    n values thrown into m ``buckets`` are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket
+    with another one with probability 1 - (1 - 1/m)^(n - 1). Where every bucket is filled n is at least what is
+    returned.
     """
     if buckets < 2:
         return ids, 0.0

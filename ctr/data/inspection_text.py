@@ -1,4 +1,4 @@
-"""The text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
+"""Text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ _YEAR_1980_US = 315_532_800_000_000
 
 
 def log_warnings(summary: LogSummary) -> list[str]:
-    """What is unusual in a log, a line for each."""
+    """Lists what is unusual in a log, a line for each."""
     if not summary.rows:
         return ["the log has no rows"]
     return [*_row_warnings(summary), *_time_warnings(summary), *_feature_warnings(summary.features)]
@@ -110,9 +110,7 @@ def _collisions(features: Sequence[FeatureSummary]) -> Iterator[str]:
 def collision_text(found: Sequence[tuple[float, str, int]]) -> str:
     """Warns of features whose values share ids, and names the worst and the remedy.
 
-    Args:
-        found: of each feature the share of its values that share an id, more than ``SHARED``; its name; the number of
-            its values.
+    ``found`` has of each feature the share of its values that share an id, its name, and the number of its values.
     """
     ordered = sorted(found, key=lambda item: (-item[0], item[1]))
     # 1 - (1 - 1/m)^n is about n / m.
@@ -128,13 +126,12 @@ def collision_text(found: Sequence[tuple[float, str, int]]) -> str:
 
 
 def _rounded_up(number: int) -> int:
-    """To two digits."""
     unit = 10 ** max(len(str(number)) - 2, 0)
     return -(-number // unit) * unit
 
 
 def inspection_text(summary: LogSummary) -> str:
-    """A log on a few lines, its click rate over time, its features, and the warnings."""
+    """Describes a log on a few lines: its click rate over time, its features, and the warnings."""
     lines = [
         f"{summary.log}: {_count(summary.rows, 'row')}, {_count(summary.queries, 'query')}, "
         f"{_count(summary.clicks, 'click')} ({_share(summary.clicks / max(summary.rows, 1))})",

@@ -1,4 +1,4 @@
-"""Interleaves a second log with a first one: its rows become available as the time of the first one advances."""
+"""Interleaving of a second log with a first one: its rows become available as the time of the first one advances."""
 
 from collections.abc import Iterable
 
@@ -9,21 +9,13 @@ from ctr.io.errors import InputError
 
 
 class Interleaved:
-    """Returns the whole queries of a log up to a time that only rises.
+    """Returns the whole queries of a log up to a time that only rises, ``most`` rows at once unless a query has more.
 
     The rows of each call depend only on the position at the start and on the times, so that a resume from the position
     of the last returned row continues with the same rows.
     """
 
     def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int, where: str) -> None:
-        """Starts with the log's first row.
-
-        Args:
-            blocks: a log's rows in order.
-            most: rows to return at once, unless a single query has more. The others follow later.
-            max_query_rows: the number of rows that a query may have.
-            where: names the log in an error.
-        """
         self._blocks = iter(blocks)
         self._most = most
         self._max_query_rows = max_query_rows
@@ -32,11 +24,7 @@ class Interleaved:
         self._ended = False
 
     def until(self, time: int) -> Rows | None:
-        """The next queries whose query time, in microseconds, is at most ``time``; None without any.
-
-        Raises:
-            InputError: one of them has more than ``max_query_rows`` rows.
-        """
+        """Returns the next queries up to a time in microseconds; None without any. Raises InputError for a long one."""
         while not self._ended and not self._enough(time):
             block = next(self._blocks, None)
             if block is None:

@@ -1,8 +1,8 @@
 """A sidecar's columns for the rows of a log, joined by example_id; the sidecar may belong to another log.
 
-So a student on a short or sampled log reads the predictions of a teacher that was trained on a longer, denser
-one (FF 4.1.2). An example's row is searched in the partition of its query_time, since example_ids
-need be unique only within a partition.
+So a student on a short or sampled log reads the predictions of a teacher that was trained on a longer, denser one (FF
+4.1.2). An example's row is searched in the partition of its query_time, since example_ids need be unique only within a
+partition.
 """
 
 from bisect import bisect_right
@@ -28,8 +28,6 @@ PLACES_NAMED = 5
 
 
 class _Partition:
-    """One partition of the sidecar, in memory."""
-
     def __init__(self, where: str, example_id: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self.where = where
         self.example_id = example_id
@@ -39,7 +37,7 @@ class _Partition:
         self._next = 0
 
     def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-        """Finds the rows of examples; returns their places, and whether each example was found there."""
+        """Places of the rows of examples, and whether each example was found there."""
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
@@ -60,18 +58,10 @@ class _Partition:
 
 
 class JoinedSidecar:
-    """Some columns of one sidecar, for rows in the order of their time.
+    """Some columns, numbers or truth values, of one sidecar of ``log``, for rows in the order of their time.
 
-    Args:
-        log: the log of the sidecar.
-        name: of the sidecar.
-        columns: the wanted ones; numbers or truth values.
-        manifests: the log's partitions; None: those that are published.
-        begin: query time, microseconds; rows of partitions that end before it are never needed.
-
-    Raises:
-        InputError: there is no such sidecar, it lacks a column, or lost a partition's manifest. Later, in ``at``:
-            a partition of it is damaged or belongs to another log.
+    Partitions that end before ``begin``, a query time in microseconds, are never needed. Raises InputError: there is
+    no such sidecar, it lacks a column, or lost a partition's manifest.
     """
 
     def __init__(
@@ -147,21 +137,11 @@ class JoinedSidecar:
         return self._cache[index]
 
     def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns for N rows.
+        """Returns the columns [N] for rows in their order, and ``found``, bool [N].
 
-        Fast if the sidecar's rows are in the same order. What lies before the
-        first of these rows is forgotten; going back is possible and reads it again.
-
-        Args:
-            query_time: int64 [N], microseconds, not falling.
-            example_id: int64 [N].
-
-        Returns:
-            The columns [N] in their own dtypes, and ``found``, bool [N]. Where a row is not found, floats are
-            NaN, integers 0 and truth values False.
-
-        Raises:
-            InputError: a damaged partition, or one written for another log.
+        Fast if the sidecar's rows are in the same order. What lies before the first of these rows is forgotten; going
+        back is possible and reads it again. Where a row is not found, floats are NaN, integers 0 and truth values
+        False. Raises InputError: a damaged partition, or one written for another log.
         """
         rows = len(example_id)
         found = np.zeros(rows, bool)
@@ -195,20 +175,13 @@ class JoinedSidecar:
 
 @dataclass(frozen=True)
 class MissingValues:
-    """How many of a log's rows have no finite value in a sidecar's column.
-
-    Attributes:
-        rows: the number of rows checked.
-        missing: those without a value.
-        first: of up to five of these: example_id, query_time (microseconds), row of the log (from 0).
-    """
+    """Rows of a log without a finite value in a sidecar's column; of the ``first``: example_id, query_time, row."""
 
     rows: int
     missing: int
     first: tuple[tuple[int, int, int], ...]
 
     def describe(self) -> str:
-        """Describes for an error how many they are, and the first ones."""
         places = ", ".join(f"example_id {example} (row {row} of the log)" for example, _, row in self.first)
         return f"no value for {self.missing} of {self.rows} rows, first: {places}"
 
@@ -221,18 +194,10 @@ def count_missing(
     time_range: TimeRange | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> MissingValues:
-    """Counts the rows of a log that have no finite value in a column of floats.
+    """Counts the rows of a log, not necessarily the sidecar's, that have no finite value in a column of floats.
 
-    Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either.
-
-    Args:
-        log: the log whose rows are checked, not necessarily the sidecar's.
-        manifests: its partitions to check.
-        time_range: rows outside it are passed over.
-        progress: called with the number of rows read since its last call.
-
-    Raises:
-        InputError: a damaged shard or sidecar.
+    Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either. ``progress`` is called
+    with the number of rows read since its last call.
     """
     schema = read_schema(log)
     selected = {manifest.name for manifest in manifests}

@@ -1,4 +1,4 @@
-"""The raw values behind ids, kept beside a log where its mapping asks for them (``keep_values``).
+"""Raw values behind ids, kept beside a log where its mapping asks for them (``keep_values``).
 
 ::
 
@@ -48,12 +48,12 @@ KeepValues = Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_all_or
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
-    """Whether an id of the feature does not say by itself what it stands for."""
+    """Tells a feature whose ids do not say by themselves what they stand for."""
     return not isinstance(feature, Number) and not _vocabulary(feature)
 
 
 def value_of_id(feature: AnyFeature, one: int) -> str | None:
-    """What an id of a feature stands for; None for a hash, which does not say."""
+    """Returns what an id of a feature stands for; None for a hash, which does not say."""
     if one == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
@@ -68,7 +68,7 @@ def value_of_id(feature: AnyFeature, one: int) -> str | None:
 
 
 def kept_features(names: KeepValues, features: Sequence[AnyFeature]) -> tuple[str, ...]:
-    """The features whose raw values are kept, in the order of ``features``."""
+    """Selects the features whose raw values are kept, in the order of ``features``."""
     return tuple(
         feature.name
         for feature in features
@@ -101,7 +101,7 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
 
 
 def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]:
-    """The columns with raw values that rows need so that values of the features ``kept`` can be written."""
+    """Returns the columns with raw values that rows need so that values of the features ``kept`` can be written."""
     known = schema.by_name
     needed = set(kept)
     for name in kept:
@@ -116,16 +116,14 @@ def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]
 
 
 def without_values(table: pa.Table) -> pa.Table:
-    """A table without the columns of ``value_columns``."""
+    """Drops the columns of ``value_columns``."""
     return table.drop_columns([name for name in table.column_names if name.startswith(VALUE_PREFIX)])
 
 
 def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
-    """The values behind the ids of some features, each combination once, sorted.
+    """Lists the values behind the ids of the categories, texts and crosses ``kept``, each combination once, sorted.
 
-    Args:
-        kept: names of categories, texts and crosses.
-        rows: columns of a shard and those of ``value_columns``; null where a row's values were not kept.
+    ``rows`` has the columns of a shard and those of ``value_columns``, null where a row's values were not kept.
     """
     known = schema.by_name
     ids = _IdsOfRows(schema, rows)
@@ -161,7 +159,7 @@ class _IdsOfRows:
         return self._rows.column(name).combine_chunks()
 
     def raw(self, name: str) -> pa.Array:
-        """Of multivalent features null where the values of a row were not kept."""
+        """Null where the values of a row of a multivalent feature were not kept."""
         column = self._rows.column(VALUE_PREFIX + name).combine_chunks()
         if name in self._schema.single_valued:
             return column
@@ -177,7 +175,7 @@ class _IdsOfRows:
         return np.diff(self._list(name).offsets.to_numpy())
 
     def crossed(self, feature: Cross) -> tuple[np.ndarray, pa.Array]:
-        """The different ids of a cross, each with the values of its parts where it first occurs with them."""
+        """Different ids of a cross, each with the values of its parts where it first occurs with them."""
         rows = np.arange(self._rows.num_rows)
         if feature.name in self._schema.multivalent:
             rows = np.repeat(rows, self._lengths(feature.name))
@@ -189,7 +187,7 @@ class _IdsOfRows:
         return ids, pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
 
     def _are_kept(self, feature: Cross) -> np.ndarray:
-        """Of each row whether the values of all parts were kept; bool."""
+        """Rows of which the values of all parts were kept, bool."""
         kept = np.ones(self._rows.num_rows, bool)
         for name in feature.of:
             if not isinstance(self._schema.by_name[name], Number):
@@ -207,17 +205,13 @@ class _IdsOfRows:
 
 
 def values_path(log: Path, manifest: Manifest) -> Path:
-    """The path of the values of a partition."""
+    """Returns the path of the values of a partition."""
     digest = hashlib.sha256(manifest_bytes(manifest)).hexdigest()
     return log / FOLDER / f"{manifest.name}-{digest[:16]}.parquet"
 
 
 def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
-    """Writes the values of a partition, which is not published before; the same values give the same bytes.
-
-    Args:
-        values: from ``partition_values``.
-    """
+    """Writes the values of a partition, which is not published before; the same values give the same bytes."""
     path, content = values_path(log, manifest), parquet_bytes(values)
     if not path.exists() or path.read_bytes() != content:
         write_atomic_bytes(path, content)
@@ -227,18 +221,16 @@ def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
 
 
 def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:
-    """The raw values behind some ids of a feature, as far as they were kept.
+    """Reads the raw values behind some ids of a feature, as far as they were kept.
 
-    Of an id that several values share, the first ones are joined by ``|``.
-
-    Raises:
-        InputError: ``log`` is no log, or a file is damaged.
+    Of an id that several values share, the first ones are joined by ``|``. Raises InputError: no log, or a damaged
+    one.
     """
     return read_all_values(log, {feature: ids})[feature]
 
 
 def read_all_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """The same for several features in one pass."""
+    """Reads the same for several features in one pass."""
     log = Path(log)
     ids = {name: pa.array(sorted({*numbers} - {MISSING_ID}), pa.int64()) for name, numbers in wanted.items()}
     found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
@@ -276,14 +268,7 @@ def _shown(texts: Sequence[str]) -> str:
 def name_ids(
     schema: Schema, log: Path, wanted: Mapping[str, Iterable[int]]
 ) -> Callable[[str, int], str | None]:
-    """What ids of a log's features stand for: by the schema, or by the values that were kept; None if neither says.
-
-    Args:
-        wanted: by the features' names the ids that are going to be asked for.
-
-    Raises:
-        InputError: see ``read_values``.
-    """
+    """Makes a function that names the ids in ``wanted``, by schema or kept values; None where neither says."""
     hashed = {name: ids for name, ids in wanted.items() if has_raw_values(schema.by_name[name])}
     kept = read_all_values(log, hashed)
 

@@ -1,4 +1,4 @@
-"""Lists the partitions of a log or a sidecar, and finds those whose manifest is lost while their shards are there."""
+"""Partitions of a log or a sidecar, and those whose manifest is lost while their shards are there."""
 
 import re
 from bisect import bisect_left
@@ -14,11 +14,7 @@ _NAME = re.compile(_PARTITION.pattern + r"\.json")
 
 
 def partitions_in(folder: Path) -> list[tuple[int, int]]:
-    """The partitions (start, end) in order of time of the manifests in a folder, from their names.
-
-    Raises:
-        InputError: a JSON file there does not have the name of a manifest.
-    """
+    """Lists the partitions (start, end) of a folder's manifests in order of time. Raises InputError: other JSON."""
     partitions = []
     for name in names_in(folder, ".json"):
         match = _NAME.fullmatch(name)
@@ -31,18 +27,10 @@ def partitions_in(folder: Path) -> list[tuple[int, int]]:
 def published_partitions(
     shards: Path, manifests: Path, among: Set[str] | None = None
 ) -> list[tuple[int, int]]:
-    """``partitions_in`` the folder of manifests, checked: no manifest before the last one is lost.
+    """Lists ``partitions_in`` a folder of manifests, and raises InputError where one before the last is lost.
 
     Shards after the last partition are just being published. Shards that overlap a published partition never can be:
-    another publisher was first.
-
-    Args:
-        shards: the folder of the files START-END-*.parquet.
-        manifests: the folder of the manifests.
-        among: the partitions START-END to check; None: all.
-
-    Raises:
-        InputError: a partition has shards, but its manifest is lost.
+    another publisher was first. Only partitions ``among`` these names are checked.
     """
     while True:
         partitions = partitions_in(manifests)

@@ -1,4 +1,4 @@
-"""The ids of numbers in NumPy, equal to those of ``ctr.data.feature_ops.number_ids``."""
+"""Ids of numbers in NumPy, equal to those of ``ctr.data.feature_ops.number_ids``."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def number_edges(feature: Number) -> np.ndarray:
 
 
 def ids_of_numbers(edges: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns the ids of float32 [N], int32 [N]; NaN is missing."""
+    """Makes the ids of float32 [N], int32 [N]; NaN is missing."""
     normal = np.where(np.abs(values) < _SMALLEST_NORMAL, np.float32(0), values)
     ids = np.searchsorted(edges, normal, side="right").astype(np.int32)
     ids += 1

@@ -15,17 +15,16 @@ log = logging.getLogger(__name__)
 
 IDS_COLUMN = "ids"
 MOST_VALUES = 2**28
-"""That a column of a shard may have, each item of a list being one."""
+"""Most values that a column of a shard may have, each item of a list being one."""
 
 _FEW_VALUED = ("label", "train_weight", "metric_weight")
 
 
 def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
-    """A table as a Parquet file with page checksums; the same bytes for the same arguments.
+    """Writes a table as a Parquet file with page checksums; the same bytes for the same arguments.
 
-    Args:
-        are_ids_small: whether the higher bytes of ids are mostly 0, and are better stored apart; those of fingerprints
-            are as random as the lower ones, and LZ4 reads them in half the time of zstd.
+    Of small ids the higher bytes are mostly 0, and are better stored apart; those of fingerprints are as random as the
+    lower ones, and LZ4 reads them in half the time of zstd.
     """
     sink = io.BytesIO()
     packed = [IDS_COLUMN] if are_ids_small and IDS_COLUMN in table.column_names else False
@@ -51,17 +50,12 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
 
 
 def _column_path(field: pa.Field) -> str:
-    """The name that Parquet has for the values of a column."""
+    """Name that Parquet has for the values of a column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
-    """Reads a Parquet file whose size and SHA-256 a manifest records.
-
-    Raises:
-        InputError: it is missing, cannot be read, has other bytes, is no Parquet file, or a column has more than
-            ``MOST_VALUES`` values.
-    """
+    """Reads a Parquet file of recorded size and SHA-256. Raises InputError where these or its lengths are others."""
     # A pipe or a device would never end.
     if not path.is_file():
         raise InputError(f"{path}: the file is missing, though a manifest names it")
@@ -86,12 +80,7 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Reads some columns of a Parquet file in batches, with its page checksums verified and nothing else.
-
-    Raises:
-        InputError: it is missing, cannot be read, is damaged, lacks a column, or a column has more than
-            ``MOST_VALUES`` values or nulls.
-    """
+    """Reads columns of a Parquet file in batches, verifying its page checksums alone. Raises InputError."""
     # A pipe or a device would never end.
     if not path.is_file():
         raise InputError(f"{path}: the file is missing, though a manifest names it")
@@ -124,7 +113,7 @@ def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def cast_table(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table under ``schema``, whose columns it has, in one chunk. Raises InputError when a column does not fit."""
+    """Casts a table to ``schema``, in one chunk. Raises InputError when a column does not fit."""
     try:
         table = table.cast(schema).combine_chunks()
         table.validate(full=True)

@@ -1,4 +1,4 @@
-"""The example log as a stream of column blocks in its order, verified before a row of them is used."""
+"""Example log as a stream of column blocks in its order, verified before a row of them is used."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class Rows:
     _COLUMNS = (*KEYS, "label", "train_weight", "metric_weight", "ids", "fault", "position")
 
     def slice(self, begin: int, end: int) -> "Rows":
-        """Rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
+        """Takes rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
         columns = {name: getattr(self, name)[begin:end] for name in self._COLUMNS}
         joined = {name: column[begin:end] for name, column in self.joined.items()}
         multivalent = {}
@@ -75,7 +75,6 @@ class Rows:
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def keep(self, mask: np.ndarray) -> "Rows":
-        """The rows where ``mask`` (bool [N]) holds."""
         columns = {name: getattr(self, name)[mask] for name in self._COLUMNS}
         joined = {name: column[mask] for name, column in self.joined.items()}
         multivalent = {}
@@ -86,7 +85,7 @@ class Rows:
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def query_begins(self) -> np.ndarray:
-        """int64: the row numbers at which a query begins."""
+        """Finds the row numbers at which a query begins, int64."""
         if not len(self):
             return np.zeros(0, np.int64)
         new = (self.query_time[1:] != self.query_time[:-1]) | (self.query_id[1:] != self.query_id[:-1])
@@ -112,10 +111,7 @@ def _single_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """bool [N]: whether one of a row's ids ([N, F]) is not below its feature's bound, or negative.
-
-    Where ids grow there is no bound, and any number is one.
-    """
+    """Rows of which an id ([N, F]) is negative or not below its feature's bound, which ids that grow do not have."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
     buckets = np.array([np.iinfo(unsigned).max if one is None else one for one in bounds], unsigned)
@@ -170,15 +166,10 @@ def read_rows(
     start: int = 0,
     times: tuple[int, int] = (0, MAX_TIME_US),
 ) -> Iterator[Rows]:
-    """The log's rows shard by shard.
+    """Reads the log's rows shard by shard, from position ``start`` on and with query times in [begin, end).
 
-    Args:
-        start: the position to begin at, a number of rows from the log's beginning.
-        times: the query times [begin, end) in microseconds to which the rows are restricted.
-
-    Raises:
-        InputError: a shard that is read is damaged, missing, not as its manifest describes it, or does not continue the
-            shard before it. Then none of its rows is returned.
+    Raises InputError: a shard that is read is damaged, missing, not as its manifest describes it, or does not continue
+    the shard before it. Then none of its rows is returned.
     """
     begin, end = times
     position = 0

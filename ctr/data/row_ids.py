@@ -1,4 +1,4 @@
-"""From raw values to feature ids of a few rows, in Python: the ids of ``ctr.data.transform``, without TensorFlow.
+"""Feature ids of a few rows, made of raw values in Python: the ids of ``ctr.data.transform``, without TensorFlow.
 
 A call of TensorFlow takes longer than all ids of a row. Few values cannot be done here, since only TensorFlow's own
 libraries do exactly the same with them: texts beyond ASCII that are cut into words, and bytes that are no UTF-8 in a
@@ -19,7 +19,7 @@ from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED
 from ctr.io.farmhash import fingerprint64
 
 Ids = Sequence[int] | Sequence[Sequence[int]]
-"""The id of each row; of a multivalent feature those of each row. Ids that grow are signed."""
+"""Id of each row; of a multivalent feature those of each row. Ids that grow are signed."""
 
 Values = Sequence[str | bytes]
 
@@ -45,11 +45,7 @@ class OtherWayError(Exception):
 
 
 class RowIds:
-    """Makes the ids of all features of a schema.
-
-    Args:
-        schema: the features.
-    """
+    """Makes the ids of all features of a schema."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -65,16 +61,11 @@ class RowIds:
             self._features.append((feature, spelled, known))
 
     def __call__(self, columns: Mapping[str, Any], rows: int) -> dict[str, Ids]:
-        """Makes the ids of N rows.
+        """Makes the ids of N rows of the columns ``schema.inputs``.
 
-        Args:
-            columns: by the names of ``schema.inputs``: texts as N strings or bytes, empty where missing; numbers as
-                float32 [N], NaN where missing; the time as int64 [N], negative where missing.
-            rows: N.
-
-        Raises:
-            OtherWayError: a value is to be left to TensorFlow.
-            UnicodeEncodeError: a string has no bytes.
+        Texts are N strings or bytes, empty where missing; numbers float32 [N], NaN where missing; the time int64 [N],
+        negative where missing. Raises OtherWayError: a value is to be left to TensorFlow; UnicodeEncodeError: a string
+        has no bytes.
         """
         ids: dict[str, Ids] = {}
         prints: dict[str, Any] = {}
@@ -200,7 +191,6 @@ def _cross_id(feature: Cross, parts: Sequence[int]) -> int:
 
 
 def _derived(rule: Derived, values: Any, as_number: bool) -> Any:
-    """A derived column of the values that it is made of."""
     if rule.of_time:
         length, shift, count = rule.periods
         periods = [int(value) // length + shift for value in values]

@@ -1,13 +1,13 @@
-"""Samples a log: writes the decisions as a sidecar, or the kept examples as a smaller log (FF 3.3).
+"""Sampling of a log: the decisions as a sidecar, or the kept examples as a smaller log (FF 3.3).
 
 ::
 
     LOG/sidecars/NAME/sampling.yaml   the configuration behind the decisions in this folder
     LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
 
-Either file is created before anything beside it, so that one name, or one smaller log, never mixes the
-decisions of two configurations. Partitions are published one by one: the same command completes an interrupted
-sampling, and samples partitions that were added to LOG since.
+Either file is created before anything beside it, so that one name, or one smaller log, never mixes the decisions of
+two configurations. Partitions are published one by one: the same command completes an interrupted sampling, and
+samples partitions that were added to LOG since.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ _WEIGHTS = ("train_weight", "metric_weight")
 
 @dataclass
 class Count:
-    """Examples that meet a condition: how many there are, how many were kept, and the sum of their weights.
+    """Examples that meet a condition, and those that were kept.
 
     The sum of the weights estimates the number of examples without bias.
     """
@@ -60,7 +60,6 @@ class Count:
 
     @property
     def kept_fraction(self) -> float | None:
-        """The share of examples that were kept; None without examples."""
         return self.kept / self.rows if self.rows else None
 
     def add(self, mask: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> None:
@@ -71,16 +70,12 @@ class Count:
 
 
 class SamplingResult:
-    """The counts of a sampling.
+    """Counts of a sampling.
 
     Attributes:
-        name: of the sampling.
-        output: the folder that was written: a sidecar's, or a log's.
-        rows: of the sampled log.
         partitions: published ones, those of an earlier run among them.
-        outside_time_range, faulty: rows that no condition counts; they are dropped. The faulty ones are those
-            inside the range that no model can train on (``ctr.data.reader.FAULTS``).
-        conditions: the counts by the conditions of ``Decisions``.
+        outside_time_range, faulty: rows that no condition counts; they are dropped. The faulty ones are those inside
+            the range that no model can train on (``ctr.data.reader.FAULTS``).
         sidecars: those carried along to a smaller log, and the number of their partitions.
     """
 
@@ -91,7 +86,6 @@ class SamplingResult:
         self.sidecars: Counter[str] = Counter()
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON values."""
         conditions = {
             name: {**vars(count), "kept_fraction": count.kept_fraction}
             for name, count in self.conditions.items()
@@ -100,7 +94,6 @@ class SamplingResult:
         return {**content, "conditions": conditions}
 
     def as_text(self) -> str:
-        """The result as a table."""
         lines = [f"{self.output}: {self.rows} rows in, {self.partitions} partitions written"]
         lines.append(f"  {'':<16}{'rows':>12}{'kept':>12}{'kept share':>12}{'weight sum':>16}")
         for name, count in self.conditions.items():
@@ -125,13 +118,13 @@ class AppliedSampling(StrictModel):
 
 
 class SampledLog(AppliedSampling):
-    """The content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
+    """Content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
 
     earlier: tuple[AppliedSampling, ...] = ()
 
 
 def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
-    """The samplings behind a log, the first one first; none for a log that was not made by sampling."""
+    """Lists the samplings behind a log, the first one first; none for a log that was not made by sampling."""
     path = log / RECORD
     if not path.exists():
         return ()
@@ -142,8 +135,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> None:
     """Creates the file, or checks that it has the same content. Raises InputError when it does not.
 
-    Args:
-        free: keys that may have changed since; the file keeps the first values.
+    The keys ``free`` may have changed since; the file keeps the first values.
     """
     if create_exclusively(path, dump_yaml(record).encode()):
         return
@@ -161,7 +153,7 @@ def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> N
 
 
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
-    """The ids of a rule's values. Raises InputError for an unknown feature or value."""
+    """Makes the ids of a rule's values. Raises InputError for an unknown feature or value."""
     # TensorFlow, which takes seconds to load, is needed for nothing else here.
     from ctr.data.feature_values import feature_ids
 
@@ -172,7 +164,7 @@ def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
 
 
 def _stratum_column(log: Path, schema: Schema, config: SamplingConfig) -> int | None:
-    """The column of the id matrix that ``stratify_by`` names. Raises InputError where the log has none."""
+    """Column of the id matrix that ``stratify_by`` names. Raises InputError where the log has none."""
     name = config.stratify_by
     if name is None:
         return None
@@ -253,7 +245,6 @@ def _refuse_late(source: _Source, folder: Path, decided: Callable[[Manifest], bo
 
 
 def _refuse_late_decisions(source: _Source, folder: Path) -> None:
-    """``_refuse_late`` for a sidecar with decisions."""
     _refuse_late(source, folder, lambda manifest: (folder / f"{manifest.name}.json").is_file())
 
 
@@ -291,13 +282,7 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
         if source.stratum is not None:
             keep = partial(source.strata.keep, rows.ids[:, source.stratum].astype(np.int64))
         decisions = decide(
-            source.config,
-            rows.example_id,
-            rows.query_time,
-            rows.label,
-            logit,
-            low_visibility,
-            keep,
+            source.config, rows.example_id, rows.query_time, rows.label, logit, low_visibility, keep
         )
         decided = _Decided(
             table,
@@ -324,15 +309,10 @@ def write_decisions(
 ) -> SamplingResult:
     """Writes the decisions on all rows of a log as the sidecar ``name``.
 
-    Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool).
-
-    Args:
-        progress: called with the number of rows read since its last call; all rows are read once, and once
-            more if a teacher's recordings are checked first.
-
-    Raises:
-        InputError: the name is taken by another configuration or another kind of sidecar; the teacher lacks
-            values; an unknown feature or value; nothing inside the time range; a damaged log.
+    Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool). ``progress``
+    is called with the number of rows read since its last call; all rows are read once, and once more if a teacher's
+    recordings are checked first. Raises InputError: the name is taken by another configuration or another kind of
+    sidecar; the teacher lacks values; an unknown feature or value; nothing inside the time range; a damaged log.
     """
     folder = sidecar_folder(log, name)
     if name in list_sidecars(log) and not (folder / RECORD).exists():
@@ -372,16 +352,9 @@ def write_sampled_log(
 ) -> SamplingResult:
     """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
-    It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept
-    rows. Decisions of samplings are not carried along: those that made ``out`` are in its weights already.
-
-    Args:
-        name: of the sampling, for the record in ``out``.
-        progress: as for ``write_decisions``.
-
-    Raises:
-        InputError: ``out`` is another log or was made under another configuration; and what
-            ``write_decisions`` raises.
+    It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept rows.
+    Decisions of samplings are not carried along: those that made ``out`` are in its weights already. Raises InputError
+    as ``write_decisions`` does, or where ``out`` is another log.
     """
     sidecar_folder(log, name)
     schema = read_schema(log)

@@ -1,14 +1,14 @@
-"""Which examples to train on, with which importance weights (FF 3.3).
+"""Examples to train on, and their importance weights (FF 3.3).
 
-Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of
-low loss by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that
-is uninformative in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss
-the size of an example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of
-its keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
+Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of low loss
+by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that is uninformative
+in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss the size of an
+example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of its
+keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
 
-Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in
-every log and order, and a higher rate keeps all that a lower one does. With strata (``ctr.data.strata``) it follows
-from the rows of the log up to it instead.
+Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in every
+log and order, and a higher rate keeps all that a lower one does. With strata (``ctr.data.strata``) it follows from the
+rows of the log up to it instead.
 """
 
 import math
@@ -60,17 +60,10 @@ class LowLoss(ByTeacher):
     max_loss: float = Field(gt=0)
 
     def holds(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """Whether the loss is below the threshold, without a logarithm for each row.
+        """Tells whether the loss is below the threshold, bool [N], without a logarithm for each row.
 
-        The loss is log(1 + exp(z)) with z = -logit for a click and logit otherwise, which is below b where z
-        is below log(exp(b) - 1).
-
-        Args:
-            label: [N], 1 for a click.
-            logit: float [N], finite.
-
-        Returns:
-            Bool [N].
+        The loss is log(1 + exp(z)) with z = -logit for a click and logit otherwise, which is below b where z is below
+        log(exp(b) - 1). Logits are finite.
         """
         threshold = self.max_loss + math.log(-math.expm1(-self.max_loss))
         return np.where(label > 0, -logit, logit).astype(np.float64) < threshold
@@ -80,8 +73,8 @@ class Gradient(ByTeacher):
     """A rate for each example in proportion to |y - p|, the size of its loss's gradient by the logit.
 
     Of all rates with the same expected number of kept examples, those in proportion to the size of what is summed give
-    the sum the least variance. ``teacher`` may be a run of the same model: its recorded predictions were made before it
-    learned from the examples.
+    the sum the least variance. ``teacher`` may be a run of the same model: its recorded predictions were made before
+    it learned from the examples.
 
     Attributes:
         threshold: examples of at least this size are all kept; one of half that at the rate 0.5.
@@ -92,15 +85,7 @@ class Gradient(ByTeacher):
     lowest_rate: Rate = 0.05
 
     def rates(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """The rates of N examples.
-
-        Args:
-            label: [N], 1 for a click.
-            logit: float [N], finite.
-
-        Returns:
-            Float64 [N], in (0, 1].
-        """
+        """Computes the rates of N examples, float64 in (0, 1], of their labels and finite logits."""
         wrong_way = np.where(label > 0, -logit, logit).astype(np.float64)
         # |y - p| is 1 / (1 + exp(-z)), of a logit of any size without overflow.
         size = np.exp(-np.logaddexp(0.0, -wrong_way))
@@ -112,8 +97,8 @@ class LowVisibility(StrictModel):
 
     Attributes:
         feature: a single-valued category or number of the log's schema.
-        values: its raw values, null for missing. A number stands for its whole bucket, a hashed value for all
-            values with the same id.
+        values: its raw values, null for missing. A number stands for its whole bucket, a hashed value for all values
+            with the same id.
     """
 
     feature: str
@@ -204,7 +189,7 @@ class SamplingConfig(StrictModel):
 
     @property
     def by_teacher(self) -> tuple[str, ByTeacher] | None:
-        """The rule that reads a teacher's predictions, after its key; None: there is none."""
+        """Rule that reads a teacher's predictions, after its key; None: there is none."""
         if self.gradient is not None:
             return "gradient", self.gradient
         if self.uninformative is not None and self.uninformative.low_loss is not None:
@@ -213,11 +198,11 @@ class SamplingConfig(StrictModel):
 
 
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:
-    """What examples are counted by.
+    """Names what examples are counted by.
 
-    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are
-    configured; with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient
-    is below its threshold, if that is configured.
+    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are configured;
+    with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient is below its
+    threshold, if that is configured.
     """
     rule = config.uninformative
     last = () if config.gradient is None else ("low_gradient",)
@@ -236,13 +221,9 @@ def condition_names(config: SamplingConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions on N examples.
+    """Decisions on N examples: keep-probability, 0 outside the time range, and its inverse as weight where kept.
 
-    Attributes:
-        keep_probability: float64 [N]; 0 outside the time range.
-        kept: bool [N].
-        weight: float32 [N], 1 / keep_probability where kept, else 0.
-        conditions: for each of ``condition_names`` the examples inside the time range that meet it, bool [N].
+    ``conditions`` has for each of ``condition_names`` the examples inside the time range that meet it, bool [N].
     """
 
     keep_probability: np.ndarray
@@ -266,17 +247,9 @@ def decide(
 ) -> Decisions:
     """Decides for each of N examples whether it is kept, and with which weight.
 
-    Args:
-        example_id: int64 [N].
-        query_time: int64 [N], microseconds, UTC.
-        label: [N], 1 for a click, 0 for none.
-        teacher_logit: float [N], needed with ``uninformative.low_loss`` and with ``gradient``.
-        low_visibility: bool [N], whether the feature has one of the values; needed with
-            ``uninformative.low_visibility``.
-        keep: decides by the examples' rates (``ctr.data.strata``); needed with ``stratify_by``, and used with it alone.
-
-    Raises:
-        InputError: the teacher has no finite logit for an example inside the time range.
+    ``teacher_logit`` is needed with ``uninformative.low_loss`` and with ``gradient``, ``low_visibility`` (bool [N])
+    with the condition of this name, and ``keep`` (``ctr.data.strata``) with ``stratify_by``. Raises InputError: the
+    teacher has no finite logit for an example inside the time range.
     """
     inside = config.time_range.contains(query_time)
     clicks = inside & (label > 0)

@@ -1,10 +1,9 @@
-"""What an example's features are: their kinds, sources, buckets, widths and towers.
+"""Features of an example: their kinds, sources, buckets, widths and towers.
 
-The schema is fixed when a log is written: its hash is the log's schema version. All features are
-categorical (FF section 2): whatever comes in leaves as an id. Of a feature with ``buckets`` it is a number in
-``[0, buckets)``; where none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept
-for "missing", so that a missing value has a meaning of its own. The schema has all that it takes to make
-these ids of raw values: also the rules of derived columns, and how categories spell numbers.
+The schema is fixed when a log is written: its hash is the log's schema version. All features are categorical (FF
+section 2): whatever comes in leaves as an id. Of a feature with ``buckets`` it is a number in ``[0, buckets)``; where
+none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept for "missing". The schema has all
+that it takes to make these ids of raw values: also the rules of derived columns, and how categories spell numbers.
 """
 
 import hashlib
@@ -61,8 +60,8 @@ class Category(FeatureBase):
         source: the column that is read.
         buckets: the number of ids that values are hashed to. Id 0 is "missing". Null: ids grow, each value has one of
             its own. With a vocabulary it follows from the list and must not be set.
-        vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values.
-            Null: there is none.
+        vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values. Null:
+            there is none.
         multivalent: whether a row has any number of values: a list, or text split at ``separator``.
         separator: the text between the values of a multivalent feature that is given as text.
         strip: ASCII characters that are taken off both ends of each value of a multivalent feature: with the separator
@@ -155,8 +154,8 @@ class StepBuckets(StrictModel):
 class Number(FeatureBase):
     """A number put into buckets, by exactly one of ``boundaries``, ``log`` and ``step``.
 
-    Id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
-    Boundaries and values are compared as float32.
+    Id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it. Boundaries and
+    values are compared as float32.
 
     Attributes:
         kind: the kind of the feature.
@@ -187,7 +186,7 @@ class Number(FeatureBase):
         return self
 
     def edges(self) -> list[float]:
-        """The rising boundaries between buckets."""
+        """Lists the rising boundaries between buckets."""
         if self.boundaries is not None:
             return list(self.boundaries)
         if self.step is not None:
@@ -259,12 +258,9 @@ Feature = Annotated[Category | Number | Text | Cross, Field(discriminator="kind"
 
 
 class Schema(StrictModel):
-    """The features of a log, in the order in which they are stored.
+    """Features of a log, in the order in which they are stored.
 
-    Attributes:
-        features: the features.
-        derive: by name, the rules of the sources that are made of other columns or of the row's time.
-        spelling: how categories spell numbers (``ctr.data.spelling``): 12.0 as 12.
+    ``derive`` has, by name, the rules of the sources that are made of other columns or of the row's time.
     """
 
     features: tuple[Feature, ...] = Field(min_length=1)
@@ -332,7 +328,6 @@ class Schema(StrictModel):
 
     @property
     def by_name(self) -> dict[str, Category | Number | Text | Cross]:
-        """The features by their names."""
         return {feature.name: feature for feature in self.features}
 
     @property
@@ -343,7 +338,6 @@ class Schema(StrictModel):
 
     @property
     def multivalent(self) -> tuple[str, ...]:
-        """Names of the features with any number of ids a row."""
         known = self.by_name
         return tuple(f.name for f in self.features if is_multivalent(f, known))
 
@@ -354,27 +348,27 @@ class Schema(StrictModel):
 
     @property
     def id_type(self) -> np.dtype:
-        """The type of the ids of all features: int64 where one's ids grow, else int32."""
+        """Type of the ids of all features: int64 where one's ids grow, else int32."""
         return np.dtype(np.int64 if self.growing else np.int32)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The raw columns that the features read, each once."""
+        """Raw columns that the features read, each once."""
         return tuple(dict.fromkeys(f.source for f in self.features if not isinstance(f, Cross)))
 
     def _is_of_time(self, source: str) -> bool:
         return source in self.derive and self.derive[source].of_time
 
     def column_of(self, source: str) -> str:
-        """The raw column that a source is made of, or is."""
+        """Returns the raw column that a source is made of, or is."""
         return self.derive[source].column if source in self.derive else source
 
     @property
     def inputs(self) -> dict[str, InputKind]:
-        """The raw columns that the features are made of, each once, and how each is given.
+        """Raw columns that the features are made of, each once, and how each is given.
 
-        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that
-        is read both as a number and as a category or text.
+        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that is
+        read both as a number and as a category or text.
         """
         kinds: dict[str, InputKind] = {}
         for feature in self.features:
@@ -392,7 +386,7 @@ class Schema(StrictModel):
 
     @property
     def list_separators(self) -> dict[str, str | None]:
-        """The raw columns that may hold lists, with the separator that joins them; None where features read several."""
+        """Raw columns that may hold lists, with the separator that joins them; None where features read several."""
         found: dict[str, set[str]] = {}
         for feature in self.features:
             if isinstance(feature, Category) and feature.multivalent:
@@ -402,11 +396,11 @@ class Schema(StrictModel):
         return {column: next(iter(texts)) if len(texts) == 1 else None for column, texts in found.items()}
 
     def spells_numbers(self, source: str) -> bool:
-        """Whether categories of a source spell 12.0 as 12."""
+        """Tells whether categories of a source spell 12.0 as 12."""
         return not (source in self.derive and self.derive[source].cast == "text")
 
     def only(self, names: Iterable[str]) -> "Schema":
-        """The named features, and the parts of those that are crosses."""
+        """Selects the named features, and the parts of those that are crosses."""
         wanted = set(names)
         for name in tuple(wanted):
             feature = self.by_name[name]
@@ -416,7 +410,7 @@ class Schema(StrictModel):
         return make_schema(kept, self.derive)
 
     def made_of(self, columns: Container[str]) -> "Schema":
-        """The features that can be made of these raw columns alone."""
+        """Selects the features that can be made of these raw columns alone."""
         known = self.by_name
 
         def is_made(feature: Feature) -> bool:
@@ -427,27 +421,24 @@ class Schema(StrictModel):
         return make_schema(list(filter(is_made, self.features)), self.derive)
 
     def canonical_json(self) -> str:
-        """The schema as text that depends on nothing but its meaning."""
+        """Writes the schema as text that depends on nothing but its meaning."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
     @property
     def version(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of the canonical text."""
+        """First 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
 
 
-def make_schema(
-    features: Sequence[Feature],
-    derive: Mapping[str, Derived],
-) -> Schema:
-    """A schema of some features and of those rules of derived columns that they read."""
+def make_schema(features: Sequence[Feature], derive: Mapping[str, Derived]) -> Schema:
+    """Makes a schema of some features and of those rules of derived columns that they read."""
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
     return Schema(features=tuple(features), derive=read)
 
 
 def differing_features(before: Schema, now: Schema) -> list[str]:
-    """What differs between two schemas, a text for each feature that came, went or changed, and for the order."""
+    """Describes each feature that came, went or changed between two schemas, and a new order."""
     old, new = before.by_name, now.by_name
     differences = [f"feature {name} was added" for name in new if name not in old]
     differences += [f"feature {name} was removed" for name in old if name not in new]
@@ -465,7 +456,7 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
 
 
 def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
-    """By each feature's name what decides its ids; two features with the same have the same ids for the same input."""
+    """Describes by name what decides a feature's ids; two with the same have the same ids for the same input."""
     meanings: dict[str, dict[str, Any]] = {}
     for feature in schema.features:
         meaning = feature.model_dump(mode="json", exclude={"name", "width", "tower"})
@@ -480,12 +471,12 @@ def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
 def is_multivalent(
     feature: Category | Number | Text | Cross, known: dict[str, Category | Number | Text | Cross]
 ) -> bool:
-    """Whether a row can have any number of ids of the feature; ``known`` resolves the parts of crosses."""
+    """Tells whether a row can have any number of ids; ``known`` resolves the parts of crosses."""
     if isinstance(feature, Cross):
         return any(is_multivalent(known[part], known) for part in feature.of)
     return isinstance(feature, Text) or (isinstance(feature, Category) and feature.multivalent)
 
 
 def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
-    """The numbers below which the ids of the named features lie, from 0 on; None where ids grow: any number."""
+    """Returns the numbers below which the ids of the named features lie, from 0 on; None where ids grow."""
     return [schema.by_name[name].buckets for name in names]

@@ -45,27 +45,22 @@ class SidecarManifest(StrictModel):
 
 
 def sidecar_folder(log: Path, name: str) -> Path:
-    """The sidecar's folder. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
+    """Returns the sidecar's folder. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise InputError(f"sidecar {name!r}: a name consists of letters, digits, _ and -")
     return log / "sidecars" / name
 
 
 def list_sidecars(log: Path) -> list[str]:
-    """The names of the log's sidecars that have at least one published partition."""
+    """Lists the names of the log's sidecars that have at least one published partition."""
     return sorted({path.parent.name for path in (log / "sidecars").glob("*/*.json")})
 
 
 def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa.Table) -> SidecarManifest:
     """Publishes a sidecar's columns for one published partition of the log.
 
-    Args:
-        partition: the log's manifest of the partition.
-        table: ``example_id`` (int64) and at least one more column; one row for each row of the partition,
-            in any order (that of the log is the fastest to read), no example_id twice.
-
-    Raises:
-        InputError: a bad name or table, or the partition published before with other content.
+    ``table`` has ``example_id`` (int64), none twice, and at least one more column, for each row of the partition, in
+    any order (that of the log is the fastest to read). Raises InputError: it does not, or there is other content.
     """
     folder = sidecar_folder(log, name)
     where = f"{folder}, partition [{partition.start}, {partition.end})"
@@ -109,11 +104,7 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
 
 
 def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Table:
-    """Reads and verifies a sidecar's columns for one partition of the log, as they were written.
-
-    Raises:
-        InputError: the sidecar lacks the partition, belongs to another log, or is damaged.
-    """
+    """Reads a sidecar's columns for one partition of the log. Raises InputError: absent, damaged, or of another log."""
     folder = sidecar_folder(log, name)
     path = folder / f"{partition.name}.json"
     manifest = read_sidecar_manifest(log, name, partition)
@@ -142,17 +133,12 @@ class SidecarHash:
     """
 
     def __init__(self, log: Path, name: str) -> None:
-        """Reads nothing. Raises InputError for a bad name."""
         self._folder = sidecar_folder(log, name)
         self._hashed: list[tuple[int, int]] = []
         self._digest = hashlib.sha256()
 
     def until(self, time: int = MAX_TIME_US) -> str:
-        """SHA-256 of names and contents of the manifests of partitions that begin before ``time`` (microseconds).
-
-        Raises:
-            InputError: a file among them has not the name of a manifest.
-        """
+        """Hashes names and contents of the manifests of partitions before ``time`` (microseconds): SHA-256."""
         partitions = partitions_in(self._folder)
         partitions = partitions[: bisect_left(partitions, time, key=lambda partition: partition[0])]
         done = len(self._hashed)
@@ -176,16 +162,7 @@ def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarM
 
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:
-    """The sidecar's rows for these examples, in their order.
-
-    Args:
-        table: what ``read_sidecar_partition`` returned.
-        example_ids: int64 [N], of examples of that partition.
-        where: names the sidecar in the error.
-
-    Raises:
-        InputError: an example is not in the sidecar.
-    """
+    """Puts a sidecar's rows into the order of these examples, int64 [N]. Raises InputError: one is not there."""
     known = table.column(_EXAMPLE_ID).to_numpy()
     if np.array_equal(known, example_ids):
         return table

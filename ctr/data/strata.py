@@ -1,11 +1,10 @@
-"""Systematic sampling within strata: of the rows with one value of a feature as many are kept as their rates add up to.
+"""Systematic sampling within strata: of the rows with one value of a feature as many are kept as their rates sum to.
 
 The rows of a stratum lie one after the other on a line, each as long as its rate, and the line begins at a place u in
 [0, 1) that a hash of the stratum draws. A row is kept if a whole number lies on it. So each is kept with the
-probability of its rate, as where each is decided by itself; but the number of rows that are kept of any run of
-consecutive rows of the stratum differs from the sum of their rates by less than one. Sums over the rows of one ad, from
-which its embedding learns, have far less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of
-Mathematical Statistics 20, 1949).
+probability of its rate; but the number of rows that are kept of any run of consecutive rows of the stratum differs
+from the sum of their rates by less than one. Sums over the rows of one ad, from which its embedding learns, have far
+less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics 20, 1949).
 
 Places are whole multiples of 2^-32, so that they do not depend on how the rows are divided into calls.
 """
@@ -20,11 +19,7 @@ _SHIFT, _FRACTION = np.uint64(32), np.uint64(_UNIT - 1)
 
 
 class Strata:
-    """The places that the strata of a log have reached.
-
-    Args:
-        salt: names the draw.
-    """
+    """Places that the strata of a log have reached; ``salt`` names the draw."""
 
     def __init__(self, salt: str) -> None:
         self._salt = f"{salt} strata"
@@ -32,15 +27,7 @@ class Strata:
         self._places = np.zeros(0, np.uint64)
 
     def keep(self, stratum: np.ndarray, rate: np.ndarray) -> npt.NDArray[np.bool_]:
-        """Decides on the next rows of the log.
-
-        Args:
-            stratum: int64 [N], the id of each row's stratum.
-            rate: float64 [N], in [0, 1].
-
-        Returns:
-            Whether each is kept, bool [N].
-        """
+        """Decides on the next rows of the log, by stratum, int64 [N], and rate, float64 in [0, 1]: bool [N]."""
         if not len(stratum):
             return np.zeros(0, np.bool_)
         order = np.argsort(stratum, kind="stable")
@@ -59,7 +46,7 @@ class Strata:
         return kept
 
     def _reached(self, ids: np.ndarray) -> npt.NDArray[np.uint64]:
-        """The place of each of these strata, which rise; new ones begin where their hash says."""
+        """Place of each of these strata, which rise; new ones begin where their hash says."""
         places = np.floor(uniform_hash(ids, self._salt) * _UNIT).astype(np.uint64)
         if len(self._ids):
             at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)

@@ -1,4 +1,4 @@
-"""The rows of a log that a run reads: those of a time range, weighted by a sample, with a teacher's logits."""
+"""Rows of a log that a run reads: those of a time range, weighted by a sample, with a teacher's logits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,19 +14,17 @@ from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 
 TEACHER_LOGIT = "teacher_logit"
-"""The column of ``Rows.joined`` with the teacher's logits, float32 [N], NaN where it has none."""
+"""Column of ``Rows.joined`` with the teacher's logits, float32 [N], NaN where it has none."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows, and what is joined to them.
+    """Choice of rows, and what is joined to them.
 
     Attributes:
-        time_range: of query times.
         sample: the sidecar of a sample (``ctr.data.sampling``) with its column ``weight``; None: all rows.
-        only_kept: rows that the sample dropped are left out, and metric weights multiplied like the train
-            weights; else every row is there, those that were dropped with train weight 0.
-        teacher: a sidecar with the column ``logit``.
+        only_kept: rows that the sample dropped are left out, and metric weights multiplied like the train weights;
+            else every row is there, those that were dropped with train weight 0.
         every_row_taught: ``check_selection`` refuses rows without a teacher's logit.
     """
 
@@ -40,11 +38,7 @@ class Selection:
 def read_selection(
     log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
 ) -> Iterator[Rows]:
-    """The selected rows from position ``start`` of the log on, block by block.
-
-    Raises:
-        InputError: a row is not in the sample's sidecar, or a shard or sidecar is damaged.
-    """
+    """Reads the selected rows from a position of the log on. Raises InputError: the sample lacks one, or damage."""
     times = (selection.time_range.start_us, selection.time_range.end_us)
     for block in read_rows(log, schema, manifests, start, times):
         rows = block if selection.sample is None else _weighted(block, selection.sample, selection.only_kept)
@@ -79,15 +73,8 @@ def check_selection(
 ) -> bool:
     """Checks a log's selected rows, from position ``start`` on, before they are trained on.
 
-    Args:
-        stop: called between two blocks; whether to give up.
-
-    Returns:
-        Whether it has checked all of them.
-
-    Raises:
-        InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from: how many,
-            and which are the first.
+    ``stop`` is called between two blocks: whether to give up. Returns whether it has checked all rows. Raises
+    InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from.
     """
     learned = missing = 0
     first: list[tuple[int, int, int]] = []

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 
 ZONES = ("UTC", "GMT")
-"""What %Z reads; Python would also read the names of the machine's own zone."""
+"""Names that %Z reads; Python would also read the names of the machine's own zone."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIRECTIVES = frozenset("aAbBcdfGHIjmMpSuUVwWxXyYzZ%")
@@ -47,13 +47,9 @@ _HOURS = tuple(
 
 @dataclass(frozen=True)
 class Rewriting:
-    """How texts of a format become ISO 8601.
+    """Rewriting of texts of a format as ISO 8601, for RE2; what ``pattern`` does not match is left to ``TimeFormat``.
 
-    Attributes:
-        pattern: of the texts that are rewritten, for RE2; the others are left to ``TimeFormat.read``.
-        steps: patterns and what replaces them, one after another; the first pattern is ``pattern``.
-        words: texts, and what replaces them after the steps.
-        has_offset: whether the result has an offset from UTC.
+    ``steps`` are patterns and what replaces them, one after another; ``words`` texts, and what replaces them then.
     """
 
     pattern: str
@@ -64,12 +60,9 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class TimeFormat:
-    """A format of ``strptime`` as it is read.
+    """A format of ``strptime`` as it is read: by Python's ``formats`` in turn, or by Arrow after a ``rewriting``.
 
-    Attributes:
-        formats: for Python, tried one after another.
-        parts: splits a text into the parts of the format; None where none touch.
-        rewriting: for Arrow; None where it cannot read the format.
+    ``parts`` splits a text into the parts of the format; None where none touch.
     """
 
     formats: tuple[str, ...]
@@ -77,7 +70,7 @@ class TimeFormat:
     rewriting: Rewriting | None
 
     def read(self, text: str) -> int | None:
-        """Microseconds since 1970, in UTC where the text has no offset; None for a text of another form."""
+        """Returns microseconds since 1970, in UTC where the text has no offset; None for a text of another form."""
         text = text.strip()
         if self.parts is not None:
             found = self.parts.fullmatch(text)
@@ -109,7 +102,7 @@ def check_format(form: str) -> str:
 
 @cache
 def time_format(form: str) -> TimeFormat:
-    """How texts of a format are read."""
+    """Finds how texts of a format are read."""
     tokens = _TOKEN.findall(form)
     numbers = [token[0] == "%" and token[1:] in _WIDTHS for token in tokens]
     around = zip([False, *numbers[:-1]], numbers, [*numbers[1:], False], strict=True)
@@ -139,7 +132,7 @@ def _group(token: str, touches: bool) -> str:
 
 
 def _rewriting(tokens: list[str], touches: list[bool]) -> Rewriting | None:
-    """How a format becomes ISO 8601; None where it has other parts, or not all that it takes."""
+    """None where the format has other parts than ISO 8601, or not all that it takes."""
     found = [token for token in tokens if token in _QUICK]
     kinds = {{"%b": "%m", "%B": "%m", "%I": "%H", "%a": "%A"}.get(token, token) for token in found}
     directives = [token for token in tokens if token.startswith("%") and token != "%%"]

@@ -1,18 +1,18 @@
-"""From raw columns to feature ids, with operations that exist in the TensorFlow graph.
+"""Feature ids of raw columns, by operations that exist in the TensorFlow graph.
 
-The exported model takes raw strings and numbers, so what ingestion did must be done again inside the
-graph. Both ways therefore run the same functions (feature_ops.py): ``transform_tensors`` on every row,
-``transform_table`` on the distinct values of each column, whose ids are then gathered with NumPy.
+The exported model takes raw strings and numbers, so what ingestion did must be done again inside the graph. Both ways
+therefore run the same functions (feature_ops.py): ``transform_tensors`` on every row, ``transform_table`` on the
+distinct values of each column, whose ids are then gathered with NumPy.
 
 Derived columns are there already in ingestion (``ctr.pipelines.rows.raw_columns``), and inside the graph by the rules
 of the schema. Categories spell numbers in one way (``ctr.data.spelling``).
 
-Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0,
-everything else ``1 + fingerprint mod (buckets - 1)``, or, where ids grow, the fingerprint itself, its 64 bits
-read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other values. A number gives 0 when missing, else
-``1 + count(edges <= x)`` in float32. A cross mixes the full 64-bit fingerprints of its parts (not their ids,
-which collide), for numbers their ids, in the order in which they are named; a missing part counts as a value of
-its own, and if all are missing the id is 0.
+Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0, everything else
+``1 + fingerprint mod (buckets - 1)``, or, where ids grow, the fingerprint itself, its 64 bits read as signed; a
+vocabulary gives ``1..n``, and ``n + 1`` to other values. A number gives 0 when missing, else ``1 + count(edges <= x)``
+in float32. A cross mixes the full 64-bit fingerprints of its parts (not their ids, which collide), for numbers their
+ids, in the order in which they are named; a missing part counts as a value of its own, and if all are missing the id
+is 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,20 +64,17 @@ _SAMPLED = 1024
 def transform_tensors(
     schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
 ) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    """The ids of all features of N rows, in pure graph operations without state.
+    """Makes the ids of all features of N rows, in pure graph operations without state.
 
     Args:
-        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing;
-            of a text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent
-            category reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since
-            1970-01-01 UTC, negative where missing. Derived columns are made of these.
+        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing; of a
+            text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent category
+            reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since 1970-01-01 UTC,
+            negative where missing.
 
     Returns:
         [N] for each single-valued feature, RaggedTensor [N, None] for each multivalent one: int32, or int64 where a
         feature's ids grow.
-
-    Raises:
-        InputError: a source column is absent.
     """
     raw = _with_derived(schema, raw)
     ids: dict[str, tf.Tensor | tf.RaggedTensor] = {}
@@ -126,7 +123,7 @@ def transform_tensors(
 def _with_derived(
     schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
 ) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    """The columns that features read: those of ``raw``, and those that are made of them."""
+    """Columns that features read: those of ``raw``, and those that are made of them."""
     numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
     columns: dict[str, tf.Tensor | tf.RaggedTensor] = {}
     for feature in schema.features:
@@ -220,12 +217,10 @@ class _Encoded:
 
     @cached_property
     def prints(self) -> np.ndarray:
-        """uint64, of each distinct value."""
         return fingerprint_array(self.texts)
 
     @cached_property
     def missing(self) -> np.ndarray:
-        """bool, of each distinct value."""
         return np.diff(_offsets(self.texts)) == 0
 
 
@@ -289,7 +284,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Encoded:
-    """The values of a dictionary column, whose chunks have one dictionary."""
+    """Values of a dictionary column, whose chunks have one dictionary."""
     distinct = pa.array([], pa.large_string())
     if encoded.num_chunks:
         distinct = pc.fill_null(text_array(encoded.chunk(0).dictionary), "").cast(pa.large_string())
@@ -300,7 +295,6 @@ def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Enc
 
 
 def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
-    """A numeric column as float32, NaN where missing."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -340,7 +334,6 @@ class _Column:
     places: np.ndarray | None = None
 
     def raw_values(self) -> pa.Array:
-        """The strings of each row; lists of them where the feature is multivalent."""
         assert self.strings is not None
         distinct = self.strings
         if not isinstance(distinct, pa.Array):
@@ -418,17 +411,15 @@ def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
 
 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
-    """The ids of all features of a table's N rows, equal to those of ``transform_tensors``.
+    """Makes the ids of all features of a table's N rows, equal to those of ``transform_tensors``.
 
-    Args:
-        table: the source columns, derived ones among them. Categories and text: strings, numbers and booleans
-            (which become text as ``ctr.data.spelling`` says), or dictionaries of them; multivalent categories also
-            lists of these; numbers: any numeric type. Null, NaN and the empty string are missing. Other columns are
-            ignored.
+    Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
+    dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type. Null, NaN and the
+    empty string are missing. Other columns are ignored.
 
     Returns:
-        [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for each
-        multivalent feature its ids (flat) and lengths (int32 [N]); ids are of the schema's ``id_type``.
+        [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for each multivalent
+        feature its ids (flat) and lengths (int32 [N]); ids are of the schema's ``id_type``.
 
     Raises:
         InputError: a source column is absent or of a type that its feature cannot read.
@@ -468,18 +459,17 @@ def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[
 
 
 def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str] = ()) -> pa.Table:
-    """Rows of a shard from key columns and raw source columns, in the given order.
+    """Makes rows of a shard of key columns and raw source columns, in the given order.
 
     Args:
-        keys: the columns of ``shard_schema`` that are not features (times, query_id, example_id, label and
-            the weights), without nulls.
+        keys: the columns of ``shard_schema`` that are not features, without nulls.
         raw: the source columns of the same rows.
         kept: categories and texts whose raw values, as they are hashed, follow in columns of their own
             (``ctr.data.kept_values.value_columns``).
 
     Raises:
-        InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
-            ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
+        InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to ``LARGEST_WEIGHT``);
+            and all that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
     transformed = _transformed(schema, raw)
@@ -536,7 +526,7 @@ def _offsets(strings: pa.Array) -> np.ndarray:
 
 
 def fingerprint_array(strings: pa.Array) -> np.ndarray:
-    """FarmHash Fingerprint64 of an Arrow large_string array without nulls, uint64 [N]."""
+    """Hashes an Arrow large_string array without nulls: FarmHash Fingerprint64, uint64 [N]."""
     if not len(strings):
         return np.zeros(0, np.uint64)
     offsets, content = _offsets(strings), strings.buffers()[2]
