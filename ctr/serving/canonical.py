@@ -1,8 +1,8 @@
-"""Gives a SavedModel the same bytes whichever process wrote it.
+"""Canonical bytes of a SavedModel, whichever process wrote it.
 
 TensorFlow names functions by a counter of the process, stores them in the order of a hash table, and draws a random
 number for each model. Here functions are numbered in the order in which the signatures reach them, and the random
-number is replaced by a hash of the content. What is computed stays the same, operation by operation.
+number is replaced by a hash of the content. What is computed stays the same.
 """
 
 import hashlib
@@ -105,7 +105,6 @@ def _reached(
 
 
 def _references(node: Any) -> Iterator[Any]:
-    """Yields the functions that an operation names, attribute by attribute."""
     for key in sorted(node.attr):
         value = node.attr[key]
         if value.HasField("func"):

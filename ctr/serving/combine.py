@@ -1,4 +1,4 @@
-"""tau(Q . U) of a factorized model in NumPy: for a few thousand products, calling TensorFlow would take longer."""
+"""Click probabilities tau(Q . U) of a factorized model in NumPy: TensorFlow would take longer for a few thousand."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,11 +9,9 @@ Transfer = Callable[[np.ndarray], np.ndarray]
 
 
 def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float) -> Transfer:
-    """Makes the continuous function with these pieces and ``bias`` at 0, from products to logits (any shape, float32).
+    """Makes the continuous function with these pieces, p slopes between p - 1 rising joints, and ``bias`` at 0.
 
-    Args:
-        joints: [p - 1], increasing.
-        slopes: [p].
+    It maps products of any shape to logits, float32.
     """
     if len(slopes) != len(joints) + 1:
         raise ValueError(f"{len(joints)} joints require {len(joints) + 1} slopes, got {len(slopes)}")
@@ -40,15 +38,7 @@ def transfers_of(model: Mapping[str, Any]) -> list[Transfer]:
 
 
 def probabilities(products: np.ndarray, transfers: Sequence[Transfer]) -> np.ndarray:
-    """Computes the mean of the components' probabilities.
-
-    Args:
-        products: Q . U, float32 [n, ...].
-        transfers: n functions.
-
-    Returns:
-        float32 [...].
-    """
+    """Averages the probabilities of the n components: of Q . U, float32 [n, ...], float32 [...]."""
     made = [sigmoid(transfer(own)) for transfer, own in zip(transfers, products, strict=True)]
     return made[0] if len(made) == 1 else np.mean(made, axis=0)
 

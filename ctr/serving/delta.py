@@ -1,4 +1,4 @@
-"""The differences between the weights of two exports of a run, and how the later weights are made from them.
+"""Differences between the weights of two exports of a run, and how the later weights are made from them.
 
 Weights are arrays by name, as the variables of a SavedModel hold them::
 
@@ -7,9 +7,8 @@ Weights are arrays by name, as the variables of a SavedModel hold them::
                   one that no id has (``ctr.training.run.snapshot``)
     all others    dense weights, and the weight of the crosses
 
-The changes of a table are the fixed rows that differ, by number, and, where ids grow, the rows of ids that are new or
-differ, by key, and the keys of those that are gone. Everything else is stored completely. Bytes are compared, so the
-later weights are reproduced bit by bit.
+Of tables, what differs is stored (``find_changes``); everything else completely. Bytes are compared, so the later
+weights are reproduced bit by bit.
 """
 
 import hashlib
@@ -54,14 +53,10 @@ def _tables(weights: Weights) -> Iterator[tuple[str, _Table]]:
 def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
     """Finds the changes with which ``apply_changes`` makes the later weights from the earlier ones.
 
-    Returns:
-        For each table T ``rows/T/numbers`` int32 [f] and ``rows/T/fixed`` float32 [f, columns]: the fixed rows that
-        differ. Where ids grow, also ``rows/T/keys`` int64 [u] and ``rows/T/own`` float32 [u, columns]: the ids that are
-        new or differ; and ``rows/T/removed`` int64 [r]: the keys of those that are gone. Everything else under its own
-        name, bfloat16 as uint16.
-
-    Raises:
-        ValueError: the weights differ in more than what a run changes.
+    For each table T ``rows/T/numbers`` int32 [f] and ``rows/T/fixed`` float32 [f, columns]: the fixed rows that
+    differ. Where ids grow, also ``rows/T/keys`` int64 [u] and ``rows/T/own`` float32 [u, columns]: the ids that are
+    new or differ; and ``rows/T/removed`` int64 [r]: the keys of those that are gone. Everything else under its own
+    name, bfloat16 as uint16. Raises ValueError: the weights differ in more than what a run changes.
     """
     if _form(before) != _form(after):
         raise ValueError("the models have different variables")
@@ -88,8 +83,7 @@ def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
 def apply_changes(before: Weights, changes: Weights) -> dict[str, np.ndarray]:
     """Makes the later weights from the earlier ones. The caller compares the result's hash with the recorded one.
 
-    Raises:
-        KeyError, IndexError, TypeError, ValueError: the changes cannot belong to these weights.
+    Raises KeyError, IndexError, TypeError or ValueError where the changes cannot belong to these weights.
     """
     after: dict[str, np.ndarray] = {
         name: changes[name].view(values.dtype)
@@ -129,7 +123,7 @@ def change_counts(changes: Weights) -> dict[str, dict[str, int]]:
 
 
 def _form(weights: Weights) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns what stays the same in a run: names, types and shapes; for tables the shape of their fixed rows."""
+    """Names, types and shapes that stay the same in a run; of tables the shape of their fixed rows."""
     found = {name: (values.dtype.name, values.shape) for name, values in weights.items()}
     for name, table in _tables(weights):
         found[name] = (table.fixed.dtype.name, table.fixed.shape)
@@ -141,7 +135,7 @@ def _keys_name(table: str) -> str:
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which of the wanted keys are among ``keys``, which rise: bool [N]; and the places of these."""
+    """Which of the wanted keys are among ``keys``, which rise: bool [N]; and the places of these."""
     places = np.searchsorted(keys, wanted)
     known = places < len(keys)
     known[known] = keys[places[known]] == wanted[known]
@@ -149,6 +143,6 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _differ(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Returns which rows of two tables, float32 [N, columns], have different bytes: bool [N]."""
+    """Rows of two tables, float32 [N, columns], that have different bytes: bool [N]."""
     differ: np.ndarray = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
     return differ

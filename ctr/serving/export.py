@@ -1,4 +1,4 @@
-"""From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
+"""Export of a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
 
 import contextlib
 import gc
@@ -33,13 +33,7 @@ from ctr.serving.metadata import (
     read_chain,
     read_metadata,
 )
-from ctr.serving.saved_model import (
-    rewrite_model,
-    snapshot_weights,
-    weights_hash,
-    write_metadata,
-    write_model,
-)
+from ctr.serving.saved_model import rewrite_model, snapshot_weights, weights_hash, write_metadata, write_model
 from ctr.serving.weights import VARIABLES, read_weights
 from ctr.training.run.directory import check_models_folder, delete_model, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
@@ -66,8 +60,7 @@ class Exported:
 def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) -> Exported:
     """Publishes the model of a run's checkpoint (its newest, or that of a position) as a version in ``out``.
 
-    Raises:
-        InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
+    Raises InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
     """
     return publish(read_snapshot(Path(run), checkpoint), Path(out))
 
@@ -81,10 +74,7 @@ def example_calls(exported: Exported) -> str:
 
 
 def export_from_run(snapshot: Snapshot) -> None:
-    """Publishes a model in its own run directory and deletes the oldest there, as ``config.export`` says.
-
-    What ``ctr.training.loop.train`` takes as its exporter.
-    """
+    """Publishes a model in its own run directory and deletes the oldest there, as ``config.export`` says."""
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration has no export section")
@@ -94,11 +84,7 @@ def export_from_run(snapshot: Snapshot) -> None:
 
 
 def export_model(model: Path | str, out: Path | str) -> Exported:
-    """Publishes an exported model as a full version in ``out``, also where it is a delta.
-
-    Raises:
-        InputError: the model or one that it builds on is damaged or missing, or as for ``export_run``.
-    """
+    """Publishes an exported model as a full version in ``out``, also where it is a delta; raises InputError."""
     model, out = Path(model), Path(out)
     chain, metadata = read_chain(model), read_metadata(model)
     check_files(model, metadata)
@@ -125,8 +111,6 @@ def publish(
     """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
 
     Args:
-        snapshot: the model.
-        out: the folder of versions. A version that is there already stays as it is.
         keep: how many of the newest versions stay, beside those that these build on; None: all.
         wait: until no other process publishes in ``out``; otherwise that is an error.
         full_every: number of versions from one full model to the next; those between are deltas.
@@ -248,7 +232,7 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
 
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
+    """Whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
     hashes = [{log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other)]
     if hashes[0].keys() != hashes[1].keys():
         return True
@@ -271,11 +255,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "components": snapshot.architecture.components,
             "alpha2": snapshot.alpha2,
             "transfer": [
-                {
-                    "joints": pieces.joints.tolist(),
-                    "slopes": pieces.slopes.tolist(),
-                    "bias": pieces.bias,
-                }
+                {"joints": pieces.joints.tolist(), "slopes": pieces.slopes.tolist(), "bias": pieces.bias}
                 for pieces in transfers_as_pieces(snapshot.architecture, snapshot.weights)
             ],
             **({"ids": dict(snapshot.ids)} if snapshot.keys else {}),
@@ -297,7 +277,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _own_mapping(run_dir: Path) -> dict[str, Any]:
-    """Returns the mapping by which ``ctr quickstart`` read the table of a run, for ``ctr score`` to read others by."""
+    """The mapping by which ``ctr quickstart`` read the table of a run, for ``ctr score`` to read others by."""
     path = run_dir.resolve().parent / "mapping.yaml"
     if not (path.with_name("quickstart.json").is_file() and path.is_file()):
         return {}

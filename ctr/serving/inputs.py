@@ -1,4 +1,4 @@
-"""The inputs of a model's functions, and Python's values as columns for them."""
+"""Inputs of a model's functions, and Python's values as columns for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,18 +8,9 @@ from ctr.serving.raw_values import as_list, make_numbers, make_texts, make_times
 
 
 class FunctionInputs:
-    """The inputs of a function.
+    """Inputs of a function, as the metadata describes them: by input name, the column of raw values or of ids.
 
-    Args:
-        name: of the function.
-        described: its inputs in the metadata.
-
-    Attributes:
-        columns: what each input is: its name -> a column of raw values or of ids.
-        dtypes: the type of each.
-        texts: those that are strings.
-        numbers: those that are float32.
-        times: those that are int64.
+    ``texts``, ``numbers`` and ``times`` are those that are strings, float32 and int64.
     """
 
     def __init__(self, name: str, described: Mapping[str, Mapping[str, Any]]) -> None:
@@ -36,19 +27,10 @@ class FunctionInputs:
     def read(
         self, features: Mapping[str, Any], separators: Mapping[str, str | None], few: int
     ) -> tuple[dict[str, Any], int]:
-        """Converts the columns that the function takes.
+        """Converts the columns that the function takes to lists, float32 and int64 arrays, and counts the rows.
 
-        Args:
-            features: by column a list, an array or one value.
-            separators: with which lists are joined.
-            few: of more rows, texts stay as they are, and TensorFlow converts them.
-
-        Returns:
-            The columns: texts as lists of strings and bytes, numbers as float32 arrays, times as int64 arrays. And the
-            number of rows.
-
-        Raises:
-            InputError: a column is absent, lengths differ, or a value is not one of its kind.
+        Lists are joined with ``separators``. Of more rows than ``few``, texts stay as they are, and TensorFlow
+        converts them. Raises InputError: a column is absent, lengths differ, or a value is not one of its kind.
         """
         absent = [source for source in self.columns.values() if source not in features]
         if absent:

@@ -1,7 +1,7 @@
-"""The check before an exported model is loaded: a SavedModel is a program, and this limits what it can do.
+"""Check of an exported model before it is loaded: a SavedModel is a program, and this limits what it can do.
 
-TensorFlow's operations read and write files, call back into Python and run code of other libraries. An export
-needs none of this: every operation but those below is refused before anything of the model runs.
+TensorFlow's operations read and write files, call back into Python and run code of other libraries. An export needs
+none of this: every operation but those below is refused before anything of the model runs.
 """
 
 import math
@@ -113,10 +113,10 @@ OPERATIONS = frozenset(
         "ZerosLike",
     ]
 )
-"""The operations of exports of every kind of model and feature; none accesses files, Python or the network."""
+"""Operations of exports of every kind of model and feature; none accesses files, Python or the network."""
 
 SAVING = frozenset(("MergeV2Checkpoints", "RestoreV2", "SaveV2", "ShardedFilename"))
-"""What TensorFlow adds to every SavedModel to save and restore it: allowed where no function of the model calls it."""
+"""Operations that TensorFlow adds to every SavedModel: allowed where no function of the model calls them."""
 
 _KINDS = frozenset(("bare_concrete_function", "captured_tensor", "constant", "user_object", "variable"))
 _OBJECTS = frozenset(("_generic_user_object", "signature_map", "trackable_list_wrapper"))
@@ -127,12 +127,7 @@ _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def check_model(model: Path) -> None:
-    """Refuses a model that could do anything but compute.
-
-    Raises:
-        InputError: the graph is damaged or has an operation or object that no export has, or its variables are larger
-            than the files that hold them.
-    """
+    """Raises InputError for a damaged graph, an operation or object that no export has, or variables too large."""
     path = model / "saved_model.pb"
     if path.stat().st_size > _MOST_BYTES:
         raise InputError(f"{path}: has {path.stat().st_size} bytes; allowed: {_MOST_BYTES}")
@@ -185,7 +180,7 @@ def _check_graph(path: Path, graph: Any) -> None:
 
 
 def _reached(names: Iterable[str], functions: dict[str, Any]) -> set[str]:
-    """Returns those of the functions that can run when the named ones are called."""
+    """Functions that can run when the named ones are called."""
     reached: set[str] = set()
     waiting = list(names)
     while waiting:

@@ -1,4 +1,4 @@
-"""The graph of an exported model in TensorFlow, called without the overhead that TensorFlow adds in Python."""
+"""Graph of an exported model in TensorFlow, called without the overhead that TensorFlow adds in Python."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +15,7 @@ from ctr.serving.raw_values import make_texts
 
 
 class Program:
-    """A loaded graph.
-
-    Args:
-        chain: the model.
-        inputs: of its functions, by their names.
-        weights: in the order of the graph's variables, which replace those of the full model; None: its own.
+    """A loaded graph; ``weights``, in the order of its variables, replace those of the full model.
 
     Raises:
         InputError: it cannot be loaded, or could do more than compute (``ctr.serving.model_check``).
@@ -47,12 +42,6 @@ class Program:
     def __call__(
         self, name: str, columns: Mapping[str, Any], separators: Mapping[str, str | None]
     ) -> dict[str, np.ndarray]:
-        """Calls a function of raw values.
-
-        Args:
-            columns: texts as lists, numbers as float32 arrays, times as int64 arrays.
-            separators: with which lists in texts are joined.
-        """
         function = self._functions[name]
         inputs = function.inputs
         tensors = {
@@ -66,7 +55,6 @@ class Program:
         return function(tensors)
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Calls ``predict_ids``."""
         function = self._functions["predict_ids"]
         return function({key: tf.constant(packed[column]) for key, column in function.inputs.columns.items()})
 
@@ -74,7 +62,7 @@ class Program:
 def _matrix(
     names: Sequence[str], columns: list[list[Any]], separators: Mapping[str, str | None]
 ) -> tf.Tensor:
-    """Makes one tensor [S, N] of all texts: a tensor for each column would take longer than a small model."""
+    """One tensor [S, N] of all texts: a tensor for each column would take longer than a small model."""
     try:
         matrix = tf.constant(columns, tf.string)
         if matrix.shape.rank == 2:
@@ -88,8 +76,6 @@ def _matrix(
 
 
 class _Function:
-    """A function of the graph."""
-
     def __init__(self, signature: Any, inputs: FunctionInputs) -> None:
         self.inputs = inputs
         self._signature = signature

@@ -1,4 +1,4 @@
-"""The conversion of Python's values to the columns that an exported model takes.
+"""Conversion of Python's values to the columns that an exported model takes.
 
 A category or text is a string, bytes, a number or a truth value, which become text as ``ctr.data.spelling`` says;
 None, NaN and the empty string are missing. A multivalent category is also a list of these, which is joined with the
@@ -22,18 +22,14 @@ _MISSING_TIME = -1
 
 
 def is_column(values: Any) -> bool:
-    """Returns whether a value is a column; otherwise it is the value of every row."""
+    """Tells a column from one value, which is that of every row."""
     return not (
         values is None or isinstance(values, str | bytes | bool | int | float | datetime | np.generic)
     )
 
 
 def row_count(features: Mapping[str, Any]) -> int:
-    """Returns the number of rows of some columns, 1 where there is none.
-
-    Raises:
-        InputError: they differ, or what stands for rows is no column.
-    """
+    """Counts the rows of some columns, 1 where there is none. Raises InputError: they differ, or are no columns."""
     lengths = {name: _length(name, values) for name, values in features.items() if is_column(values)}
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -67,15 +63,7 @@ def as_list(values: Any, rows: int) -> list[Any]:
 
 
 def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts:
-    """Converts a column to strings or bytes.
-
-    Args:
-        name: of the source, for messages.
-        separator: with which lists are joined; None: there may be none.
-
-    Raises:
-        InputError: a value that is no text, with its row.
-    """
+    """Converts a column to strings or bytes, lists joined with ``separator``. Raises InputError: a value is no text."""
     texts = []
     for row, value in enumerate(values):
         try:
@@ -124,11 +112,7 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
-    """Converts a column to numbers, float32 [rows], NaN where missing.
-
-    Raises:
-        InputError: a value that is no number, with its row.
-    """
+    """Converts a column to float32 [rows], NaN where missing. Raises InputError: a value is no number."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         return values.astype(np.float32)
     numbers = []
@@ -146,11 +130,7 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
 
 
 def make_times(name: str, values: Any, rows: int) -> np.ndarray:
-    """Converts a column to times, int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
-
-    Raises:
-        InputError: a value that is no time, or one before 1970, with its row.
-    """
+    """Converts a column to int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing. Raises InputError."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "M":
         values = list(values)
     times = []

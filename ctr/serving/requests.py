@@ -1,4 +1,4 @@
-"""The description of an exported model's requests: its inputs in words, and what ingestion does outside the model.
+"""Description of an exported model's requests: its inputs in words, and what ingestion does outside the model.
 
 The exported model's ``ctr.json`` holds this under ``requests``, and docs/serving.md explains it.
 """
@@ -29,19 +29,10 @@ NOT_IN_THE_MODEL = (
     "filters: a row that ingestion rejects is still scored: the value that it is rejected for counts as missing",
     "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction",
 )
-"""What ingestion does and the graph does not."""
 
 
 def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
-    """Describes each input by column, kind, dtype, missing value and features; the derived columns; and the rest.
-
-    Args:
-        log_schema: the features of the log, by whose columns inputs are named and typed (``ctr.serving.signatures``).
-        schema: those of them that the model has.
-
-    Returns:
-        ``inputs`` by name, ``derived`` by name, and ``not_in_the_model``, texts.
-    """
+    """Describes inputs, derived columns, and what is not in the model; columns have the names of the whole log's."""
     kinds, separators = log_schema.inputs, schema.list_separators
     inputs: dict[str, dict[str, Any]] = {}
     for name, column in input_names(kinds).items():

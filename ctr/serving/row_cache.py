@@ -1,4 +1,4 @@
-"""A bounded cache of the rows of a function's output, which drops the least recently used."""
+"""Bounded cache of the rows of a function's output, which drops the least recently used."""
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -9,13 +9,9 @@ ComputeRows = Callable[[list[int]], np.ndarray]
 
 
 class RowCache:
-    """Rows of float32 by key. Threads may share it.
+    """Rows of float32 by key, at most ``capacity`` of them. Threads may share it.
 
     Keys are looked up one by one in a dictionary; everything else is done for all rows of a call at once.
-
-    Args:
-        capacity: how many rows it keeps, at least 1.
-        shape: of a row.
     """
 
     def __init__(self, capacity: int, shape: Sequence[int]) -> None:
@@ -35,9 +31,7 @@ class RowCache:
     def get(self, keys: Sequence[Hashable], compute: ComputeRows) -> np.ndarray:
         """Returns the rows of N keys, [N, ...].
 
-        Args:
-            keys: of the rows.
-            compute: makes the rows of the keys at some positions, each a key that is not known, and none twice.
+        ``compute`` makes the rows of the keys at some positions, each a key that is not known, and none twice.
         """
         with self._lock:
             self._calls += 1

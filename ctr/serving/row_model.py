@@ -21,16 +21,7 @@ _ALL = ("quality", "ui")
 
 
 class RowModel:
-    """The functions of a model.
-
-    Args:
-        metadata: of the model (``ctr.json``).
-        schema: its features.
-        weights: by the names under ``network`` in the metadata.
-
-    Raises:
-        KeyError or ValueError: the metadata does not describe such weights.
-    """
+    """Functions of a model, with weights named as under ``network`` in the metadata; else KeyError or ValueError."""
 
     def __init__(
         self, metadata: Mapping[str, Any], schema: Schema, weights: Mapping[str, np.ndarray]
@@ -55,14 +46,7 @@ class RowModel:
         self._single, self._multivalent = schema.single_valued, schema.multivalent
 
     def call(self, name: str, columns: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
-        """Computes what the function of this name does: ``p`` and ``logit``, or ``Q``, or ``U``, of N rows.
-
-        Args:
-            columns: that the function takes, as ``ctr.data.row_ids.RowIds`` does.
-
-        Raises:
-            OtherWayError: a value is to be left to TensorFlow.
-        """
+        """Computes what a function does of N rows, or raises OtherWayError: a value is to be left to TensorFlow."""
         ids = self._ids[name](columns, rows)
         if name == "predict":
             return self._score(ids, rows)
@@ -73,11 +57,7 @@ class RowModel:
             return {"U": self._network.ui(inputs)}
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes ``p`` and ``logit``, float32 [N], of ids as a log holds them.
-
-        Raises:
-            ValueError: an id is none of its feature's.
-        """
+        """Computes ``p`` and ``logit``, float32 [N], of a log's ids. Raises ValueError for one that is no feature's."""
         matrix = np.asarray(packed["ids"])
         ids: dict[str, Ids] = dict(zip(self._single, matrix.T.tolist(), strict=True))
         for name in self._multivalent:
@@ -92,7 +72,7 @@ class RowModel:
         return {"p": sigmoid(logit), "logit": logit}
 
     def _inputs(self, ids: Mapping[str, Ids], rows: int, tower: str | None = None) -> dict[str, Inputs]:
-        """Looks up the inputs of one tower, or of all."""
+        """The inputs of one tower, or of all."""
         found: dict[str, list[list[tuple[np.ndarray, np.ndarray]]]] = {}
         for table in self._tables:
             if tower is None or table.tower == tower:

@@ -1,4 +1,4 @@
-"""The network of an exported model for a few rows, in NumPy: what ``ctr.models.click_model`` computes, as exported.
+"""Network of an exported model for a few rows, in NumPy: what ``ctr.models.click_model`` computes, as exported.
 
 Calling TensorFlow takes many times as long as the products of a row. Everything is float32. With ``compute_dtype:
 bfloat16``, the same numbers are rounded to it as in the graph: inputs of layers, products and activations.
@@ -46,7 +46,7 @@ class _Tower:
     activation: Rounding
 
     def __call__(self, e0: np.ndarray, alpha2: np.float32) -> np.ndarray:
-        """Computes the head's outputs, [B, units], of embeddings, [B, m]."""
+        """Head's outputs, [B, units], of embeddings, [B, m]."""
         if self.crosses or self.deep:
             e0 = self.rounding(e0)
         hidden = e0
@@ -61,17 +61,9 @@ class _Tower:
 
 
 class RowNetwork:
-    """All components of a model.
+    """All components of a model, with weights by readable names (``ctr.models.architecture.Architecture``).
 
-    Args:
-        architecture: of ``ctr.models.architecture.Architecture``, key by key.
-        weights: by readable names.
-        alpha2: the weight of the crosses.
-        transfers: of the components of a factorized model.
-
-    Raises:
-        KeyError: weights are missing.
-        ValueError: an architecture that has no such network.
+    Raises KeyError: weights are missing; ValueError: an architecture that has no such network.
     """
 
     def __init__(
@@ -118,8 +110,7 @@ class RowNetwork:
     def logits(self, inputs: Mapping[str, Inputs]) -> np.ndarray:
         """Computes the logit of the mean of the components' probabilities, float32 [B].
 
-        Args:
-            inputs: of each tower of a factorized model, otherwise of ``quality`` alone.
+        Of a model that is not factorized, ``quality`` alone has inputs.
         """
         if self.factorized:
             products = (self.quality(inputs["quality"]) * self.ui(inputs["ui"])).sum(axis=2).T

@@ -1,4 +1,4 @@
-"""The embedding tables of an exported model for a few rows, in NumPy: what ``ctr.serving.signatures`` looks up."""
+"""Embedding tables of an exported model for a few rows, in NumPy: what ``ctr.serving.signatures`` looks up."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,15 +13,11 @@ _LAST_KEY = np.iinfo(np.int64).max
 
 
 class RowTable:
-    """One table.
+    """One table, described as in ``ctr.serving.saved_model``; else KeyError or ValueError.
 
     Args:
-        described: it, as ``ctr.serving.saved_model`` says.
         rows: float32 [R, columns]: the fixed rows, and behind them those of ids that grow.
         keys: of the latter and one more, int64 [R - fixed + 1], rising; None where no ids grow.
-
-    Raises:
-        KeyError or ValueError: the description does not fit the arrays.
     """
 
     def __init__(self, described: Mapping[str, Any], rows: np.ndarray, keys: np.ndarray | None) -> None:
@@ -44,13 +40,9 @@ class RowTable:
         self.features = [feature["name"] for feature in placed]
 
     def look_up(self, ids: Mapping[str, Ids], rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Looks up N rows.
+        """Looks up N rows: for each copy embeddings [N, features * width], and sums of linear weights [N].
 
-        Returns:
-            For each copy the embeddings, float32 [N, features * width], and the sums of linear weights, float32 [N].
-
-        Raises:
-            ValueError: an id is none of its feature's.
+        Raises ValueError: an id is none of its feature's.
         """
         parts = []
         if self._single:
@@ -70,7 +62,7 @@ class RowTable:
         ]
 
     def _single_rows(self, ids: Mapping[str, Ids], rows: int) -> np.ndarray:
-        """The rows of the single-valued features, int64 [N, S]."""
+        """Rows of the single-valued features, int64 [N, S]."""
         given = np.array([ids[feature["name"]] for feature in self._single], np.int64).reshape(-1, rows).T
         if self._keys is None:
             if (given < 0).any() or (given >= self._sizes).any():
@@ -83,7 +75,6 @@ class RowTable:
         return np.stack(columns, axis=1)
 
     def _rows_of(self, feature: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
-        """The rows of a feature's ids, int64 [N]."""
         start, size = feature["start"], feature["buckets"]
         if not feature["growing"]:
             if (ids < 0).any() or (ids >= size).any():

@@ -1,4 +1,4 @@
-"""Writes a SavedModel and what belongs to it: from a snapshot of a run, or from an earlier model and new weights.
+"""SavedModel and what belongs to it: written from a snapshot of a run, or from an earlier model and new weights.
 
 A model in which ids grow, or whose run exports deltas, is *updatable*: its graph stays the same during the run, so a
 later model differs only in the values of its variables. Its metadata names the variables in order, and the hash of its
@@ -37,7 +37,7 @@ _WARMUP_TEXT = b"warm up"
 
 
 def is_updatable(snapshot: Snapshot) -> bool:
-    """Returns whether later models of the run are this one with other values of its variables."""
+    """Tells a run whose later models are this one with other values of its variables."""
     export = snapshot.config.export
     return bool(snapshot.keys) or (export is not None and export.full_every > 1)
 
@@ -72,11 +72,7 @@ def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Vari
 
 
 def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a model to a new folder and returns its metadata.
-
-    Args:
-        described: its metadata without functions and files.
-    """
+    """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
     alpha2 = None
     if is_updatable(snapshot):
         alpha2 = tf.Variable(snapshot.alpha2, trainable=False, dtype=tf.float32, name=_ALPHA2)
@@ -110,12 +106,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
 def rewrite_model(full: Path, folder: Path, metadata: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
     """Writes an updatable model with other weights to a new folder and returns its metadata.
 
-    The bytes are those that ``write_model`` would have written.
-
-    Args:
-        full: a model of the same run.
-        metadata: without files.
-        weights: by name.
+    The bytes are those that ``write_model`` would have written. ``full`` is a model of the same run.
     """
     shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE))
     with written_by_tensorflow(folder):
@@ -142,12 +133,8 @@ def _describe_function(signature: Signature, outputs: Mapping[str, Any]) -> dict
 def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpec]]) -> None:
     """Writes the requests that TensorFlow Serving runs before a new model takes traffic, of one row and of many.
 
-    They are made up. Without them the first requests of clients would wait for what TensorFlow does once: optimizing
-    the graph, choosing kernels.
-
-    Args:
-        path: a TFRecord file of PredictionLog messages.
-        signatures: by function its inputs.
+    Without them the first requests of clients would wait for what TensorFlow does once: optimizing the graph, choosing
+    kernels. The file is a TFRecord of PredictionLog messages.
     """
     with tf.io.TFRecordWriter(str(path)) as writer:
         for name, specs in signatures.items():
@@ -166,7 +153,7 @@ def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpe
 
 
 def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
-    """Lists the variables that functions read, in the order of first use: a graph's own order is that of a set."""
+    """Variables that functions read, in the order of first use: a graph's own order is that of a set."""
     used: dict[int, tf.Variable] = {}
     for function in functions:
         by_handle = {id(variable.handle): variable for variable in function.graph.variables}
@@ -177,20 +164,14 @@ def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
 
 
 def _tensor_type(spec: Any) -> dict[str, Any]:
-    """Describes dtype and shape, -1 for any size."""
     return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
 
 
 def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, Any]:
     """Describes network and tables, under ``network`` of ``ctr.json``, for those that compute without the graph.
 
-    Args:
-        variables: the names of the model's variables, in their order, as deltas have them.
-
-    Returns:
-        ``architecture`` of ``ctr.models.architecture``, key by key; ``tables``; and ``variables``, what each variable
-        of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``, ``alpha2``, or the readable name of a dense
-        weight, ``quality/deep_0/w``. The weights themselves are only in the SavedModel's own files.
+    ``variables`` says what each variable of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``,
+    ``alpha2``, or the readable name of a dense weight, ``quality/deep_0/w``.
     """
     readable = dict(zip(dense_weights(snapshot.weights), snapshot.weights, strict=True))
     return {

@@ -1,4 +1,4 @@
-"""Scores whole logs and raw tables with an exported model, into one Parquet file: ``ctr score``.
+"""Scoring of whole logs and raw tables with an exported model, into one Parquet file: ``ctr score``.
 
 Every row of the input is in that file or, with its reason, in the rejects beside it. Importing this module loads no
 TensorFlow.
@@ -46,15 +46,9 @@ _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """The counts of a call.
+    """Counts of a call.
 
     Attributes:
-        rows: of the input.
-        scored: those with a prediction.
-        rejected: those without.
-        reject_reasons: their number by reason, the most frequent first.
-        rejects_file: where each of them is described; None when there are none.
-        seconds: that it took.
         learned: the scored rows that the model has learned from; None where times of rows are not known.
         learned_until: the query time of the last row that it learned from, in microseconds; None: from none.
     """
@@ -70,7 +64,7 @@ class ScoreResult:
 
 
 def is_log_alone(inputs: Sequence[Path]) -> bool:
-    """Returns whether an example log is to be scored. Raises InputError when there are other inputs beside it."""
+    """Tells an example log to be scored. Raises InputError when there are other inputs beside it."""
     logs = [path for path in inputs if (path / "schema.json").is_file()]
     if logs and len(inputs) > 1:
         raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
@@ -78,7 +72,7 @@ def is_log_alone(inputs: Sequence[Path]) -> bool:
 
 
 def check_scores_file(out: Path, inputs: Sequence[Path]) -> None:
-    """Raises InputError when ``out`` could not be written, or would replace what is to be scored."""
+    """Raises InputError when ``out`` could not be written, or would replace what is scored."""
     for given in inputs:
         inside = given.is_dir() and given.resolve() in out.resolve().parents
         if out.is_file() and (inside or (given.exists() and out.samefile(given))):
@@ -93,7 +87,6 @@ def _check_out(out: Path) -> None:
 
 
 def _rejects_file(out: Path) -> Path:
-    """Returns the path of the description of rows without a prediction."""
     return out.with_name(f"{out.name}.rejects.jsonl")
 
 
@@ -119,19 +112,9 @@ def score_log(
     progress: Progress | None = None,
     time_range: TimeRange | None = None,
 ) -> ScoreResult:
-    """Scores an example log by its ids, with the columns that ``ctr evaluate`` reads.
+    """Scores an example log by its ids, with the columns that ``ctr evaluate`` reads, ``learned`` and the scores.
 
-    Args:
-        scorer: the model.
-        log: its folder.
-        out: the file to write: ``query_time, query_id, example_id, label, train_weight, metric_weight, learned,
-            logit, p``.
-        progress: called with numbers of rows that were passed.
-        time_range: of query times; rows outside are passed over. None: all.
-
-    Raises:
-        InputError: no log, a damaged one, one of other features than the model's, or one without a partition in the
-            time range.
+    Raises InputError: no log, a damaged one, one of other features than the model's, or none of it in the time range.
     """
     times = time_range or TimeRange()
     schema = read_schema(log)
@@ -198,16 +181,7 @@ def _describe(rows: Rows, index: int) -> dict[str, Any]:
 def score_tables(
     scorer: "Scorer", parts: Iterable[Part], keys: pa.Schema, out: Path, progress: Progress | None = None
 ) -> ScoreResult:
-    """Scores raw rows.
-
-    Args:
-        parts: the rows.
-        keys: of the first table of each part; a ``time`` among them is not written, but whether the model has learned
-            from rows of that time.
-
-    Raises:
-        InputError: what reading the parts raises.
-    """
+    """Scores raw rows, with their ``keys``; in place of a ``time`` is written whether rows were learned from."""
     until = learned_until(scorer.metadata)
 
     def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:

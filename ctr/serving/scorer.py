@@ -98,7 +98,7 @@ class Scorer:
             raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
 
     def _changed_weights(self, full_metadata: dict[str, Any]) -> Weights | None:
-        """The weights of a model that has deltas, in the order of the graph's variables."""
+        """Weights of a model that has deltas, in the order of the graph's variables."""
         if not self._chain.deltas:
             return None
         names = variable_names(self._chain.full, full_metadata)
@@ -114,7 +114,7 @@ class Scorer:
 
     @property
     def _program(self) -> "Program":
-        """The graph, loaded once, whichever thread needs it first."""
+        """Graph, loaded once, whichever thread needs it first."""
         with self._loading:
             if self._loaded is None:
                 if self._on_load is not None:
@@ -127,18 +127,14 @@ class Scorer:
 
     @property
     def signatures(self) -> tuple[str, ...]:
-        """The names of the model's functions."""
+        """Names of the model's functions."""
         return tuple(self.metadata["signatures"])
 
     def predict(self, features: Mapping[str, Any]) -> np.ndarray:
         """Predicts click probabilities, float32 [N], of N rows of raw values.
 
-        Args:
-            features: for each input of the model (``raw_schema.inputs``) a list or an array of N values, or one value,
-                which is then that of every row. Other columns are ignored.
-
-        Raises:
-            InputError: an input is absent, lengths differ, or a value is not one of its kind.
+        ``features`` has for each input (``raw_schema.inputs``) N values, or one for all rows; other columns are
+        ignored. Raises InputError: an input is absent, lengths differ, or a value is not one of its kind.
         """
         return self.score(features)["p"]
 
@@ -147,12 +143,7 @@ class Scorer:
         return self._call("predict", *self._read("predict", features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes ``p`` and ``logit``, float32 [N], of ids as a log holds them.
-
-        Args:
-            packed: ``ids``, [N, F], of the single-valued features; of each multivalent one ``NAME.values``, [V], row
-                after row, and ``NAME.lengths``, int32 [N]. Ids are of ``schema.id_type``.
-        """
+        """Computes ``p`` and ``logit``, float32 [N], of ids as ``ctr.serving.signatures.packed_columns`` has them."""
         if self._rows is not None and 0 < len(packed["ids"]) <= self._few:
             self._count(len(packed["ids"]))
             return self._rows.score_ids(packed)
@@ -186,12 +177,7 @@ class Scorer:
         return self._cache.get(keys, compute)
 
     def combine(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
-        """Computes click probabilities, float32 [N], of Q and U row by row; a single row goes with each of the other.
-
-        Args:
-            quality: of ``quality``, float32 [N, n, K] or [1, n, K].
-            ui: of ``ui``, float32 [N, n, K] or [1, n, K].
-        """
+        """Computes click probabilities, float32 [N], of Q and U row by row; a single row goes with each other."""
         self._require_factors()
         return probabilities((quality * ui).sum(axis=2).T, self._transfers)
 
@@ -231,7 +217,7 @@ class Scorer:
 
 
 def _hashable(column: Any) -> list[Any]:
-    """Returns a column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
+    """A column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype == np.int64:

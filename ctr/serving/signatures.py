@@ -1,4 +1,4 @@
-"""The functions of an exported model: from raw strings and numbers, or from ids, to predictions.
+"""Functions of an exported model: from raw strings and numbers, or from ids, to predictions.
 
 ``predict(features)``
     raw columns -> ``p`` and ``logit``. Derived columns are made inside: of other columns, or of the time of the row,
@@ -10,8 +10,7 @@
     ids as a log holds them -> ``p`` and ``logit``; so that logs are scored, which have no raw columns.
 
 Where ids grow, an id is searched among the sorted keys of those that have a row of their own; others use shared rows,
-as in training. All are pure TensorFlow operations without code of XLA or of the host, so that any TensorFlow runtime
-serves them.
+as in training. All are pure TensorFlow operations, so that any TensorFlow runtime serves them.
 """
 
 import keyword
@@ -39,27 +38,22 @@ _INPUT_TYPES: Mapping[InputKind, tf.DType] = {"text": tf.string, "number": tf.fl
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of the model.
-
-    Attributes:
-        function: with one argument, a mapping from the inputs' names to tensors.
-        sources: what each input is: its name -> a source column, or a column of ids.
-    """
+    """A function of one argument, a mapping from inputs' names to tensors; ``sources`` has the column of each."""
 
     function: Any
     sources: Mapping[str, str]
 
     @property
     def specs(self) -> Mapping[str, tf.TensorSpec]:
-        """The inputs by their names."""
         return self.function.input_signature[0]
 
 
 def input_names(sources: Iterable[str]) -> dict[str, str]:
     """Finds names under which columns can be inputs of a function: name -> column, in their order.
 
-    They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No other
-    column takes such a name away. A column of whose name nothing is left is ``column_`` and its place, from 1 on.
+    They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No
+    other column takes such a name away. A column of whose name nothing is left is ``column_`` and its place, from 1
+    on.
     """
     columns = list(sources)
     wanted = {source: _plain_name(source, place) for place, source in enumerate(columns, 1)}
@@ -84,12 +78,7 @@ def _plain_name(source: str, place: int) -> str:
 
 
 def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) -> dict[str, Signature]:
-    """Makes the functions of a model, by their names.
-
-    Args:
-        snapshot: the model.
-        alpha2: the weight of the crosses, where that is a variable of the model; by default it is a constant.
-    """
+    """Makes the functions of a model, by name. ``alpha2``: the weight of the crosses, where that is a variable."""
     schema, model = snapshot.schema, (snapshot.architecture, snapshot.served_weights)
     if alpha2 is None:
         alpha2 = tf.constant(snapshot.alpha2, tf.float32)
@@ -136,7 +125,7 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
 
 
 def served_schema(snapshot: Snapshot) -> Schema:
-    """The features that a model has, which may be fewer than its log's, and the parts of crosses among them."""
+    """Selects the features that a model has, of those of its log, and the parts of crosses among them."""
     return snapshot.schema.only(feature.name for layout in snapshot.layouts for feature in layout.features)
 
 
@@ -170,10 +159,10 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """Returns the columns that hold the ids of N rows.
+    """Names the columns that hold the ids of N rows, of the schema's ``id_type``.
 
-    ``ids``, [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, [V], row after row,
-    and ``NAME.lengths``, int32 [N]. Ids are of the schema's ``id_type``.
+    ``ids``, [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, [V], row after
+    row, and ``NAME.lengths``, int32 [N].
     """
     return (PACKED_IDS, *(f"{name}.{part}" for name in schema.multivalent for part in ("values", "lengths")))
 
@@ -198,7 +187,7 @@ def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tens
 
 
 def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, tf.Tensor]:
-    """Finds the rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
+    """Rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
     some = ids[layout.features[0].name]
     rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
     plan = {"single": tf.zeros([rows, 0], tf.int32)}
@@ -219,7 +208,7 @@ def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, 
 
 
 def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.Tensor:
-    """The rows of the single-valued features, int32 [N, S]."""
+    """Rows of the single-valued features, int32 [N, S]."""
     offsets = layout.offsets()
     fixed = [feature for feature in layout.single if not feature.growing]
     growing = [feature for feature in layout.single if feature.growing]
@@ -239,13 +228,7 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
 def _growing_rows(
     layout: TableLayout, keys: tf.Variable | None, features: list[FeatureRows], ids: tf.Tensor
 ) -> tf.Tensor:
-    """The rows of ids that grow, int32 [N, G]: an own one, else one of those that the ids of their feature share.
-
-    Args:
-        keys: of the rows behind the fixed ones (``Snapshot.keys``).
-        features: G features of the table.
-        ids: int64 [N, G].
-    """
+    """Rows of ids that grow, int64 [N, G] -> int32: an own one, else one of those that the ids of a feature share."""
     assert keys is not None
     all_offsets = layout.offsets()
     offsets = tf.constant([all_offsets[feature.name] for feature in features])

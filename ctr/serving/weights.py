@@ -1,4 +1,4 @@
-"""The weights of exported models by name: reading and writing them, and applying deltas.
+"""Weights of exported models by name: reading and writing them, and applying deltas.
 
 This is possible for updatable models (``ctr.serving.saved_model``), whose metadata names the variables.
 """
@@ -15,7 +15,7 @@ from ctr.serving.delta import Weights, apply_changes, hash_weights
 from ctr.serving.metadata import Chain, check_files, read_metadata
 
 VARIABLES = "variables"
-"""The key of the metadata that names the variables, in their order in the SavedModel."""
+"""Key of the metadata that names the variables, in their order in the SavedModel."""
 
 _PREFIX = Path("variables") / "variables"
 # TensorFlow's own record of the objects that hold the variables.
@@ -31,11 +31,7 @@ def variable_names(model: Path, metadata: dict[str, Any]) -> list[str]:
 
 
 def read_weights(chain: Chain) -> Weights:
-    """Reads the weights of a model from its files: those of its full model, with its deltas applied.
-
-    Raises:
-        InputError: a file is damaged, or the model is not updatable.
-    """
+    """Reads the weights of an updatable model, its deltas applied. Raises InputError: a file is damaged."""
     metadata = read_metadata(chain.full)
     names = variable_names(chain.full, metadata)
     check_files(chain.full, metadata)
@@ -43,14 +39,7 @@ def read_weights(chain: Chain) -> Weights:
 
 
 def stored_weights(full: Path, names: Sequence[str]) -> Weights:
-    """Maps the variables of a full model to memory.
-
-    Args:
-        names: of the variables, in their order.
-
-    Raises:
-        InputError: they cannot be read.
-    """
+    """Maps the variables of a full model, named in their order, to memory. Raises InputError: they cannot be read."""
     try:
         stored = read_bundle(full / _PREFIX)
         return {name: stored[_stored_name(number)] for number, name in enumerate(names)}
@@ -59,11 +48,7 @@ def stored_weights(full: Path, names: Sequence[str]) -> Weights:
 
 
 def apply_deltas(chain: Chain, weights: Weights) -> Weights:
-    """Applies the deltas of a model to the weights of its full one.
-
-    Raises:
-        InputError: a delta is damaged, or the result does not have the hash that the model's metadata records.
-    """
+    """Applies a model's deltas to the weights of its full one. Raises InputError where the recorded hash differs."""
     for delta in chain.deltas:
         metadata = read_metadata(delta)
         check_files(delta, metadata)
@@ -77,14 +62,7 @@ def apply_deltas(chain: Chain, weights: Weights) -> Weights:
 
 
 def write_weights(folder: Path, full: Path, names: Sequence[str], weights: Weights) -> None:
-    """Writes the variables of a SavedModel as TensorFlow does when it saves one.
-
-    Args:
-        folder: of the model that is written.
-        full: another model with the same graph.
-        names: of the variables in their order.
-        weights: by name.
-    """
+    """Writes the variables of a SavedModel, in their order, as TensorFlow does; ``full`` has the same graph."""
     # Reading needs no TensorFlow.
     import tensorflow as tf
 
