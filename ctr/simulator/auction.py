@@ -1,4 +1,4 @@
-"""The auction: which ads a query shows, at which places and at what price."""
+"""Auction of ads: which ones a query shows, at which places and at what price."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,10 @@ Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 
 @dataclass(frozen=True)
 class Impressions(Placed):
-    """N ads that are shown, in the order of their queries and positions.
+    """N ads that are shown, in the order of queries and positions. ``price``: of a click; 0 in randomized queries.
 
-    Attributes:
-        mind: [N], uniform; an ad that is examined is clicked where its quality is above it.
-        predicted: float32 [N], by the policy, at the place where the ad is shown.
-        price: float32 [N], of a click; 0 in randomized queries.
+    ``mind``: uniform; an ad that is examined is clicked where its quality is above it. ``predicted``: by the policy,
+    at the place where the ad is shown.
     """
 
     mind: np.ndarray
@@ -88,7 +86,7 @@ def _placed(ads: Ads, candidates: Candidates, where: tuple[np.ndarray, ...], pos
 
 
 def crude_policy(config: WorldConfig, world: World) -> Policy:
-    """A policy without a model: by topics and words that agree, advertisers, repute, and the position."""
+    """Makes a policy without a model: topics and words that agree, advertisers, repute, and the position."""
 
     def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         query, ad = placed.query, placed.ad

@@ -1,4 +1,4 @@
-"""The true click probability: quality times visibility."""
+"""True click probability: quality times visibility."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,7 @@ _RENDERING = {"compact": 0.75, "standard": 0.9, "large": 1.0}
 
 @dataclass(frozen=True)
 class Placed:
-    """N ads, each at a place of the page of its query.
-
-    Attributes:
-        query: [N], places in ``Queries``.
-        ad: [N], places in ``Ads``.
-        position: [N], from 1.
-        format: [N].
-    """
+    """N ads at places of the pages of queries: numbers in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
 
     query: np.ndarray
     ad: np.ndarray
@@ -34,7 +27,7 @@ class Placed:
 
 
 def visibility(world: World, queries: Queries, placed: Placed) -> np.ndarray:
-    """[N], the share of users that examine the place: by position, device, rendering and format."""
+    """Computes the share of users that examine each place, [N]: by position, device, rendering and format."""
     device = queries.device[placed.query]
     exponent = np.array([_EXPONENT[name] for name in DEVICES])[device]
     rendering = np.array([_RENDERING[name] for name in RENDERINGS])[queries.rendering[placed.query]]
@@ -42,7 +35,7 @@ def visibility(world: World, queries: Queries, placed: Placed) -> np.ndarray:
 
 
 def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) -> np.ndarray:
-    """[N], how many of the query's words are in the ad's text."""
+    """Counts the words of each query that are in the ad's text, [N]."""
     words, text = queries.words[query], ads.words[ad]
     common = np.zeros(len(query), np.int64)
     for place in range(words.shape[1]):
@@ -54,7 +47,7 @@ def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) 
 
 
 def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
-    """[N], the logit of a click on an ad that is examined. No part of it depends on how the ad is shown."""
+    """Computes the logit of a click on an ad that is examined, [N]. No part depends on how the ad is shown."""
     query, ad = placed.query, placed.ad
     user, device = queries.user[query], queries.device[query]
     topic, advertiser = ads.topic[ad], ads.advertiser[ad]
@@ -83,10 +76,10 @@ def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, p
 
 
 def ad_age_days(ads: Ads, ad: np.ndarray, day: int) -> np.ndarray:
-    """[N], how long each ad has been there, in whole days, on day number ``day`` of the log."""
+    """Counts the whole days that each ad has been there, [N], on day number ``day`` of the log."""
     return day - ads.born[ad]
 
 
 def logistic(logit: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-logit))."""
+    """Computes 1 / (1 + exp(-logit))."""
     return 1 / (1 + np.exp(-logit))

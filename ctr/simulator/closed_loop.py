@@ -1,4 +1,4 @@
-"""A trained run in a closed loop: each day it serves queries, its impressions are logged, and it learns from them.
+"""Closed loop of a trained run: each day it serves queries, its impressions are logged, and it learns from them.
 
 ::
 
@@ -45,31 +45,14 @@ LOOP_FILE = "loop.json"
 
 
 def run_closed_loop(
-    policy: Path,
-    log: Path,
-    day_count: int,
-    out: Path,
-    progress: Callable[[int], None] | None = None,
+    policy: Path, log: Path, day_count: int, out: Path, progress: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
     """Lets a run serve the days after those of its log, and learn from each of them before it serves the next.
 
     The run and its logs stay as they are; the loop continues copies of them. The same call again continues a loop that
-    was stopped, or extends one that has ended if there are more days, and gives the same bytes.
-
-    Args:
-        policy: a finished run.
-        log: the simulated log that it was trained on.
-        day_count: days to serve in all. A loop that has already served more keeps them.
-        out: the folder of the loop.
-        progress: called with the number of days served so far.
-
-    Returns:
-        The content of loop.json: ``first_day``, the number of the first day that the run served, and ``days``, the
-        counts of each.
-
-    Raises:
-        InputError: the log was not simulated, the run is not finished, of another log or needs more than the
-            simulator gives, or the folder holds something else.
+    was stopped, or extends one that has ended if there are more days, and gives the same bytes. Returns the content of
+    loop.json. Raises InputError: the log was not simulated, the run is not finished, of another log or needs more than
+    the simulator gives, or the folder holds something else.
     """
     check_days(day_count)
     # The configuration of the run names the constraint logs, wherever the loop is continued from.
@@ -102,10 +85,10 @@ def _learn(session: Session) -> None:
 
 
 def _first_day_to_serve(session: Session, logs: Sequence[Path], first: int) -> int:
-    """The number of the first day that is not published whole, at least ``first``, with all before it learned.
+    """Number of the first day that is not published whole, at least ``first``, with all before it learned.
 
-    A day that is published in part is served again: by the weights that served it before, so that nothing changes but
-    what was missing. One that is published whole never is: a run that went back may know less than it did then.
+    A day that is published in part is served again, by the weights that served it before: nothing changes but what was
+    missing. One that is published whole never is: a run that went back may know less than it did then.
     """
     served = [_whole_days(log) for log in logs]
     begins = np.cumsum([0, *(manifest.rows for manifest in session.inputs.log.manifests)])
@@ -116,7 +99,7 @@ def _first_day_to_serve(session: Session, logs: Sequence[Path], first: int) -> i
 
 
 def _whole_days(log: Path) -> int:
-    """The number of days of a log that ``publish_day`` has completed; the last one may lack its last sidecar."""
+    """Days of a log that ``publish_day`` has completed; the last one may lack its last sidecar."""
     manifests = read_manifests(log)
     # The last thing that it publishes.
     lacking = manifests and not (sidecar_folder(log, AUCTION) / f"{manifests[-1].name}.json").is_file()
@@ -154,15 +137,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
 
 
 def check_loop(config: TrainConfig, log: Path) -> None:
-    """Refuses configurations that would fail, or mean something else, on the days to come.
-
-    Args:
-        config: of a run.
-        log: that it is trained on, now or later.
-
-    Raises:
-        InputError: the log was not simulated, or the run needs more than the simulator gives.
-    """
+    """Raises InputError where a run's configuration would fail, or mean something else, on the days to come."""
     world = read_world(log)
     check_log(log, world_schema(world))
     distillation = config.objective.distillation
@@ -234,7 +209,7 @@ def _copy_log(log: Path, copy: Path) -> None:
 
 
 def model_policy(session: Session, ids: FeatureIds) -> Policy:
-    """The predictions of a run as it is now."""
+    """Makes a policy of a run's predictions as it is now."""
 
     def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         nothing = np.zeros(len(placed), np.int64)

@@ -25,11 +25,7 @@ _CHUNK = 8_192
 
 @dataclass(frozen=True)
 class Day:
-    """The world as it is on a day.
-
-    Attributes:
-        number: of the log, from 0.
-    """
+    """The world on a day; ``number``: of the log, from 0."""
 
     number: int
     queries: Queries
@@ -39,12 +35,12 @@ class Day:
 
 
 def make_world(config: WorldConfig) -> World:
-    """The world of a seed, calibrated to its base rate."""
+    """Draws the world of a seed, calibrated to its base rate."""
     return calibrate(config, draw_world(config))
 
 
 def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
-    """Day number ``first``, the next one, and so on without end."""
+    """Yields day number ``first``, the next one, and so on without end."""
     seasons = zip(walk(config, world), ads_by_day(config, world), strict=False)
     for number, (now, ads) in islice(enumerate(seasons), first, None):
         queries = draw_queries(config, world, number)
@@ -54,11 +50,7 @@ def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
 def calibrate(config: WorldConfig, world: World) -> World:
     """Sets the intercept so that what the crude policy shows on a day is clicked with probability ``base_ctr``.
 
-    Visibility bounds the probability from above, so that an intercept exists for every allowed rate below the mean
-    visibility; for a higher one the closest is taken.
-
-    Raises:
-        InputError: the crude policy shows nothing at all.
+    Visibility bounds the probability from above; for a rate above the mean visibility the closest intercept is taken.
     """
     sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
     day = next(days(sample, world))
@@ -86,13 +78,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
 class Served:
     """Queries, and the impressions and clicks that they led to.
 
-    Attributes:
-        queries: the queries.
-        impressions: the ads that they showed.
-        quality: float32 [N], the probability of a click on the ad when it is examined.
-        visibility: float32 [N], the probability that it is.
-        examined: bool [N].
-        clicked: bool [N].
+    ``quality``: the probability of a click on the ad when it is examined; ``visibility``: the probability that it is.
     """
 
     queries: Queries
@@ -117,10 +103,9 @@ def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterat
 
 
 def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
-    """Rows of a shard. Ids rise with time and never repeat: date, query of the day, position.
+    """Makes the rows of a shard. Ids rise with time and never repeat: date, query of the day, position.
 
-    Args:
-        first_day: the first day of the log, since 1970-01-01.
+    ``first_day`` is that of the log, in days since 1970-01-01.
     """
     shown, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]

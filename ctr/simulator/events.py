@@ -1,4 +1,4 @@
-"""The simulated traffic as raw events: clicks apart from impressions, late, out of order, some of them twice.
+"""Simulated traffic as raw events: clicks apart from impressions, late, out of order, some of them twice.
 
 ::
 
@@ -8,8 +8,8 @@
 
 Columns of an impression: ``impression_id`` and ``query_id`` (int64, those of the log: its example_id and query_id),
 ``event_time`` (int64, microseconds, UTC; when it was served), ``arrival_time`` (same type), and the source columns of
-``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. What is delivered
-twice differs in the arrival alone.
+``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. What is
+delivered twice differs in the arrival alone.
 """
 
 import io
@@ -38,18 +38,7 @@ _IMPRESSIONS, _CLICKS = KINDS
 
 
 class EventFiles:
-    """Writes events hour by hour of their arrival, while the log grows.
-
-    Holds the events of hours that later queries can still add to, and those that come later yet.
-
-    Args:
-        config: of the simulation.
-        folder: for the files.
-        ids: those of the log.
-
-    Raises:
-        InputError: the folder holds something else, for example the events of another simulation.
-    """
+    """Writes events hour by hour of their arrival, while the log grows; holds those of hours that are not complete."""
 
     def __init__(self, config: SimulatorConfig, folder: Path, ids: FeatureIds) -> None:
         _begin_folder(config, folder)
@@ -60,12 +49,9 @@ class EventFiles:
         self._files = 0
 
     def add(self, served: Served, rows: pa.Table, kept: np.ndarray) -> None:
-        """Adds the events of some queries, and writes the hours that are complete at the last of them.
+        """Adds the events of queries in the order of the log, and writes the hours that are complete at the last one.
 
-        Args:
-            served: the queries, in the order of the log.
-            rows: what they showed, [N] as in the log.
-            kept: which of the rows the log has.
+        ``rows`` are what they showed, [N] as in the log; ``kept`` those that the log has.
         """
         impressions = _impressions(self._ids, served, rows).take(pa.array(kept))
         clicked = rows.column("label").to_numpy()[kept] > 0
@@ -77,11 +63,7 @@ class EventFiles:
         self._write(int(served.queries.time_us[-1]) // HOUR_US)
 
     def finish(self) -> dict[str, int]:
-        """Writes the remaining events.
-
-        Returns:
-            ``delivered_impressions`` and ``delivered_clicks``, duplicates included, and ``event_files``.
-        """
+        """Writes the remaining events; returns the counts of files and of what was delivered, duplicates included."""
         self._write(None)
         return {**{f"delivered_{kind}": self._delivered[kind] for kind in KINDS}, "event_files": self._files}
 
@@ -166,11 +148,7 @@ def _chances(numbers: Sequence[int], rows: int, each: int) -> np.ndarray:
 
 
 def _deliver(config: EventsConfig, events: pa.Table, chance: np.ndarray) -> pa.Table:
-    """Adds ``arrival_time`` after ``event_time``, and the copies that are delivered twice.
-
-    Args:
-        chance: uniform, [N, 5].
-    """
+    """Adds ``arrival_time`` after ``event_time``, and the copies delivered twice. ``chance``: uniform, [N, 5]."""
     mean = (config.delivery_seconds, config.straggler_share, config.straggler_seconds)
     first = events.column("event_time").to_numpy() + _delay_us(chance[:, :2], *mean)
     twice = np.flatnonzero(chance[:, 2] < config.duplicate_share)
@@ -181,13 +159,7 @@ def _deliver(config: EventsConfig, events: pa.Table, chance: np.ndarray) -> pa.T
 
 
 def _delay_us(chance: np.ndarray, mean: float, late_share: float, late_mean: float) -> np.ndarray:
-    """Exponential delays of two kinds, int64 [N] in microseconds.
-
-    Args:
-        chance: uniform, [N, 2].
-        mean: seconds.
-        late_share: of the delays that have the mean ``late_mean`` instead.
-    """
+    """Exponential delays of two kinds, int64 [N] in microseconds; means in seconds. ``chance``: uniform, [N, 2]."""
     means = np.where(chance[:, 0] < late_share, late_mean, mean)
     return (-np.log1p(-chance[:, 1]) * means * 1e6).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""The logged part of the simulated world: raw columns, and the schema of their features."""
+"""Logged part of the simulated world: raw columns, and the schema of their features."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ SCHEMA = Schema(
 
 
 def world_schema(config: WorldConfig) -> Schema:
-    """The features of a world's log: ``SCHEMA``, without its buckets where ids are not hashed."""
+    """Returns the features of a world's log: ``SCHEMA``, without its buckets where ids are not hashed."""
     if config.buckets:
         return SCHEMA
     features = []
@@ -69,7 +69,7 @@ def _numbered(prefix: str, numbers: np.ndarray) -> pa.Array:
 
 
 def raw_users(world: World) -> pa.Table:
-    """The logged columns of each user."""
+    """Makes the logged columns of each user."""
     return pa.table(
         {
             "user_id": _numbered("u", np.arange(len(world.user_age))),
@@ -80,7 +80,7 @@ def raw_users(world: World) -> pa.Table:
 
 
 def raw_queries(queries: Queries) -> pa.Table:
-    """The logged columns of each query, without those of its user."""
+    """Makes the logged columns of each query, without those of its user."""
     return pa.table(
         {
             "device": _named(queries.device, pa.array(DEVICES)),
@@ -92,7 +92,7 @@ def raw_queries(queries: Queries) -> pa.Table:
 
 
 def raw_ads(ads: Ads, day: int) -> pa.Table:
-    """The logged columns of each ad on day number ``day``."""
+    """Makes the logged columns of each ad on day number ``day``."""
     return pa.table(
         {
             "ad_id": _numbered("a", ads.number),
@@ -107,7 +107,7 @@ _UI_SHAPE = (MAX_SLOTS, len(FORMATS), len(RENDERINGS), len(DEVICES))
 
 
 def raw_pages() -> pa.Table:
-    """Every way in which an ad can stand on a page; see ``page_number``."""
+    """Makes every way in which an ad can stand on a page; see ``page_number``."""
     position, form, rendering, device = (axis.ravel() for axis in np.indices(_UI_SHAPE))
     return pa.table(
         {
@@ -120,7 +120,7 @@ def raw_pages() -> pa.Table:
 
 
 def page_number(queries: Queries, placed: Placed) -> np.ndarray:
-    """[N], rows of ``raw_pages``."""
+    """Numbers rows of ``raw_pages``, [N]."""
     query = placed.query
     axes = (placed.position - 1, placed.format, queries.rendering[query], queries.device[query])
     return np.ravel_multi_index(axes, _UI_SHAPE)
@@ -160,13 +160,9 @@ def _ids_of(whole: Schema, table: pa.Table, names: tuple[str, ...]) -> _Ids:
 
 
 class FeatureIds:
-    """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once.
-
-    ``schema`` has the features. ``table`` has what the transformation of ``raw`` gives row by row.
-    """
+    """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once."""
 
     def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
-        """Hashes what is the same on all days. ``schema``: of the log, see ``world_schema``."""
         self.schema = schema
         self._users = _ids_of(schema, raw_users(world), ("user_id", "age_group", "country"))
         self._pages = _ids_of(schema, raw_pages(), ("format", "rendering", "position", "format_device"))
@@ -180,12 +176,9 @@ class FeatureIds:
         )
 
     def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
-        """Rows of a shard.
+        """Makes rows of a shard: what the transformation of ``raw`` gives row by row.
 
-        Args:
-            keys: the columns of ``shard_schema`` that are not features, [N].
-            queries: a part of the day's.
-            placed: N ads on their pages.
+        ``keys``: the columns of ``shard_schema`` that are not features, [N]; ``queries``: a part of the day's.
         """
         single = self.schema.single_valued
         matrix = np.empty((len(placed), len(single)), self.schema.id_type)
@@ -199,7 +192,7 @@ class FeatureIds:
         return pa.table({field.name: columns[field.name] for field in target}).cast(target)
 
     def raw(self, queries: Queries, placed: Placed) -> pa.Table:
-        """The source columns of the features for the same rows, texts as strings or dictionaries."""
+        """Makes the source columns of the features for the same rows, texts as strings or dictionaries."""
         columns: dict[str, pa.ChunkedArray] = {}
         for ids, rows in self._entities(queries, placed):
             columns |= _columns(ids.raw, rows)

@@ -1,4 +1,4 @@
-"""The directories that the simulator writes, and the files that identify them; loads no TensorFlow."""
+"""Directories that the simulator writes, and the files that identify them; loads no TensorFlow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +18,7 @@ ORIGIN_FILE = "origin.json"
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
-    """Refuses directories with other content than a simulation writes.
-
-    Args:
-        logs: for logs.
-        events: for raw events.
-
-    Raises:
-        InputError: which one, and what it holds.
-    """
+    """Raises InputError where a directory for a log or for events holds other content than a simulation writes."""
     for log in logs:
         check_log_folder(log)
     if events is not None:
@@ -45,16 +37,7 @@ def check_days(count: int) -> None:
 
 
 def check_loop_folders(policy: Path, log: Path, out: Path) -> None:
-    """Refuses inputs that a closed loop cannot begin with.
-
-    Args:
-        policy: the run that is to serve.
-        log: the simulated log that it was trained on.
-        out: for the loop.
-
-    Raises:
-        InputError: ``policy`` is no finished run, ``log`` no simulated log, or ``out`` holds something else.
-    """
+    """Raises InputError where one of the paths cannot be a finished run, a simulated log, and a folder for a loop."""
     check_output_folder(out, "a loop", lambda found: (found / ORIGIN_FILE).is_file())
     for path in (policy / "summary.json", policy / "config.yaml"):
         if not path.is_file():

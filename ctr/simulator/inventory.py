@@ -1,4 +1,4 @@
-"""The ads of each day: new ones every day, old ones gone."""
+"""Ads of each day: new ones every day, old ones gone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -14,20 +14,17 @@ _FORMAT_SHARES = (0.4, 0.3, 0.15, 0.15)
 
 @dataclass(frozen=True)
 class Ads:
-    """The A ads of a day, in the order of their numbers.
+    """The A ads of a day, in the order of their numbers, which name an ad for as long as it is there.
 
     Attributes:
-        number: int64 [A], rising; names the ad for as long as it is there.
-        advertiser, topic: [A].
-        words: [A, WORDS_PER_AD].
         taste: [A, TASTE_SIZE], what kind of user and query it suits.
-        bid: [A], what its advertiser offers for a click.
-        born: int64 [A], the day from which it is there, negative where before the first one.
-        gone: int64 [A], the first day on which it is there no more.
-        richest: [A], the most prominent of ``FORMATS`` for which it has material.
-        quality: [A], a part of the logit.
-        repute: [A], what the crude policy wrongly believes of it, in the logarithm.
-        popularity: [A], the higher it is, the more often it is retrieved.
+        bid: what its advertiser offers for a click.
+        born: the day from which it is there, negative where before the first one.
+        gone: the first day on which it is there no more.
+        richest: the most prominent of ``FORMATS`` for which it has material.
+        quality: a part of the logit.
+        repute: what the crude policy wrongly believes of it, in the logarithm.
+        popularity: the higher it is, the more often it is retrieved.
     """
 
     number: np.ndarray
@@ -47,7 +44,6 @@ class Ads:
         return len(self.number)
 
     def select(self, mask: np.ndarray) -> "Ads":
-        """The ads where ``mask`` (bool [A]) holds."""
         return Ads(**{field.name: getattr(self, field.name)[mask] for field in fields(Ads)})
 
 
@@ -58,7 +54,7 @@ def _join(parts: list[Ads]) -> Ads:
 
 
 def ads_by_day(config: WorldConfig, world: World) -> Iterator[Ads]:
-    """The ads of the first day, the second, and so on without end."""
+    """Yields the ads of the first day, the second, and so on without end."""
     ads = _draw_ads(config, world, 0, 0, config.ads)
     next_number, day, owed = config.ads, 0, 0.0
     while True:
@@ -99,12 +95,9 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The ads of a day in the order in which they are retrieved.
+    """Order in which the ads of a day are retrieved: numbers in ``Ads`` by falling popularity, [A].
 
-    Attributes:
-        everywhere: [A], places in ``Ads`` by falling popularity.
-        of_topics: [A], the same topic by topic.
-        begins: [topics + 1], where each topic's begin in ``of_topics``.
+    ``of_topics`` has the same topic by topic, which begin at ``begins``, [topics + 1].
     """
 
     everywhere: np.ndarray

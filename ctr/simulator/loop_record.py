@@ -1,4 +1,4 @@
-"""The record of a closed loop: the counts of each day that a run served, and the ads that each query showed."""
+"""Record of a closed loop: the counts of each day that a run served, and the ads that each query showed."""
 
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,7 @@ from ctr.simulator.world import World
 
 
 def record_days(config: WorldConfig, world: World, out: Path, first: int) -> list[dict[str, Any]]:
-    """Writes how many ads each query of the served days showed, and returns the counts of each day.
-
-    Args:
-        config: of the simulated world.
-        world: that it describes.
-        out: the folder of the loop.
-        first: the number of the first day that the run served.
-    """
+    """Writes how many ads each query of the days from ``first`` on showed, and returns the counts of each day."""
     counts, parts = [], []
     for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
         queries = draw_queries(config, world, number)

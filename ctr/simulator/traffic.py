@@ -1,4 +1,4 @@
-"""A day's queries, and the ads that are retrieved for them. No policy has any influence on these."""
+"""Queries of a day, and the ads that are retrieved for them. No policy has any influence on these."""
 
 from dataclasses import dataclass
 
@@ -31,15 +31,11 @@ class Queries:
     """Q queries in the order of the log.
 
     Attributes:
-        number: int64 [Q], of the day.
-        time_us: int64 [Q], rising.
-        user, device, topic: [Q]; the log does not show the topic.
+        topic: [Q], which the log does not show.
         words: [Q, MAX_WORDS], ``NO_WORD`` after the last one.
         rendering: [Q], how the page is drawn; an experiment, independent of everything else.
         intent: [Q], a part of the logit that the log does not show.
         reads: [Q], in [0, 1): the user examines a place whose visibility is above it.
-        randomized: bool [Q].
-        day: of the log, from 0.
         weekday: 0 is Monday.
     """
 
@@ -61,11 +57,10 @@ class Queries:
 
     @property
     def hour(self) -> np.ndarray:
-        """[Q], 0 to 23, UTC."""
+        """0 to 23, UTC, [Q]."""
         return self.time_us % DAY_US // HOUR_US
 
     def slice(self, begin: int, end: int) -> "Queries":
-        """Queries ``begin`` to ``end`` (exclusive)."""
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return Queries(
             **{name: value[begin:end] for name, value in arrays.items()}, day=self.day, weekday=self.weekday
@@ -73,18 +68,18 @@ class Queries:
 
 
 def weekday_of(config: WorldConfig, day: int) -> int:
-    """Of day number ``day`` of the log; 0 is Monday."""
+    """Finds the weekday of day number ``day`` of the log; 0 is Monday."""
     return (config.start.weekday() + day) % 7
 
 
 def queries_of_day(config: WorldConfig, day: int) -> int:
-    """How many queries day number ``day`` of the log has, those that show nothing included."""
+    """Counts the queries of day number ``day`` of the log, those that show nothing included."""
     weekend = weekday_of(config, day) >= 5
     return max(round(config.queries_per_day * (_WEEKEND_TRAFFIC if weekend else 1)), 1)
 
 
 def draw_queries(config: WorldConfig, world: World, day: int) -> Queries:
-    """The queries of day number ``day`` of the log, from 0."""
+    """Draws the queries of day number ``day`` of the log, from 0."""
     rng = random_stream(config.seed, TRAFFIC_STREAM, day)
     count = queries_of_day(config, day)
     share = 1.2 - np.cos(2 * np.pi * (np.arange(24) - 4) / 24)  # the quietest hour is the fifth
@@ -123,15 +118,14 @@ def _draw_words(config: WorldConfig, world: World, topic: np.ndarray, rng: np.ra
 
 @dataclass(frozen=True)
 class Candidates:
-    """C ads for each of Q queries, and the random numbers of their auction and clicks.
+    """C ads, [Q, C], for each of Q queries, and the uniform random numbers of their auction and clicks.
 
     Attributes:
-        ad: [Q, C], places in ``Ads``.
-        present: bool [Q, C]; false where an ad was drawn twice.
-        richness: [Q, C], uniform; decides in which format an ad is shown.
-        mind: [Q, C], uniform; decides whether an examined ad is clicked.
-        shuffle: [Q, C], uniform; the order in which randomized queries show their ads.
-        depth: [Q], uniform; how many ads they show.
+        present: false where an ad was drawn twice.
+        richness: decides in which format an ad is shown.
+        mind: decides whether an examined ad is clicked.
+        shuffle: the order in which randomized queries show their ads.
+        depth: [Q], how many ads they show.
     """
 
     ad: np.ndarray
@@ -170,6 +164,6 @@ def draw_candidates(
 
 
 def shown_format(ads: Ads, ad: np.ndarray, richness: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """The format of ads at places from 1; all arguments of one shape. Places high on the page are richer."""
+    """Chooses the format of ads at places from 1; all of one shape. Places high on the page are richer."""
     share = _RICH_SHARES[np.minimum(position, len(_RICH_SHARES)) - 1]
     return np.where(richness < share, ads.richest[ad], 0)
