@@ -1,8 +1,7 @@
-"""What the workers of one machine exchange: arrays in memory that all of them see, and notes that they are there.
+"""Exchange of arrays among the workers of one machine, in shared memory, with notes that they are there. NumPy alone.
 
-In an exchange each worker writes an array into an area of its own, sends all others a note, and reads their arrays when
-it has their notes. A worker has two areas, which take turns: who has the notes of an exchange knows that all others
-have read the arrays of the one before. NumPy alone.
+A worker has two areas, which take turns: who has the notes of an exchange knows that all others have read the arrays
+of the one before.
 """
 
 import contextlib
@@ -35,15 +34,13 @@ class LostError(Exception):
 
 
 class Board:
-    """The exchanges of one worker; all make the same ones in the same order.
+    """Exchanges of one worker; all make the same ones in the same order.
 
-    Attributes:
-        until: when an exchange fails that others do not take part in, by ``time.monotonic``.
-        lost: the workers that exchanges failed for; None while they do not fail.
+    ``until``: when one fails that others do not take part in, by ``time.monotonic``. ``lost``: whom exchanges failed
+    for.
     """
 
     def __init__(self, seat: Seat) -> None:
-        """Takes the seat."""
         self.until = math.inf
         self.lost: tuple[int, ...] | None = None
         self._rank, self._turn = seat.rank, 0
@@ -56,15 +53,10 @@ class Board:
         self._lock = threading.Lock()
 
     def exchange(self, number: int, array: np.ndarray) -> list[np.ndarray]:
-        """The arrays of all workers, flat, in the order of ranks; they stay as they are until the next exchange ends.
+        """Returns the arrays of all workers, flat, by rank; they stay as they are until the next exchange ends.
 
-        Args:
-            number: of the call, the same in all workers.
-            array: of the same dtype and size in all workers.
-
-        Raises:
-            LostError: at this exchange, and at all later ones.
-            RuntimeError: another worker makes another call: a fault of the program.
+        All give the same dtype, size and number of the call; else RuntimeError. LostError also fails all later
+        exchanges.
         """
         with self._lock:
             if self.lost is not None:
@@ -79,7 +71,6 @@ class Board:
             return [areas[place].of(count).view(array.dtype) for areas in self._areas]
 
     def close(self) -> None:
-        """Leaves the others, for whom this worker is gone."""
         for one in self._sockets.values():
             one.close()
 
@@ -90,7 +81,6 @@ class Board:
                 one.send(_NOTE.pack(*note))
 
     def _wait_for(self, note: tuple[int, int, int]) -> None:
-        """Returns when all others have sent this note."""
         missing = set(self._sockets)
         while missing:
             for rank in self._ready(missing):
@@ -107,7 +97,6 @@ class Board:
                 self._fail(sorted(missing))
 
     def _ready(self, ranks: Iterable[int]) -> list[int]:
-        """Those of whom there is something to read; it may take a moment until there is."""
         poll, by_descriptor = select.poll(), {self._sockets[rank].fileno(): rank for rank in ranks}
         for descriptor in by_descriptor:
             poll.register(descriptor, select.POLLIN)
@@ -115,7 +104,6 @@ class Board:
         return sorted(by_descriptor[descriptor] for descriptor, _ in poll.poll(1000 * seconds + 1))
 
     def _next(self, rank: int) -> tuple[int, int, int] | None:
-        """The next note of a worker; None where it is gone."""
         while True:
             try:
                 content = self._sockets[rank].recv(_NOTE.size)
@@ -133,8 +121,6 @@ class Board:
 
 
 class _Area:
-    """Memory that all workers see and one of them writes."""
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._bytes = np.zeros(0, np.uint8)
@@ -151,7 +137,7 @@ class _Area:
 
 
 def add_up(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of two or more flat arrays of one dtype and size, in the order of TensorFlow's ring of workers.
+    """Sums two or more flat arrays of one dtype and size, in the order of TensorFlow's ring of workers.
 
     Piece p of W is the sum of the arrays p, p + 1, ..., W - 1, 0, ..., p - 1, in this order.
     """
@@ -167,7 +153,6 @@ def add_up(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _piece(count: int, itemsize: int, workers: int) -> int:
-    """How many elements are added in the same order: the ring's one or two chunks for each worker."""
     chunks = workers * (1 if count * itemsize // workers <= _CHUNK_BYTES else 2)
     elements = -(-count // chunks)
     # Up to the next multiple, also of what is one.

@@ -1,10 +1,8 @@
-"""The chips of one process, which make each step together: on a TPU's host its chips, or logical devices of a CPU.
+"""Chips of one process, which make each step together: those of a TPU's host, or logical devices of a CPU.
 
-Each has a part of the rows of every batch: what a chip is given of a batch is a worker's part
-(``ctr.training.division``), and what the chips exchange are sums, the scores of all rows, and rows of tables that are
-divided (``ctr.optim.row_lines``). Of these each has a part, and all of all other state. So each makes the same update,
-of what it has, and what all have stays the same. Between two steps the process reads that of the first one, and sets
-that of all.
+Each has a part of the rows of every batch (``ctr.training.division``), and of divided tables
+(``ctr.optim.row_lines``); of all other state it has all, and makes the same update of it. Between two steps the
+process reads the state of the first chip, and sets that of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,15 +16,7 @@ from ctr.workers.collectives import Workers
 
 
 class Chips(Workers):
-    """The chips of a strategy, as the program that all of them run sees them.
-
-    Args:
-        strategy: whose replicas they are.
-        device: what ``open_chips`` was asked for.
-
-    Attributes:
-        size: how many there are.
-    """
+    """Chips of a strategy, as the program that all of them run sees them."""
 
     is_here = True
 
@@ -64,15 +54,10 @@ class Chips(Workers):
     def running(
         self, function: Callable[..., Any], of_all: frozenset[str], signature: Sequence[Any]
     ) -> Callable[..., Any]:
-        """Compiles a step that all chips make together.
+        """Compiles a step that all chips make together; its arguments have a part for each chip, in a first dimension.
 
-        Args:
-            function: of nested arguments; what it returns is the same on all chips.
-            of_all: the names of arguments that all chips are given as they are.
-            signature: of the arguments of ``function``, the last of which, scalars, all chips are given as well.
-
-        Returns:
-            The step, of arguments that have a part for each chip, behind each other in a first dimension.
+        ``function`` returns the same on all chips. They are given scalars, and arguments of a name ``of_all``, as they
+        are.
         """
 
         def own(arguments: Any, number: tf.Tensor) -> Any:
@@ -120,14 +105,7 @@ class Chips(Workers):
 
 
 def open_chips(device: str) -> Chips:
-    """Finds the chips of a device; must be called before TensorFlow computes anything.
-
-    Args:
-        device: ``tpu``, the TPU of this host, or ``cpu:N``, N logical devices of the processor.
-
-    Raises:
-        InputError: another text, or there is no TPU.
-    """
+    """Finds the chips of ``tpu`` or ``cpu:N``, before TensorFlow computes anything. Raises InputError."""
     kind, _, count = device.partition(":")
     if device == "tpu":
         return Chips(_tpu_strategy(), device)
@@ -142,7 +120,6 @@ def open_chips(device: str) -> Chips:
 
 
 def _tpu_strategy() -> tf.distribute.Strategy:
-    """The strategy over all chips of this host."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
         tf.config.experimental_connect_to_cluster(resolver)

@@ -1,4 +1,4 @@
-"""Which processes train together, as the environment variable TF_CONFIG says it; read without TensorFlow."""
+"""Cluster of processes that train together, as the environment variable TF_CONFIG says it; read without TensorFlow."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from ctr.io.errors import InputError
 
 VARIABLE = "TF_CONFIG"
 LOST_STATUS = os.EX_TEMPFAIL
-"""With which a worker ends that has lost another: starting all again may help."""
+"""Exit status of a worker that has lost another: starting all again may help."""
 _ALLOWED = (
     'allowed: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}, '
     'a task "chief" being the first worker'
@@ -26,33 +26,22 @@ class WorkerLostError(InputError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a run.
-
-    Attributes:
-        rank: the number of this process among them.
-        addresses: HOST:PORT of each, in the order of ranks.
-    """
+    """Workers of a run. ``rank``: of this process; ``addresses``: HOST:PORT of each, in the order of ranks."""
 
     rank: int
     addresses: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return len(self.addresses)
 
     def config(self) -> str:
-        """The content of TF_CONFIG that says the same."""
         task = {"type": "worker", "index": self.rank}
         return json.dumps({"cluster": {"worker": list(self.addresses)}, "task": task})
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The cluster that TF_CONFIG describes; None where it is not set, is empty or describes no cluster.
-
-    Raises:
-        InputError: it is malformed, names tasks that do not train (``ps``, ``evaluator``), or no task of its cluster.
-    """
+    """Reads TF_CONFIG; None where it describes no cluster. Raises InputError where it does not name this worker."""
     text = environment.get(VARIABLE, "").strip()
     if not text:
         return None

@@ -1,20 +1,11 @@
 """Starts the workers of a run on this machine, looks after them, and starts them again where one is lost.
 
 The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). How one ends says what
-becomes of all:
+becomes of all: 0: it is done. 1: bad input, which would be found again, and is final. 75 (``LOST_STATUS``): it has
+lost another worker. Any other, a signal: it died.
 
-====================  ============================================================
-status                meaning
-====================  ============================================================
-0                     it is done
-1                     bad input: it would be found again, and is final
-75 (``LOST_STATUS``)  it has lost another worker
-any other, a signal   it died
-====================  ============================================================
-
-A worker that dies is noticed at once. One that hangs is noticed by the others, whose exchanges with it fail after a
-timeout of their own: they end with 75, and the one that is left is the one that hangs. Then all are ended, and started
-again from the last checkpoint.
+One that hangs is noticed by the others, whose exchanges with it fail after a timeout of their own: they end with 75,
+and the one that is left is the one that hangs. Then all are ended, and started again from the last checkpoint.
 """
 
 import ctypes
@@ -49,13 +40,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started, and who is shown what becomes of it.
+    """Plan of a launch, and who is shown what becomes of it.
 
     Attributes:
-        command: of each worker.
-        size: how many there are.
         folder: where the output of each worker is kept, as NNN.log; made if it does not exist.
-        environment: of each worker, to which its seat is added; without TF_CONFIG.
         show: called with each report of a worker.
         say: called with a line when the workers are started again.
         mark: returns a number that a checkpoint makes larger.
@@ -87,7 +75,6 @@ class _Worker(NamedTuple):
         return f"worker {self.rank}"
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it, and none has let it go on."""
         if self.process.returncode is not None:
             return False
         found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
@@ -96,12 +83,11 @@ class _Worker(NamedTuple):
 
 @dataclass
 class _Heard:
-    """What is known of workers: their errors, which of them join the others or have done so, and who is stopped."""
+    """What workers reported: their errors, and who joins or has joined; and who is stopped, since when."""
 
     errors: dict[int, str] = field(default_factory=dict)
     joining: set[int] = field(default_factory=set)
     stopped: dict[int, float] = field(default_factory=dict)
-    """Since when, by ``time.monotonic``."""
 
 
 class _Failure(NamedTuple):
@@ -110,18 +96,11 @@ class _Failure(NamedTuple):
 
 
 def launch(plan: Launch) -> int:
-    """Runs all workers until they are done; for the main thread.
+    """Runs all workers until they are done, and returns the first one's status as a shell has it; for the main thread.
 
-    The first worker writes its results to this process's standard output; everything else goes to its log. SIGTERM and
-    SIGINT are passed on to all, and end them as each of them decides; a second one ends this process and thereby all.
-    However this process ends, no worker outlives it.
-
-    Returns:
-        The status of the first worker, as a shell has it.
-
-    Raises:
-        InputError: a worker found bad input; or another process runs workers with this folder.
-        WorkerLostError: workers were lost again and again.
+    The first worker writes to this process's standard output, all else goes to its log. SIGTERM and SIGINT are passed
+    on to all; a second one ends this process. However it ends, no worker outlives it. Raises InputError: bad input, or
+    another process uses the folder; WorkerLostError: workers were lost again and again.
     """
     make_folder(plan.folder)
     with (
@@ -149,14 +128,14 @@ def launch(plan: Launch) -> int:
 
 
 def threads_each(size: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that divide this machine's processors among workers, but for those that are set already."""
+    """Sets the variables, if not set already, that divide this machine's processors among workers."""
     share = str(max(1, len(os.sched_getaffinity(0)) // size))
     names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     return {name: share for name in names if name not in environment}
 
 
 def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
-    """Runs the workers once: the first one's status where none failed or all were to stop, else the failure."""
+    """The first worker's status where none failed or all were to stop, else the failure."""
     reports = Reports()
     workers: list[_Worker] = []
     heard = _Heard()
@@ -205,7 +184,6 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
 
 
 def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None:
-    """Shows what comes within so many seconds, and keeps what matters here."""
     for report in reports.read(timeout):
         if report.kind == "error":
             heard.errors[report.rank] = report.content["text"]
@@ -245,7 +223,6 @@ def _wait(
 
 
 def _stopped(workers: Sequence[_Worker], before: Mapping[int, float]) -> dict[int, float]:
-    """The workers that are stopped by a signal, and since when; ``before`` is what was found before."""
     now = time.monotonic()
     return {worker.rank: before.get(worker.rank, now) for worker in workers if worker.is_stopped()}
 
@@ -253,7 +230,7 @@ def _stopped(workers: Sequence[_Worker], before: Mapping[int, float]) -> dict[in
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
     """Which worker failed, and how; None where all are done, or the first one is, which leaves last.
 
-    A worker that ended only because it lost another one is named only if nothing else is known.
+    One that ended only because it lost another is named only if nothing else is known.
     """
     if workers[0].process.returncode == 0:
         return None

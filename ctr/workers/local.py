@@ -1,4 +1,4 @@
-"""The workers of one machine, which exchange through memory (``ctr.workers.board``) and listen to nothing."""
+"""Workers of one machine, which exchange through memory (``ctr.workers.board``) and listen to nothing."""
 
 import sys
 import time
@@ -18,12 +18,7 @@ _SWITCH_SECONDS = 0.0005
 
 
 class LocalWorkers(Workers):
-    """The workers of one machine, as one of them sees them.
-
-    Args:
-        seat: of this one.
-        timeout: see ``Workers``.
-    """
+    """Workers of one machine, as one of them sees them."""
 
     lost_errors = (LostError,)
 

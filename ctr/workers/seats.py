@@ -1,8 +1,7 @@
-"""The places of workers on one machine: what each inherits, so that it reaches the others and nobody else does.
+"""Places of workers on one machine: what each inherits, so that it reaches the others and nobody else does.
 
-The process that starts the workers makes all of it: a pair of connected sockets for every two of them, and areas of
-memory. None of it has a name, a path or an address, so that there is nothing to connect to: not from another machine,
-and not from a process of another user.
+The process that starts the workers makes a pair of connected sockets for every two of them, and areas of memory. None
+of it has a name, a path or an address, so that no other machine, and no process of another user, can connect.
 """
 
 import json
@@ -17,18 +16,12 @@ from ctr.workers.cluster import Cluster, read_cluster
 
 VARIABLE = "CTR_SEAT"
 AREAS = 2
-"""How many areas of memory each worker has, which take turns."""
+"""Areas of memory of each worker, which take turns."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of one worker.
-
-    Attributes:
-        rank: the number of this one.
-        sockets: descriptors of its connections, by the number of the other worker; its own entry is -1.
-        areas: descriptors of the areas of memory of all workers, ``AREAS`` of each.
-    """
+    """Place of one worker: descriptors of its sockets, by the others' ranks (its own is -1), and all workers' areas."""
 
     rank: int
     sockets: tuple[int, ...]
@@ -36,16 +29,13 @@ class Seat:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return len(self.sockets)
 
     @property
     def descriptors(self) -> list[int]:
-        """All that the process of this worker inherits."""
         return [one for one in self.sockets if one >= 0] + [one for areas in self.areas for one in areas]
 
     def variable(self) -> dict[str, str]:
-        """What the environment of the worker has to contain."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
@@ -70,12 +60,9 @@ def make_seats(size: int) -> Iterator[Seat]:
 
 
 def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Cluster | None:
-    """Which of several workers this process is: one that was given a seat, or one of the cluster in TF_CONFIG.
+    """Reads this process's seat, or else its place in the cluster in TF_CONFIG; raises as ``read_cluster`` does.
 
     A seat is taken from the environment, so that processes that this one starts do not have it.
-
-    Raises:
-        InputError: see ``ctr.workers.cluster.read_cluster``.
     """
     text = environment.pop(VARIABLE, "")
     if not text:
@@ -89,7 +76,6 @@ def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Clu
 
 
 def _allow_descriptors(more: int) -> None:
-    """Lets this process have so many more open files, if it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = len(os.listdir("/proc/self/fd")) + more + 64
     if hard != resource.RLIM_INFINITY:
