@@ -17,7 +17,6 @@ class Ramp(StrictModel):
     length: int = Field(default=0, ge=0)
 
     def at(self, examples: int) -> float:
-        """Returns the weight for a batch before which ``examples`` examples were trained on."""
         if examples < self.start:
             return 0.0
         return min(1.0, (examples - self.start) / self.length) if self.length else 1.0

@@ -1,4 +1,4 @@
-"""What the slices of a family of bias constraints hold, in words."""
+"""Names of the slices of a family of bias constraints."""
 
 from collections.abc import Sequence
 from itertools import pairwise, product
@@ -8,7 +8,7 @@ from ctr.objective.config import RawValue, SliceConfig
 
 
 def slice_names(config: SliceConfig, family: Family) -> list[str]:
-    """What each slice holds, in the order of ``ctr.objective.bias_constraints``."""
+    """Says in words what each slice holds, in the order of ``ctr.objective.bias_constraints``."""
     axes = []
     for (feature, values), axis in zip(sorted(config.features.items()), family.axes, strict=True):
         if values == "all":

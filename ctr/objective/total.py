@@ -1,14 +1,14 @@
-"""The objective: the weighted sum of all losses of a batch, and the step of the duals of its constraints.
+"""Weighted sum of all losses of a batch, and the step of the duals of its constraints.
 
     (1 - a) L_logistic + a L_rank + d L_distillation + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
 with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
-pairs, multiplied by train weights. All are divided by one number, ``normalizer``: the train weights of the rows
-that have losses of their own. So the balance between the terms is FF's, none depends on the size of the batch, and rows
-that are there for a constraint alone leave the gradient of the others as it is.
+pairs, multiplied by train weights. All are divided by one number, ``normalizer``. So the balance between the terms is
+FF's, none depends on the size of the batch, and rows that are there for a constraint alone leave the gradient of the
+others as it is.
 
 In an ensemble each L is the mean of the components' own losses, while the constraints are about the prediction, whose
-probability is the components' mean. Anti-distillation then adds what its components have in common.
+probability is the components' mean. Anti-distillation adds what its components have in common.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,10 @@ from ctr.workers.collectives import ALONE, Workers
 
 
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the divisor of the sums over a batch, float32 scalar; 0 for a batch without any weight.
+    """Returns the divisor of the sums over a (whole) batch: the train weights of the rows with losses of their own.
 
-    The sum of the train weights of rows with losses of their own. A batch that has none, where a sample dropped all
-    rows of the training log, still learns from its constraint logs: there it is the sum of all train weights.
-    Where workers divide a batch it is that of the whole batch, which comes with the targets.
+    A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
+    there it is the sum of all train weights.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]
@@ -43,7 +42,7 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
 
 
 def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
-    """Returns the names of the terms that the objective adds up, in the order of ``loss_and_terms``."""
+    """Names the terms that the objective adds up, in the order of ``loss_and_terms``."""
     added = ("ranking", "distillation", "anti_distillation", "bias_constraints")
     return "logistic", *(name for name in added if getattr(config, name) is not None)
 
@@ -60,26 +59,18 @@ def loss_and_terms(
     workers: Workers = ALONE,
     shifted: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the loss that the weights minimize, and what each term contributes to it.
+    """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it to rounding.
 
     Where workers divide the batch it is this one's share: the sums of all shares are the loss and its terms, and the
     gradient by this worker's rows is that of the loss.
 
     Args:
-        targets: of ``ctr.objective.targets.make_targets``, B rows.
         logit: float32 [B], the prediction.
         logits: float32 [n, B], the predictions of its components; of a single one again ``logit``.
         rank_scores: float32 [n, B], the scores of the rank loss: the same logits, or those of a head of its own.
-        ramps: ``ranking``, ``distillation``, ``anti_distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
-        duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
-        workers: those that divide the batch.
         shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
-            labels; all other terms are about ``logits``. None: ``logits``.
-
-    Returns:
-        The loss, float32 scalar, and its terms, float32 [T], in the order of ``loss_terms``: each with its weight and
-        its ramp, so that they add up to the loss to rounding.
+            labels.
     """
     total_weight = normalizer(config, targets)
 
@@ -154,10 +145,7 @@ def next_duals(
     slices: Sequence[tf.Tensor],
     workers: Workers = ALONE,
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with.
-
-    ``workers`` are those that divide the batch.
-    """
+    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with."""
     constraints = config.bias_constraints
     if constraints is None:
         return []
