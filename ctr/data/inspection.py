@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.kept_values import read_all_values
-from ctr.data.log import Manifest, read_manifests, read_schema
-from ctr.data.lost_partitions import partitions_in
+from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, id_bounds

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import Manifest, read_manifests, read_schema
-from ctr.data.lost_partitions import published_partitions
+from ctr.data.log import Manifest, published_partitions, read_manifests, read_schema
 from ctr.data.reader import rows_of_table
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, read_sidecar_partition, sidecar_folder

@@ -14,14 +14,15 @@ the same bytes.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.lost_partitions import partitions_in, published_partitions
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
 from ctr.io.errors import InputError, joined, of_another_version
@@ -30,6 +31,8 @@ from ctr.io.files import check_output_folder, create_exclusively, is_temporary, 
 MAX_TIME_US = 2**62
 _FORMAT = 1
 _SCHEMA_FORMAT = 3
+_PARTITION = re.compile(r"([0-9]{19})-([0-9]{19})")
+_PARTITION_LENGTH = 39
 
 
 class ShardEntry(StrictModel):
@@ -70,8 +73,7 @@ class Manifest(StrictModel):
 
     @property
     def name(self) -> str:
-        """Stem of file names: sorts as the times do."""
-        return f"{self.start:019d}-{self.end:019d}"
+        return partition_name(self.start, self.end)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -90,6 +92,11 @@ class Manifest(StrictModel):
                 raise ValueError(f"shard {shard.file} begins before the end of the shard before it")
             earliest = shard.last_query_time
         return self
+
+
+def partition_name(start: int, end: int) -> str:
+    """Names the files of a partition, such that names sort as the times do."""
+    return f"{start:019d}-{end:019d}"
 
 
 def shard_file(partition: str, index: int, sha256: str) -> str:
@@ -230,7 +237,7 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
     version = read_schema(folder).version
     manifests: list[Manifest] = []
     for start, end in published_partitions(folder / "shards", folder / "manifests"):
-        path = f"{folder}/manifests/{start:019d}-{end:019d}.json"
+        path = f"{folder}/manifests/{partition_name(start, end)}.json"
         manifest = (known or {}).get((start, end)) or parse_model(
             Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path
         )
@@ -272,3 +279,50 @@ class PublishedPartitions:
             # A manifest that appeared in between may be read now and listed next time, which is harmless.
             self._names = names
         return self._manifests
+
+
+def partitions_in(folder: Path) -> list[tuple[int, int]]:
+    """Lists the partitions (start, end) of a folder's manifests in order of time. Raises InputError: other JSON."""
+    partitions = []
+    for name in names_in(folder, ".json"):
+        match = _PARTITION.fullmatch(name.removesuffix(".json"))
+        if match is None:
+            raise InputError(f"{folder / name}: not the name of a manifest (START-END.json)")
+        partitions.append((int(match[1]), int(match[2])))
+    return sorted(partitions)
+
+
+def published_partitions(
+    shards: Path, manifests: Path, among: Set[str] | None = None
+) -> list[tuple[int, int]]:
+    """Lists ``partitions_in`` a folder of manifests, and raises InputError where one before the last is lost.
+
+    Shards after the last partition are just being published. Shards that overlap a published partition never can be:
+    another publisher was first. Only partitions ``among`` these names are checked.
+    """
+    while True:
+        partitions = partitions_in(manifests)
+        lost = _first_lost(shards, partitions, among)
+        if lost is None:
+            return partitions
+        # Unless it was published while names were listed, of which those that come meanwhile may be left out.
+        if not (manifests / f"{lost}.json").exists():
+            raise InputError(
+                f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "
+                "published: it was lost, or its publisher did not finish",
+                "restore it or publish the partition again, or delete those files if they should not be read",
+            )
+
+
+def _first_lost(shards: Path, partitions: Sequence[tuple[int, int]], among: Set[str] | None) -> str | None:
+    known = {partition_name(*partition) for partition in partitions}
+    unpublished = {name[:_PARTITION_LENGTH] for name in names_in(shards, ".parquet")} - known
+    for stem in sorted(unpublished if among is None else unpublished & among):
+        match = _PARTITION.fullmatch(stem)
+        if match is None:
+            continue
+        start, end = int(match[1]), int(match[2])
+        later = bisect_left(partitions, end, key=lambda partition: partition[0])
+        if later < len(partitions) and not (later and partitions[later - 1][1] > start):
+            return stem
+    return None

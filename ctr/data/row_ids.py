@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ctr.data.derived import Derived
-from ctr.data.number_ids import ids_of_numbers, number_edges
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED
 from ctr.io.farmhash import fingerprint64
@@ -24,6 +23,8 @@ Ids = Sequence[int] | Sequence[Sequence[int]]
 Values = Sequence[str | bytes]
 
 _CACHED = 1 << 17
+# TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
+_SMALLEST_NORMAL = np.finfo(np.float32).tiny
 _MASK = (1 << 64) - 1
 _WHOLE = re.compile(WHOLE.replace("$", r"\Z").encode())
 _NOT_A_WORD = re.compile(rb"[^A-Za-z0-9]+")
@@ -233,3 +234,19 @@ def _number(value: bytes) -> float:
     except UnicodeDecodeError:
         return np.nan
     return np.nan if match is None else float(match[1])
+
+
+def number_edges(feature: Number) -> np.ndarray:
+    """Returns the boundaries between a feature's buckets, float32, rising."""
+    edges = np.asarray(feature.edges(), np.float32)
+    edges[np.abs(edges) < _SMALLEST_NORMAL] = 0
+    return edges
+
+
+def ids_of_numbers(edges: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Makes the ids of float32 [N], int32 [N], as ``feature_ops.number_ids`` does; NaN is missing."""
+    normal = np.where(np.abs(values) < _SMALLEST_NORMAL, np.float32(0), values)
+    ids = np.searchsorted(edges, normal, side="right").astype(np.int32)
+    ids += 1
+    ids[np.isnan(values)] = MISSING_ID
+    return ids

@@ -24,7 +24,7 @@ from ctr.config import StrictModel, differing_keys, dump_yaml, load_model
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import Manifest, check_log, create_log, list_partitions, read_manifests, read_schema
 from ctr.data.reader import rows_of_table
-from ctr.data.sampling import LowVisibility, SamplingConfig, condition_names, decide
+from ctr.data.sampling import LowVisibility, SamplingConfig, Strata, condition_names, decide
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition, read_shard, shard_schema
 from ctr.data.sidecar import (
@@ -34,7 +34,6 @@ from ctr.data.sidecar import (
     sidecar_folder,
     write_sidecar_partition,
 )
-from ctr.data.strata import Strata
 from ctr.data.times import format_time
 from ctr.io.errors import InputError, joined
 from ctr.io.files import create_exclusively
@@ -155,7 +154,7 @@ def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> N
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
     """Makes the ids of a rule's values. Raises InputError for an unknown feature or value."""
     # TensorFlow, which takes seconds to load, is needed for nothing else here.
-    from ctr.data.feature_values import feature_ids
+    from ctr.data.feature_ops import feature_ids
 
     try:
         return feature_ids(schema, rule.feature, rule.values)

@@ -16,7 +16,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import MAX_TIME_US, Manifest, ShardEntry, publish_manifest, read_schema, shard_file
+from ctr.data.log import (
+    MAX_TIME_US,
+    Manifest,
+    ShardEntry,
+    partition_name,
+    publish_manifest,
+    read_schema,
+    shard_file,
+)
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import MISSING_ID, Schema
@@ -105,7 +113,7 @@ def stage_partition(
     times = rows.column("query_time").to_numpy()
     if len(times) and not start <= times[0] <= times[-1] < end:
         raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
-    stem = f"{start:019d}-{end:019d}"
+    stem = partition_name(start, end)
     # Both take about as long, most of it outside Python.
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)

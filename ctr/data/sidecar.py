@@ -19,8 +19,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
-from ctr.data.lost_partitions import partitions_in
+from ctr.data.log import MAX_TIME_US, Manifest, log_sha256, partition_name, partitions_in
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.io.documents import read_bytes, read_sealed, sealed_bytes
 from ctr.io.errors import InputError
@@ -145,10 +144,8 @@ class SidecarHash:
         if partitions[:done] != self._hashed:
             done, self._digest = 0, hashlib.sha256()
         for start, end in partitions[done:]:
-            name = f"{start:019d}-{end:019d}.json"
-            self._digest.update(
-                name.encode() + read_bytes(self._folder / name, f"{self._folder / name}: vanished")
-            )
+            path = self._folder / f"{partition_name(start, end)}.json"
+            self._digest.update(path.name.encode() + read_bytes(path, f"{path}: vanished"))
         self._hashed = partitions
         return self._digest.hexdigest()
 

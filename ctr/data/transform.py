@@ -42,9 +42,9 @@ from ctr.data.feature_ops import (
     text_tokens,
 )
 from ctr.data.kept_values import VALUE_PREFIX
-from ctr.data.number_ids import ids_of_numbers, number_edges
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
+from ctr.data.row_ids import ids_of_numbers, number_edges
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.text_arrays import may_spell, text_array
