@@ -23,7 +23,6 @@ from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
 from ctr.models.click_model import transfers_as_pieces
 from ctr.serving.calls import calls_text
-from ctr.serving.delta import change_counts, find_changes
 from ctr.serving.metadata import (
     FORMAT,
     MAPPING,
@@ -34,7 +33,7 @@ from ctr.serving.metadata import (
     read_metadata,
 )
 from ctr.serving.saved_model import rewrite_model, snapshot_weights, weights_hash, write_metadata, write_model
-from ctr.serving.weights import VARIABLES, read_weights
+from ctr.serving.weights import VARIABLES, change_counts, find_changes, read_weights
 from ctr.training.run.directory import check_models_folder, delete_model, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 

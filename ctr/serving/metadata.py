@@ -6,7 +6,7 @@
     DIR/<version>/assets.extra/ctr.json          features, configuration, position, signatures, hashes of the files
     DIR/<version>/assets.extra/CALLS.md          calls of the model that can be run as they are
     DIR/<version>/assets.extra/tf_serving_warmup_requests
-    DIR/<version>.delta/delta.npz                differences from an earlier version (``ctr.serving.delta``)
+    DIR/<version>.delta/delta.npz                differences from an earlier version (``ctr.serving.weights``)
     DIR/<version>.delta/assets.extra/ctr.json    as above, and the version that the delta builds on
 
 The version is the run's position in the log, a number of examples.

@@ -21,8 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctr.data.derived import Derived
 from ctr.data.feature_ops import row_numbers
-from ctr.data.schema import MISSING_ID, InputKind, Schema
+from ctr.data.schema import MISSING_ID, Category, Cross, InputKind, Schema
 from ctr.data.transform import transform_tensors
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
@@ -33,7 +34,25 @@ Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
 """By feature, int32 or int64 [N], or RaggedTensor [N, None] of a multivalent one."""
 
 PACKED_IDS = "ids"
-_INPUT_TYPES: Mapping[InputKind, tf.DType] = {"text": tf.string, "number": tf.float32, "time": tf.int64}
+_INPUTS: dict[InputKind, dict[str, str]] = {
+    "text": {"dtype": "string", "missing": "the empty string"},
+    "number": {"dtype": "float32", "missing": "NaN"},
+    "time": {
+        "dtype": "int64",
+        "missing": "-1",
+        "unit": "microseconds since 1970-01-01 00:00 UTC",
+        "meaning": "when the impression is shown: what the mapping's time is parsed from at ingestion",
+    },
+}
+NOT_IN_THE_MODEL = (
+    "joins: a column that ingestion took from a side table is an input like any other: look it up before the call",
+    "readers: a column that the reader of a format made (mind: history, category and the like) is an input: make it",
+    "parsing: the mapping's time format is not in the model: give the time as the int64 above",
+    "nulls: strings that the mapping's input.nulls lists must be given as missing",
+    "lists: a multivalent category is one string, its values joined with the separator",
+    "filters: a row that ingestion rejects is still scored: the value that it is rejected for counts as missing",
+    "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction",
+)
 
 
 @dataclass(frozen=True)
@@ -147,9 +166,8 @@ def _raw_signature(
 ) -> Signature:
     inputs = schema.inputs
     names = {name: source for name, source in all_names.items() if source in inputs}
-    specs = {
-        name: tf.TensorSpec([None], _INPUT_TYPES[kinds[source]], name=name) for name, source in names.items()
-    }
+    types = {name: _INPUTS[kinds[source]]["dtype"] for name, source in names.items()}
+    specs = {name: tf.TensorSpec([None], tf.as_dtype(dtype), name=name) for name, dtype in types.items()}
 
     def function(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         raw = {source: features[name] for name, source in names.items()}
@@ -254,3 +272,42 @@ def _splitmix64(values: tf.Tensor) -> tf.Tensor:
 
 def _folded(values: tf.Tensor, shift: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))
+
+
+def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
+    """Describes inputs, derived columns, and what is not in the model; columns have the names of the whole log's."""
+    kinds, separators = log_schema.inputs, schema.list_separators
+    inputs: dict[str, dict[str, Any]] = {}
+    for name, column in input_names(kinds).items():
+        if column not in schema.inputs:
+            continue
+        inputs[name] = {"column": column, "kind": kinds[column], **_INPUTS[kinds[column]]}
+        if separators.get(column) is not None:
+            inputs[name]["separator"] = separators[column]
+        inputs[name]["features"] = [
+            feature.name
+            for feature in schema.features
+            if not isinstance(feature, Cross) and schema.column_of(feature.source) == column
+        ]
+    return {
+        "inputs": inputs,
+        "derived": {name: _rule_text(rule) for name, rule in schema.derive.items()},
+        "categories": _spelling_text(schema),
+        "not_in_the_model": list(NOT_IN_THE_MODEL),
+    }
+
+
+def _rule_text(rule: Derived) -> str:
+    if rule.part is not None:
+        return f"the {rule.part} of {rule.column} (UTC{', 0 is Monday' if rule.part == 'weekday' else ''})"
+    if rule.every is not None:
+        return f"whole periods of {rule.every} between 1970-01-01 00:00 UTC and {rule.column}"
+    if rule.prefix is not None:
+        return f"the first {rule.prefix} characters of {rule.column}"
+    return f"{rule.column}, a copy" if rule.cast is None else f"{rule.column}, cast to {rule.cast}"
+
+
+def _spelling_text(schema: Schema) -> str:
+    if not any(isinstance(feature, Category) for feature in schema.features):
+        return "none"
+    return "whole numbers lose a fraction of zeros: 12.0 is 12; nothing else changes"
