@@ -24,22 +24,24 @@ class Batch:
     end: int
 
     @property
+    def _parts(self) -> list[Rows]:
+        return [part for part in (self.rows, self.rejects) if len(part)]
+
+    @property
     def begin(self) -> int:
-        return int(min(part.position[0] for part in (self.rows, self.rejects) if len(part)))
+        return int(min(part.position[0] for part in self._parts))
 
     @property
     def last_query(self) -> list[int]:
         """Query time, in microseconds, and query id of the last of them."""
-        last = max(
-            (part for part in (self.rows, self.rejects) if len(part)), key=lambda part: part.position[-1]
-        )
+        last = max(self._parts, key=lambda part: part.position[-1])
         return [int(last.query_time[-1]), int(last.query_id[-1])]
 
     @property
     def times(self) -> tuple[int, int]:
         """Query times of the first and the last of them, in microseconds."""
-        parts = [part.query_time for part in (self.rows, self.rejects) if len(part)]
-        return int(min(part[0] for part in parts)), int(max(part[-1] for part in parts))
+        times = [part.query_time for part in self._parts]
+        return int(min(part[0] for part in times)), int(max(part[-1] for part in times))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ctr.io.hashing import splitmix64
+
 DENSE_IDS = 2**24
 """Ids of all features together of which every one has a counter: 256 MiB."""
 
@@ -123,33 +125,24 @@ class BoundedCounts:
         fresh = np.concatenate([ids for ids, _ in self._pending])
         clicked = np.concatenate([clicked for _, clicked in self._pending])
         self._pending, self._waiting = [], 0
-        ids, place = np.unique(np.concatenate([self._ids, fresh]), return_inverse=True)
-        old, new = place[: len(self._ids)], place[len(self._ids) :]
-        sums = []
-        for before, counted in ((self._all, new), (self._clicked, new[clicked])):
-            total = np.bincount(counted, minlength=len(ids)).astype(np.int64)
-            total[old] += before
-            sums.append(total)
-        # Hashes of ids that were dropped are here already.
-        self._store(ids, sums[0], sums[1], np.union1d(self._hashes, _hash(ids)))
+        ids, place = np.unique(fresh, return_inverse=True)
+        counts = [np.bincount(counted, minlength=len(ids)) for counted in (place, place[clicked])]
+        self._join(ids, counts[0], counts[1], splitmix64(ids.astype(np.uint64)))
 
     def merge(self, other: "BoundedCounts") -> None:
         self._flush()
         other._flush()
-        ids, place = np.unique(np.concatenate([self._ids, other._ids]), return_inverse=True)
-        sums = []
-        for own, others in ((self._all, other._all), (self._clicked, other._clicked)):
-            total = np.zeros(len(ids), np.int64)
-            np.add.at(total, place, np.concatenate([own, others]))
-            sums.append(total)
         self._exact &= other._exact
         self._shortfall += other._shortfall
-        self._store(ids, sums[0], sums[1], np.union1d(self._hashes, other._hashes))
+        self._join(other._ids, other._all, other._clicked, other._hashes)
 
-    def _store(
-        self, ids: np.ndarray, occurrences: np.ndarray, in_clicks: np.ndarray, hashes: np.ndarray
-    ) -> None:
-        self._hashes = hashes[:_SMALLEST_HASHES]
+    def _join(self, ids: np.ndarray, counts: np.ndarray, clicked: np.ndarray, hashes: np.ndarray) -> None:
+        """Adds counts of different ids; keeps the most frequent ones, and the smallest hashes, sorted."""
+        self._hashes = np.union1d(self._hashes, hashes)[:_SMALLEST_HASHES]
+        ids, place = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        occurrences, in_clicks = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+        np.add.at(occurrences, place, np.concatenate([self._all, counts]))
+        np.add.at(in_clicks, place, np.concatenate([self._clicked, clicked]))
         if len(ids) > self._kept:
             order = np.lexsort((ids, -occurrences))
             self._shortfall += int(occurrences[order[self._kept]])
@@ -174,11 +167,3 @@ def _top(
 ) -> list[tuple[int, int, int]]:
     order = np.lexsort((ids, -occurrences))[:count]
     return [(int(ids[at]), int(occurrences[at]), int(clicked[at])) for at in order]
-
-
-def _hash(ids: np.ndarray) -> np.ndarray:
-    """Mixes the 64 bits of each id (int64): the finalizer of SplitMix64."""
-    state = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))

@@ -7,7 +7,6 @@ partition.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.log import Manifest, published_partitions, read_manifests, read_schema
-from ctr.data.reader import rows_of_table
+from ctr.data.reader import Rows, rows_of_table
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, read_sidecar_partition, sidecar_folder
 from ctr.data.time_range import TimeRange
@@ -23,7 +22,7 @@ from ctr.io.errors import InputError
 
 FOUND = "found"
 _EXAMPLE_ID = "example_id"
-PLACES_NAMED = 5
+_PLACES_NAMED = 5
 
 
 class _Partition:
@@ -172,17 +171,23 @@ class JoinedSidecar:
         return {**result, FOUND: found}
 
 
-@dataclass(frozen=True)
 class MissingValues:
-    """Rows of a log without a finite value in a sidecar's column; of the ``first``: example_id, query_time, row."""
+    """Counts rows of a log without a finite value in a sidecar's column."""
 
-    rows: int
-    missing: int
-    first: tuple[tuple[int, int, int], ...]
+    def __init__(self) -> None:
+        self.rows = self.missing = 0
+        self._first: list[str] = []
+
+    def add(self, rows: Rows, wanted: np.ndarray, values: np.ndarray) -> None:
+        """Counts those of N rows that are ``wanted`` (bool [N])."""
+        lacking = np.flatnonzero(wanted & ~np.isfinite(values))
+        self.rows += int(np.count_nonzero(wanted))
+        self.missing += len(lacking)
+        for row in lacking[: _PLACES_NAMED - len(self._first)]:
+            self._first.append(f"example_id {rows.example_id[row]} (row {rows.position[row]} of the log)")
 
     def describe(self) -> str:
-        places = ", ".join(f"example_id {example} (row {row} of the log)" for example, _, row in self.first)
-        return f"no value for {self.missing} of {self.rows} rows, first: {places}"
+        return f"no value for {self.missing} of {self.rows} rows, first: {', '.join(self._first)}"
 
 
 def count_missing(
@@ -200,23 +205,17 @@ def count_missing(
     """
     schema = read_schema(log)
     selected = {manifest.name for manifest in manifests}
-    rows = missing = position = 0
-    first: list[tuple[int, int, int]] = []
+    missing, position = MissingValues(), 0
     for manifest in read_manifests(log):
         for entry in manifest.shards if manifest.name in selected else ():
             block = rows_of_table(read_shard(log, entry, schema), schema, position)
             wanted = block.fault == 0
             if time_range is not None:
                 wanted &= time_range.contains(block.query_time)
-            values = sidecar.at(block.query_time, block.example_id)[column]
-            lacking = np.flatnonzero(wanted & ~np.isfinite(values))
-            rows += int(np.count_nonzero(wanted))
-            missing += len(lacking)
-            for row in lacking[: PLACES_NAMED - len(first)].tolist():
-                first.append((int(block.example_id[row]), int(block.query_time[row]), position + row))
+            missing.add(block, wanted, sidecar.at(block.query_time, block.example_id)[column])
             position += entry.rows
             if progress is not None:
                 progress(entry.rows)
         if manifest.name not in selected:
             position += manifest.rows
-    return MissingValues(rows, missing, tuple(first))
+    return missing

@@ -194,7 +194,11 @@ def check_no_overlap(folder: Path, start: int, end: int) -> None:
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
     """Publishes a partition whose shards are complete. Raises InputError: others are there in its place."""
     check_no_overlap(folder, manifest.start, manifest.end)
-    path, content = manifest_path(folder, manifest), manifest_bytes(manifest)
+    publish_once(manifest_path(folder, manifest), manifest_bytes(manifest))
+
+
+def publish_once(path: Path, content: bytes) -> None:
+    """Creates the manifest of a partition. Raises InputError where it is there with other content."""
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(
             f"{path}: this partition was published before with other content; the first version is kept"

@@ -19,11 +19,11 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.log import MAX_TIME_US, Manifest, log_sha256, partition_name, partitions_in
+from ctr.data.log import MAX_TIME_US, Manifest, log_sha256, partition_name, partitions_in, publish_once
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.io.documents import read_bytes, read_sealed, sealed_bytes
 from ctr.io.errors import InputError
-from ctr.io.files import create_exclusively, file_sha256, write_atomic_bytes
+from ctr.io.files import file_sha256, write_atomic_bytes
 
 _EXAMPLE_ID = "example_id"
 _FORMAT = 1
@@ -93,12 +93,7 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
         bytes=len(content),
         sha256=digest,
     )
-    target = folder / f"{partition.name}.json"
-    text = sealed_bytes(manifest.model_dump(mode="json"))
-    if not create_exclusively(target, text) and target.read_bytes() != text:
-        raise InputError(
-            f"{target}: this partition was published before with other content; the first version is kept"
-        )
+    publish_once(folder / f"{partition.name}.json", sealed_bytes(manifest.model_dump(mode="json")))
     return manifest
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr.data.joined_sidecar import FOUND, PLACES_NAMED, JoinedSidecar, MissingValues
+from ctr.data.joined_sidecar import FOUND, JoinedSidecar, MissingValues
 from ctr.data.log import Manifest
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Schema
@@ -76,22 +76,16 @@ def check_selection(
     ``stop`` is called between two blocks: whether to give up. Returns whether it has checked all rows. Raises
     InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from.
     """
-    learned = missing = 0
-    first: list[tuple[int, int, int]] = []
+    missing = MissingValues()
     for rows in read_selection(log, schema, manifests, selection, start):
         if stop():
             return False
         if selection.teacher is None or not selection.every_row_taught:
             continue
-        needed = (rows.fault == 0) & (rows.train_weight > 0)
-        lacking = np.flatnonzero(needed & ~np.isfinite(rows.joined[TEACHER_LOGIT]))
-        learned += int(np.count_nonzero(needed))
-        missing += len(lacking)
-        for row in lacking[: PLACES_NAMED - len(first)]:
-            first.append((int(rows.example_id[row]), int(rows.query_time[row]), int(rows.position[row])))
-    if missing:
+        missing.add(rows, (rows.fault == 0) & (rows.train_weight > 0), rows.joined[TEACHER_LOGIT])
+    if missing.missing:
         raise InputError(
-            f"{selection.teacher}: {MissingValues(learned, missing, tuple(first)).describe()}, of those to train on; "
+            f"{selection.teacher}: {missing.describe()}, of those to train on; "
             "objective.distillation.missing: train_without trains these without a teacher"
         )
     return True

@@ -15,9 +15,9 @@ ids, in the order in which they are named; a missing part counts as a value of i
 is 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ from ctr.io.errors import InputError
 from ctr.io.farmhash_arrays import LONGEST, fingerprints_of
 from ctr.io.words import listed
 
+Tensors = tf.Tensor | tf.RaggedTensor
 Lists = tuple[np.ndarray, np.ndarray]
 """Of a multivalent feature: ids, flat, and lengths int32 of each row."""
 
@@ -61,9 +62,7 @@ _SAMPLED = 1024
 # ---------------------------------------------------------------- every row, in the graph
 
 
-def transform_tensors(
-    schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
-) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
     """Makes the ids of all features of N rows, in pure graph operations without state.
 
     Args:
@@ -77,8 +76,8 @@ def transform_tensors(
         feature's ids grow.
     """
     raw = _with_derived(schema, raw)
-    ids: dict[str, tf.Tensor | tf.RaggedTensor] = {}
-    prints: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    ids: dict[str, Tensors] = {}
+    prints: dict[str, Tensors] = {}
     hashed: list[Any] = [feature for feature in schema.features if _is_hashed(feature)]
     for spelled in (True, False):
         alike = [feature for feature in hashed if schema.spells_numbers(feature.source) == spelled]
@@ -94,38 +93,31 @@ def transform_tensors(
             ids[feature.name] = number_ids(feature, number_of(value))
             prints[feature.name] = tf.cast(ids[feature.name], tf.uint64)
             continue
-        strings = _strings(value)
+        strings = _on_values(text_of, value)
         if isinstance(feature, Text):
             strings = text_tokens(feature, strings)
         elif feature.multivalent:
-            items = (
-                strings
-                if isinstance(strings, tf.RaggedTensor)
-                else tf.strings.split(strings, feature.separator)
-            )
+            is_list = isinstance(strings, tf.RaggedTensor)
+            items = strings if is_list else tf.strings.split(strings, feature.separator)
             items = items.with_values(strip_values(feature, items.values))
             strings = keep_values(feature, items, tf.not_equal(items.values, ""))
         if isinstance(feature, Category) and schema.spells_numbers(feature.source):
-            strings = (
-                strings.with_values(spell_numbers(strings.values))
-                if isinstance(strings, tf.RaggedTensor)
-                else spell_numbers(strings)
-            )
-        if isinstance(strings, tf.RaggedTensor):
-            ids[feature.name] = strings.with_values(category_ids(feature, strings.values))
-            prints[feature.name] = strings.with_values(fingerprints(strings.values))
-        else:
-            ids[feature.name] = category_ids(feature, strings)
-            prints[feature.name] = fingerprints(strings)
+            strings = _on_values(spell_numbers, strings)
+        ids[feature.name] = _on_values(partial(category_ids, feature), strings)
+        prints[feature.name] = _on_values(fingerprints, strings)
     return ids
 
 
-def _with_derived(
-    schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
-) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+def _on_values(function: Callable[[tf.Tensor], tf.Tensor], tensor: Tensors) -> Tensors:
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor.with_values(function(tensor.values))
+    return function(tensor)
+
+
+def _with_derived(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
     """Columns that features read: those of ``raw``, and those that are made of them."""
     numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
-    columns: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    columns: dict[str, Tensors] = {}
     for feature in schema.features:
         if isinstance(feature, Cross) or feature.source in columns:
             continue
@@ -138,10 +130,6 @@ def _with_derived(
     return columns
 
 
-def _strings(value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
-    return value.with_values(text_of(value.values)) if isinstance(value, tf.RaggedTensor) else text_of(value)
-
-
 def _is_hashed(feature: Category | Number | Text | Cross) -> bool:
     return isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None
 
@@ -150,13 +138,13 @@ def _hash_together(
     features: Sequence[Any],
     spelled: bool,
     raw: Mapping[str, tf.Tensor],
-    ids: dict[str, tf.Tensor | tf.RaggedTensor],
-    prints: dict[str, tf.Tensor | tf.RaggedTensor],
+    ids: dict[str, Tensors],
+    prints: dict[str, Tensors],
 ) -> None:
     """Single-valued hashed categories in a few operations: a model that is served has few rows of many features."""
     if not features:
         return
-    strings = tf.stack([_strings(raw[feature.source]) for feature in features])
+    strings = tf.stack([text_of(raw[feature.source]) for feature in features])
     strings = spell_numbers(strings) if spelled else strings
     hashed = tf.reshape(fingerprints(tf.reshape(strings, [-1])), tf.shape(strings))
     missing = tf.equal(strings, "")
@@ -165,37 +153,28 @@ def _hash_together(
         if not places:
             continue
         # Mostly all of them: then nothing is copied.
-        own = (
-            [hashed, missing]
-            if len(places) == len(features)
-            else [tf.gather(hashed, places), tf.gather(missing, places)]
-        )
+        are_all = len(places) == len(features)
+        values, lacking = (each if are_all else tf.gather(each, places) for each in (hashed, missing))
         if growing:
-            numbers = growing_ids(*own)
+            numbers = growing_ids(values, lacking)
         else:
             buckets = tf.constant([[features[place].buckets - 1] for place in places], tf.uint64)
-            numbers = 1 + tf.cast(tf.math.floormod(own[0], buckets), tf.int32)
-            numbers = tf.where(own[1], MISSING_ID, numbers)
-        ids |= zip(
-            [features[place].name for place in places], tf.unstack(numbers, num=len(places)), strict=True
-        )
+            numbers = 1 + tf.cast(tf.math.floormod(values, buckets), tf.int32)
+            numbers = tf.where(lacking, MISSING_ID, numbers)
+        names = [features[place].name for place in places]
+        ids |= zip(names, tf.unstack(numbers, num=len(names)), strict=True)
     names = [feature.name for feature in features]
     prints |= zip(names, tf.unstack(hashed, num=len(names)), strict=True)
 
 
-def _cross_tensors(
-    feature: Cross,
-    ids: Mapping[str, tf.Tensor | tf.RaggedTensor],
-    prints: Mapping[str, tf.Tensor | tf.RaggedTensor],
-) -> tf.Tensor | tf.RaggedTensor:
+def _cross_tensors(feature: Cross, ids: Mapping[str, Tensors], prints: Mapping[str, Tensors]) -> Tensors:
     ragged = next((prints[part] for part in feature.of if isinstance(prints[part], tf.RaggedTensor)), None)
     if ragged is None:
         missing = tf.reduce_all([tf.equal(ids[part], 0) for part in feature.of], axis=0)
         return cross_ids(feature, [prints[part] for part in feature.of], missing)
     rows = row_numbers(ragged)
-    parts = [
-        ragged.values if prints[part] is ragged else tf.gather(prints[part], rows) for part in feature.of
-    ]
+    part_prints = [prints[part] for part in feature.of]
+    parts = [ragged.values if part is ragged else tf.gather(part, rows) for part in part_prints]
     return ragged.with_values(cross_ids(feature, parts, tf.zeros_like(rows, tf.bool)))
 
 
@@ -225,10 +204,8 @@ class _Encoded:
 
 
 def _absent(feature: Category | Number | Text, columns: Sequence[str], column: str) -> str:
-    return (
-        f"feature {feature.name}: its source column {column} is absent; "
-        f"the columns are {listed(columns, column)}"
-    )
+    known = listed(columns, column)
+    return f"feature {feature.name}: its source column {column} is absent; the columns are {known}"
 
 
 def _strings_tensor(strings: pa.Array) -> tf.Tensor:
@@ -310,9 +287,7 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
     return pc.fill_null(column.cast(pa.float32(), safe=False), np.nan).to_numpy()
 
 
-def _gather_lists(
-    values: np.ndarray, lengths: np.ndarray, codes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _gather_lists(values: np.ndarray, lengths: np.ndarray, codes: np.ndarray) -> Lists:
     """Concatenates the lists number ``codes`` of a list of lists; returns (values, lengths)."""
     begins = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
     chosen = lengths[codes]
@@ -508,10 +483,7 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         column = column.cast(field.type)
     except pa.ArrowException as error:
         raise InputError(f"the key column {field.name} is not {field.type}: {error}") from None
-    if (
-        field.name == "label"
-        and not pc.all(pc.is_in(column, pa.array([0, 1], pa.int8())), min_count=0).as_py()
-    ):
+    if field.name == "label" and not np.isin(column.to_numpy(), (0, 1)).all():
         raise InputError("the key column label holds values other than 0 and 1")
     if field.name.endswith("weight"):
         weights = column.to_numpy()
