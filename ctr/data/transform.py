@@ -18,7 +18,7 @@ is 0.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -52,7 +52,7 @@ from ctr.io.errors import InputError
 from ctr.io.farmhash_arrays import LONGEST, fingerprints_of
 from ctr.io.words import listed
 
-Tensors = tf.Tensor | tf.RaggedTensor
+Tensors: TypeAlias = tf.Tensor | tf.RaggedTensor
 Lists = tuple[np.ndarray, np.ndarray]
 """Of a multivalent feature: ids, flat, and lengths int32 of each row."""
 

@@ -44,16 +44,8 @@ def run_auction(
     worth[candidates.present] = bid[candidates.present] * policy(queries, ads, first)
     rank_by = np.where(queries.randomized[:, None], candidates.present * (1 + candidates.shuffle), worth)
     order = np.argsort(-rank_by, axis=1, kind="stable")[:, : config.slots + 1]
-    ranked = Candidates(
-        ad=np.take_along_axis(candidates.ad, order, axis=1),
-        present=np.take_along_axis(candidates.present, order, axis=1),
-        richness=np.take_along_axis(candidates.richness, order, axis=1),
-        mind=np.take_along_axis(candidates.mind, order, axis=1),
-        shuffle=np.take_along_axis(candidates.shuffle, order, axis=1),
-        depth=candidates.depth,
-    )
-    worth = np.take_along_axis(worth, order, axis=1)
-    bid = np.take_along_axis(bid, order, axis=1)
+    ranked = candidates.take(order)
+    worth, bid = (np.take_along_axis(each, order, axis=1) for each in (worth, bid))
     slots = config.slots
     position = np.broadcast_to(np.arange(1, order.shape[1] + 1), order.shape)
     in_slot = ranked.present & (position <= slots)

@@ -1,7 +1,7 @@
 """One day of the simulated system: its queries are served by a policy, and some ads are clicked."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -59,8 +59,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
     if not len(shown):
         raise InputError(
             f"world: reserve {config.reserve}: with base_ctr {config.base_ctr} the crude policy expects less "
-            "from every "
-            "ad and shows none; use a lower reserve"
+            "from every ad and shows none; use a lower reserve"
         )
     seen = visibility(world, day.queries, shown)
     logit = quality_logit(world, world.first, day.queries, day.ads, shown)
@@ -71,7 +70,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
             low = middle
         else:
             high = middle
-    return world.with_intercept(middle)
+    return replace(world, intercept=middle)
 
 
 @dataclass(frozen=True)

@@ -113,11 +113,8 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
 
 def _impressions(ids: FeatureIds, served: Served, rows: pa.Table) -> pa.Table:
     raw = ids.raw(served.queries, served.impressions)
-    columns = {
-        "impression_id": rows.column("example_id"),
-        "query_id": rows.column("query_id"),
-        "event_time": rows.column("timestamp"),
-    }
+    keys = rows.select(["example_id", "query_id", "timestamp"])
+    columns = dict(zip(("impression_id", "query_id", "event_time"), keys.columns, strict=True))
     for name in raw.column_names:
         column = raw.column(name)
         columns[name] = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
@@ -170,12 +167,8 @@ def _csv_bytes(events: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _jsonl_bytes(events: pa.Table) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in events.to_pylist()).encode()
-
-
 _ENCODERS: dict[EventsFormat, Callable[[pa.Table], bytes]] = {
     "parquet": parquet_bytes,
-    "jsonl": _jsonl_bytes,
+    "jsonl": lambda events: "".join(json.dumps(row) + "\n" for row in events.to_pylist()).encode(),
     "csv": _csv_bytes,
 }

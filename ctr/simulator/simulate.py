@@ -44,8 +44,6 @@ AUCTION = "auction"
 of a click (float32), and whether its query was ``randomized`` (bool).
 """
 
-"""In the log's folder: the settings of its world."""
-
 
 @dataclass
 class Counts:

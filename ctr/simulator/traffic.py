@@ -1,6 +1,7 @@
 """Queries of a day, and the ads that are retrieved for them. No policy has any influence on these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -62,9 +63,8 @@ class Queries:
 
     def slice(self, begin: int, end: int) -> "Queries":
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return Queries(
-            **{name: value[begin:end] for name, value in arrays.items()}, day=self.day, weekday=self.weekday
-        )
+        part: dict[str, Any] = {name: value[begin:end] for name, value in arrays.items()}
+        return replace(self, **part)
 
 
 def weekday_of(config: WorldConfig, day: int) -> int:
@@ -134,6 +134,14 @@ class Candidates:
     mind: np.ndarray
     shuffle: np.ndarray
     depth: np.ndarray
+
+    def take(self, order: np.ndarray) -> "Candidates":
+        """Reorders the ads of each query."""
+        names = ("ad", "present", "richness", "mind", "shuffle")
+        ordered: dict[str, Any] = {
+            name: np.take_along_axis(getattr(self, name), order, axis=1) for name in names
+        }
+        return replace(self, **ordered)
 
 
 def draw_candidates(

@@ -1,7 +1,7 @@
 """Constants of the simulated world, users, words, topics and advertisers; and the coefficients that walk."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -65,9 +65,6 @@ class World:
     format_prominence: np.ndarray  # [formats, devices], a factor of visibility, at most 1
     first: Coefficients  # on the first day
     intercept: float = 0.0
-
-    def with_intercept(self, intercept: float) -> "World":
-        return replace(self, intercept=intercept)
 
 
 def draw_world(config: WorldConfig) -> World:

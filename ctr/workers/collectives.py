@@ -108,8 +108,8 @@ class Workers:
         def summed(*parts: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tuple[tf.Tensor, ...]]]:
             return self.all_reduce(parts), lambda *upstream: upstream
 
-        found = summed(*tensors)
-        return list(found) if isinstance(found, list | tuple) else [found]
+        sums = summed(*tensors)
+        return list(sums) if isinstance(sums, list | tuple) else [sums]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates the tensors of all workers, which have one shape [N, ...]: [W * N, ...]."""
@@ -222,11 +222,8 @@ class Workers:
             yield
         except _LOST as error:
             log.info("%s", error)
-            raise WorkerLostError(self._describe_loss(str(error))) from None
-
-    def _describe_loss(self, message: str) -> str:
-        lost = find_lost(message, self.rank, self.size)
-        return self._loss(lost, "which died, hangs or cannot be reached")
+            lost = find_lost(str(error), self.rank, self.size)
+            raise WorkerLostError(self._loss(lost, "which died, hangs or cannot be reached")) from None
 
     def _loss(self, lost: Sequence[int], how: str) -> str:
         who = ", ".join(self.names[rank] for rank in lost) or "another worker"
@@ -260,38 +257,24 @@ class Workers:
     # Between two steps.
 
     def _gather_now(self, numbers: np.ndarray) -> np.ndarray:
-        gather = self._gather_integers if numbers.dtype == np.int64 else self._gather_floats
-        gathered = np.asarray(gather(tf.constant(_padded(numbers))))
+        gathered = np.asarray(self._eager[f"gather {numbers.dtype}"](tf.constant(_padded(numbers))))
         return gathered.reshape(self.size, -1)[:, : len(numbers)]
 
     def _sum_now(self, numbers: np.ndarray) -> np.ndarray:
-        return np.asarray(self._sum_integers(tf.constant(_padded(numbers))))[: len(numbers)]
-
-    # Collectives run in graphs alone; each of these is traced once.
+        return np.asarray(self._eager["sum int32"](tf.constant(_padded(numbers))))[: len(numbers)]
 
     @cached_property
-    def _gather_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        return self._eager_gather(tf.int64)
+    def _eager(self) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
+        """Collectives run in graphs alone; each of these is traced once, when it is first called."""
 
-    @cached_property
-    def _gather_floats(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        return self._eager_gather(tf.float32)
-
-    @cached_property
-    def _sum_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
         def add(flat: tf.Tensor) -> tf.Tensor:
             return self._summed(flat, self._key(flat))
 
-        found: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-            add, input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False
-        )
-        return found
+        def graph(function: Callable[[tf.Tensor], tf.Tensor], dtype: tf.DType) -> Any:
+            return tf.function(function, input_signature=[tf.TensorSpec([None], dtype)], autograph=False)
 
-    def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
-        gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-            self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
-        )
-        return gather
+        gathers = {f"gather {dtype.name}": graph(self.all_gather, dtype) for dtype in (tf.int64, tf.float32)}
+        return {**gathers, "sum int32": graph(add, tf.int32)}
 
     # In a step.
 

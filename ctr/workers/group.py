@@ -39,10 +39,9 @@ def total(group: Group, number: int) -> int:
 def gather_uneven(group: Group, numbers: np.ndarray) -> np.ndarray:
     """Concatenates int64 [N] of all workers, N being another one in each."""
     counts = group.gather_numbers(np.array([len(numbers)], np.int64))[:, 0]
-    padded = np.zeros(int(counts.max()), np.int64)
-    padded[: len(numbers)] = numbers
-    found = group.gather_numbers(padded)
-    return np.concatenate([row[:count] for row, count in zip(found, counts, strict=True)])
+    padded = np.pad(numbers.astype(np.int64), (0, int(counts.max()) - len(numbers)))
+    gathered = group.gather_numbers(padded)
+    return np.concatenate([row[:count] for row, count in zip(gathered, counts, strict=True)])
 
 
 def gather_divided(group: Group, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:

@@ -16,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,8 +76,7 @@ class _Worker(NamedTuple):
     def is_stopped(self) -> bool:
         if self.process.returncode is not None:
             return False
-        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        return found is not None
+        return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 @dataclass
@@ -141,9 +139,8 @@ def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
     heard = _Heard()
     try:
         workers.extend(_start(plan, reports))
-        is_stopped = _wait(plan, workers, partial(_hear, plan, reports, heard), heard, stop)
-        failure = None if is_stopped else _judge(workers, heard)
-        if failure is not None:
+        is_stopped = _wait(plan, workers, reports, heard, stop)
+        if not is_stopped and (failure := _judge(workers, heard)) is not None:
             return failure
         status = workers[0].process.returncode
         return 128 - status if status < 0 else status
@@ -165,8 +162,7 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
             os._exit(LOST_STATUS)
 
     environment = {name: value for name, value in plan.environment.items() if name != VARIABLE}
-    for seat in make_seats(plan.size):
-        rank = seat.rank
+    for rank, seat in enumerate(make_seats(plan.size)):
         log = plan.folder / f"{rank:03d}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -192,14 +188,12 @@ def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None
         plan.show(report)
 
 
-def _wait(
-    plan: Launch, workers: Sequence[_Worker], hear: Callable[[float], None], heard: _Heard, stop: Stop
-) -> bool:
+def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _Heard, stop: Stop) -> bool:
     """Returns when all have ended, or those that fail are known; whether they were to stop."""
     is_stopped, begun = False, None
     late = time.monotonic() + (math.inf if plan.start_seconds is None else plan.start_seconds)
     while True:
-        hear(_POLL_SECONDS)
+        _hear(plan, reports, heard, _POLL_SECONDS)
         if (name := stop()) is not None and not is_stopped:
             is_stopped = True
             for worker in workers:
@@ -212,19 +206,17 @@ def _wait(
         is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
         is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
         is_late = time.monotonic() > late and len(heard.joining) < len(workers)
-        heard.stopped = _stopped(workers, heard.stopped)
-        is_stuck = any(time.monotonic() - since > plan.stopped_seconds for since in heard.stopped.values())
+        now = time.monotonic()
+        heard.stopped = {
+            worker.rank: heard.stopped.get(worker.rank, now) for worker in workers if worker.is_stopped()
+        }
+        is_stuck = any(now - since > plan.stopped_seconds for since in heard.stopped.values())
         if None not in statuses or (
             (is_late or is_stuck or ((failed or is_done) and is_known)) and not is_stopped
         ):
             # What was reported before the end.
-            hear(0)
+            _hear(plan, reports, heard, 0)
             return is_stopped
-
-
-def _stopped(workers: Sequence[_Worker], before: Mapping[int, float]) -> dict[int, float]:
-    now = time.monotonic()
-    return {worker.rank: before.get(worker.rank, now) for worker in workers if worker.is_stopped()}
 
 
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:

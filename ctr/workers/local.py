@@ -68,37 +68,37 @@ class Board:
         with self._lock:
             if self.lost is not None:
                 raise LostError
-            place, count = self._turn % AREAS, array.nbytes
+            area, count = self._turn % AREAS, array.nbytes
             flat = np.ascontiguousarray(array).reshape(-1)
-            self._areas[self._rank][place].of(count)[:] = flat.view(np.uint8)
+            self._areas[self._rank][area].of(count)[:] = flat.view(np.uint8)
             note = (self._turn, number, count)
             self._tell(note)
             self._wait_for(note)
             self._turn += 1
-            return [areas[place].of(count).view(array.dtype) for areas in self._areas]
+            return [areas[area].of(count).view(array.dtype) for areas in self._areas]
 
     def close(self) -> None:
-        for one in self._sockets.values():
-            one.close()
+        for connection in self._sockets.values():
+            connection.close()
 
     def _tell(self, note: tuple[int, int, int]) -> None:
-        for one in self._sockets.values():
-            # That one is gone is seen where its notes are read, which say more.
+        for connection in self._sockets.values():
+            # That a worker is gone is seen where its notes are read, which say more.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                one.send(_NOTE.pack(*note))
+                connection.send(_NOTE.pack(*note))
 
     def _wait_for(self, note: tuple[int, int, int]) -> None:
         missing = set(self._sockets)
         while missing:
             for rank in self._ready(missing):
-                found = self._next(rank)
-                if found is None:
+                other = self._next(rank)
+                if other is None:
                     self._fail([rank])
-                if found[0] == _LOSS:
+                if other[0] == _LOSS:
                     # They may have given up this one, which hung.
-                    self._fail([found[1] if found[1] != self._rank else rank])
-                if found != note:
-                    raise RuntimeError(f"worker {rank} exchanges {found}, this one, {self._rank}, {note}")
+                    self._fail([other[1] if other[1] != self._rank else rank])
+                if other != note:
+                    raise RuntimeError(f"worker {rank} exchanges {other}, this one, {self._rank}, {note}")
                 missing.remove(rank)
             if missing and time.monotonic() > self.until:
                 self._fail(sorted(missing))
