@@ -67,16 +67,15 @@ class BatchSize:
 
     def plateaus(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Lists the batches from one position to another, full ones as they follow each other: size and number."""
-        found = []
+        plateaus = []
         position = begin
         while position < end:
             size, stop = self.at(position), end
             if self.growth is not None and size < self.rows:
                 stop = min(end, max(position + 1, self.origin + math.ceil(2 * size / self.growth)))
-            count = math.ceil((stop - position) / size)
-            found.append((size, count))
-            position += count * size
-        return found
+            plateaus.append((size, math.ceil((stop - position) / size)))
+            position += size * plateaus[-1][1]
+        return plateaus
 
 
 def whole_query_batches(
@@ -149,12 +148,12 @@ def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iter
         fitting = int(np.searchsorted(ends, position + batch_rows, side="right")) - 1
         if fitting < 0 or ends[fitting] <= position:
             larger = int(np.searchsorted(ends, position, side="right"))
-            found = int(ends[larger] if larger < len(ends) else len(rows)) - position
-            if found > max_query_rows:
+            query_rows = int(ends[larger] if larger < len(ends) else len(rows)) - position
+            if query_rows > max_query_rows:
                 or_more = "" if larger < len(ends) else " or more"
                 raise InputError(
                     f"query_id {rows.query_id[position]} (from row {rows.position[position]} of the log) has "
-                    f"{found} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
+                    f"{query_rows} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
                 )
             if larger >= len(ends):
                 return
@@ -184,9 +183,7 @@ class Interleaved:
     """
 
     def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int, where: str) -> None:
-        self._blocks = iter(blocks)
-        self._most = most
-        self._max_query_rows = max_query_rows
+        self._blocks, self._most, self._max_query_rows = iter(blocks), most, max_query_rows
         self._where = where
         self._pending: Rows | None = None
         self._ended = False

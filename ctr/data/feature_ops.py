@@ -16,6 +16,8 @@ from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, float_text, spell
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 
+RawValue = bool | int | float | str | None
+
 _NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
 # Lower-casing follows the process's locale for Turkish, Azeri and Lithuanian. With ASCII lower-cased
 # first, these letters are the ones that would still come out differently under another LANG.
@@ -196,7 +198,7 @@ def cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor
     return tf.where(all_missing, MISSING_ID, ids)
 
 
-def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float | str | None]) -> np.ndarray:
+def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.ndarray:
     """Makes the ids of raw values of a single-valued category or number, as a configuration names them.
 
     Numbers stand for the bucket that they fall into; null or the empty text is missing. Returns [M], all different:
@@ -212,8 +214,10 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
         raise InputError(
             f"feature {name} is a {kind}; only single-valued categories and numbers have values to name"
         )
-    spelled = schema.spells_numbers(feature.source)
-    ids = _category(feature, values, spelled) if isinstance(feature, Category) else _number(feature, values)
+    if isinstance(feature, Category):
+        ids = _ids_of_categories(feature, values, schema.spells_numbers(feature.source))
+    else:
+        ids = _ids_of_numbers(feature, values)
     seen: dict[int, object] = {}
     for value, number in zip(values, ids.tolist(), strict=True):
         if number in seen:
@@ -224,12 +228,8 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
     return ids
 
 
-def _category(
-    feature: Category, values: Sequence[bool | int | float | str | None], spelled: bool
-) -> np.ndarray:
-    texts = [_text(value) for value in values]
-    if spelled:
-        texts = [spell(text) for text in texts]
+def _ids_of_categories(feature: Category, values: Sequence[RawValue], spelled: bool) -> np.ndarray:
+    texts = [spell(_text(value)) if spelled else _text(value) for value in values]
     if feature.vocabulary is not None:
         unknown = [text for text in texts if text and text not in feature.vocabulary]
         if unknown:
@@ -240,14 +240,14 @@ def _category(
     return category_ids(feature, tf.constant(texts, tf.string)).numpy()
 
 
-def _text(value: bool | int | float | str | None) -> str:
+def _text(value: RawValue) -> str:
     if isinstance(value, float):
         return float_text(value)
     # As Arrow writes truth values.
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _number(feature: Number, values: Sequence[bool | int | float | str | None]) -> np.ndarray:
+def _ids_of_numbers(feature: Number, values: Sequence[RawValue]) -> np.ndarray:
     numbers = []
     for value in values:
         if isinstance(value, str) and value:

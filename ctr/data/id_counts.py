@@ -46,9 +46,8 @@ def make_counts(
     Those with few ids get one for each id, while there is room.
     """
     counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
-    for number, index in sorted(
-        (number, index) for index, number in enumerate(buckets) if number is not None
-    ):
+    bounded = [(number, index) for index, number in enumerate(buckets) if number is not None]
+    for number, index in sorted(bounded):
         if number > dense_ids:
             break
         dense_ids -= number
@@ -95,13 +94,9 @@ class BoundedCounts:
     def __init__(self, kept: int = KEPT_IDS) -> None:
         self._kept = kept
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
-        self._waiting = 0
-        self._ids = np.zeros(0, np.int64)
-        self._all = np.zeros(0, np.int64)
-        self._clicked = np.zeros(0, np.int64)
+        self._ids = self._all = self._clicked = np.zeros(0, np.int64)
         self._hashes = np.zeros(0, np.uint64)
-        self._exact = True
-        self._shortfall = 0
+        self._exact, self._shortfall, self._waiting = True, 0, 0
 
     @property
     def exact(self) -> bool:
@@ -162,8 +157,6 @@ class BoundedCounts:
         return _top(self._ids, self._all, self._clicked, count)
 
 
-def _top(
-    ids: np.ndarray, occurrences: np.ndarray, clicked: np.ndarray, count: int
-) -> list[tuple[int, int, int]]:
-    order = np.lexsort((ids, -occurrences))[:count]
-    return [(int(ids[at]), int(occurrences[at]), int(clicked[at])) for at in order]
+def _top(ids: np.ndarray, counts: np.ndarray, clicked: np.ndarray, most: int) -> list[tuple[int, int, int]]:
+    order = np.lexsort((ids, -counts))[:most]
+    return [(int(ids[at]), int(counts[at]), int(clicked[at])) for at in order]

@@ -6,6 +6,7 @@ not grow with the log: see ``ctr.data.id_counts`` for what is exact.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.id_counts import IdCounts, make_counts
-from ctr.data.kept_values import read_all_values
+from ctr.data.kept_values import has_raw_values, read_all_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
@@ -173,10 +174,9 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
             progress(batch.num_rows)
     found.end_query()
     partitions = tuple(_partition(manifest) for manifest in manifests)
-    counters: dict[str, int] = {}
+    counters: Counter[str] = Counter()
     for manifest in manifests:
-        for name, count in manifest.counters.items():
-            counters[name] = counters.get(name, 0) + count
+        counters.update(manifest.counters)
     return LogSummary(
         log=str(log),
         rows=sum(part.rows for part in partitions),
@@ -195,28 +195,26 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         over_time=found.over_time() if shards else (),
         pauses=found.pauses(),
         partitions=partitions,
-        gaps=tuple(
-            Span(before.end, after.start)
-            for before, after in pairwise(partitions)
-            if after.start > before.end
-        ),
+        gaps=tuple(Span(a.end, b.start) for a, b in pairwise(partitions) if b.start > a.end),
         features=_with_values(log, tuple(found.summaries())),
         sidecars=tuple(_sidecars(log, manifests)),
         samplings=tuple(applied.name for applied in applied_samplings(log)),
-        counters=counters,
+        counters=dict(counters),
     )
 
 
 def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[FeatureSummary, ...]:
     """Summaries with the raw values of their top ids, where these were kept."""
-    wanted = {one.name: [top.id for top in one.top if top.value is None] for one in features}
+    wanted = {feature.name: [top.id for top in feature.top if top.value is None] for feature in features}
     kept = read_all_values(log, wanted)
-    return tuple(
-        replace(
-            one, top=tuple(replace(top, value=top.value or kept[one.name].get(top.id)) for top in one.top)
+
+    def named(feature: FeatureSummary) -> FeatureSummary:
+        values = kept[feature.name]
+        return replace(
+            feature, top=tuple(replace(top, value=top.value or values.get(top.id)) for top in feature.top)
         )
-        for one in features
-    )
+
+    return tuple(map(named, features))
 
 
 def _partition(manifest: Manifest) -> Partition:
@@ -266,11 +264,9 @@ class _Pass:
 
     def add(self, batch: pa.RecordBatch) -> None:
         label = batch.column("label").to_numpy()
-        matrix = (
-            unpack_ids(batch.column(IDS_COLUMN), self._schema)
-            if self._schema.single_valued
-            else np.zeros((len(label), 0), self._schema.id_type)
-        )
+        matrix = np.zeros((len(label), 0), self._schema.id_type)
+        if self._schema.single_valued:
+            matrix = unpack_ids(batch.column(IDS_COLUMN), self._schema)
         lists = {name: _lists(batch.column(name)) for name in self._schema.multivalent}
         good = (label == 0) | (label == 1)
         for column, name in enumerate(self._schema.single_valued):
@@ -284,10 +280,8 @@ class _Pass:
         weight = batch.column("metric_weight").to_numpy().astype(np.float64)
         if not good.all():
             self.faulty += int(np.count_nonzero(~good))
-            lists = {
-                name: (values[np.repeat(good, lengths)], lengths[good])
-                for name, (values, lengths) in lists.items()
-            }
+            for name, (values, lengths) in lists.items():
+                lists[name] = values[np.repeat(good, lengths)], lengths[good]
             label, matrix, time, query, weight = (x[good] for x in (label, matrix, time, query, weight))
         if not len(label):
             return
@@ -363,11 +357,9 @@ class _Pass:
             name = feature.name
             counts, rows = self._counts[name], max(self.rows, 1)
             multivalent = name in self._full
-            hashed = isinstance(feature, Text | Cross) or (
-                isinstance(feature, Category) and feature.vocabulary is None
-            )
             ids, buckets = counts.distinct(), feature.buckets
-            values, shared = shared_buckets(ids, buckets - 1) if hashed and buckets else (None, None)
+            hashed_to = buckets if has_raw_values(feature) else None
+            values, shared = shared_buckets(ids, hashed_to - 1) if hashed_to else (None, None)
             limited = multivalent and hasattr(feature, "max_values")
             yield FeatureSummary(
                 name=name,

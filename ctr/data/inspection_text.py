@@ -142,11 +142,8 @@ def inspection_text(summary: LogSummary) -> str:
             (_time(p.start), f"{p.rows:,}", f"{p.clicks:,}", _share(p.clicks / p.rows) if p.rows else "-")
             for p in summary.over_time
         ]
-        lines += [
-            "",
-            f"every {_duration(summary.period)}",
-            *_table([("from", "rows", "clicks", "rate"), *rows], 1),
-        ]
+        table = _table([("from", "rows", "clicks", "rate"), *rows], 1)
+        lines += ["", f"every {_duration(summary.period)}", *table]
     lines += ["", *_table([_FEATURE_HEAD, *map(_feature_cells, summary.features)], 3)]
     if any(not feature.exact for feature in summary.features):
         lines.append("  ~ estimated: more ids than stay in memory; the number of ids to about 1%")
@@ -197,16 +194,8 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
 
 
 _FEATURE_HEAD = (
-    "feature",
-    "kind",
-    "tower",
-    "width",
-    "buckets",
-    "ids",
-    "missing",
-    "values/row",
-    "shared buckets",
-)
+    "feature", "kind", "tower", "width", "buckets", "ids", "missing", "values/row", "shared buckets",
+)  # fmt: skip
 
 
 def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
@@ -229,9 +218,8 @@ def _top(feature: FeatureSummary) -> str:
             return top.value
         return fingerprint(top.id) if feature.buckets is None else str(top.id)
 
-    return ", ".join(
-        f"{name(top)}: {_share(top.share)} ({_share(top.click_rate)})" for top in feature.top[:_TOP_SHOWN]
-    )
+    shown = feature.top[:_TOP_SHOWN]
+    return ", ".join(f"{name(top)}: {_share(top.share)} ({_share(top.click_rate)})" for top in shown)
 
 
 def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
@@ -239,9 +227,9 @@ def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
+        padded = enumerate(zip(row, widths, strict=True))
         cells = [
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in padded
         ]
         lines.append("  " + "  ".join(cells).rstrip())
     return lines

@@ -52,28 +52,25 @@ def has_raw_values(feature: AnyFeature) -> bool:
     return not isinstance(feature, Number) and not _vocabulary(feature)
 
 
-def value_of_id(feature: AnyFeature, one: int) -> str | None:
+def value_of_id(feature: AnyFeature, number: int) -> str | None:
     """Returns what an id of a feature stands for; None for a hash, which does not say."""
-    if one == MISSING_ID:
+    if number == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
     if vocabulary:
-        return vocabulary[one - 1] if one <= len(vocabulary) else "other"
-    if isinstance(feature, Number):
-        edges = [f"{edge:.6g}" for edge in feature.edges()]
-        if one == 1:
-            return f"below {edges[0]}"
-        return f"{edges[-1]} and more" if one > len(edges) else f"{edges[one - 2]} to {edges[one - 1]}"
-    return None
+        return vocabulary[number - 1] if number <= len(vocabulary) else "other"
+    if not isinstance(feature, Number):
+        return None
+    edges = [f"{edge:.6g}" for edge in feature.edges()]
+    if number == 1:
+        return f"below {edges[0]}"
+    return f"{edges[-1]} and more" if number > len(edges) else f"{edges[number - 2]} to {edges[number - 1]}"
 
 
 def kept_features(names: KeepValues, features: Sequence[AnyFeature]) -> tuple[str, ...]:
     """Selects the features whose raw values are kept, in the order of ``features``."""
-    return tuple(
-        feature.name
-        for feature in features
-        if has_raw_values(feature) and (names == "all" or feature.name in names)
-    )
+    with_values = (feature.name for feature in features if has_raw_values(feature))
+    return tuple(name for name in with_values if names == "all" or name in names)
 
 
 def check_kept(names: KeepValues, features: Sequence[AnyFeature]) -> None:
@@ -252,11 +249,9 @@ def _collect(
         if name not in ids:
             continue
         of_feature = batch.filter(pc.and_(pc.equal(features, name), pc.is_in(batch.column("id"), ids[name])))
-        own = found[name]
-        for one, value in zip(
-            of_feature.column("id").to_pylist(), of_feature.column("value").to_pylist(), strict=True
-        ):
-            texts = own.setdefault(one, [])
+        columns = (of_feature.column(column).to_pylist() for column in ("id", "value"))
+        for number, value in zip(*columns, strict=True):
+            texts = found[name].setdefault(number, [])
             if value not in texts and len(texts) <= _SHOWN:
                 texts.append(value)
 

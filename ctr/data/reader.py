@@ -114,8 +114,8 @@ def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
     """Rows of which an id ([N, F]) is negative or not below its feature's bound, which ids that grow do not have."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
-    buckets = np.array([np.iinfo(unsigned).max if one is None else one for one in bounds], unsigned)
-    bounded = np.array([one is not None for one in bounds], bool)
+    buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
+    bounded = np.array([bound is not None for bound in bounds], bool)
     if not bounded.any():
         return outside
     for begin in range(0, len(ids), _ROWS_AT_ONCE):
@@ -135,11 +135,9 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     for name in ("label", "train_weight", "metric_weight"):
         columns[name] = table.column(name).to_numpy().astype(np.float32, copy=False)
     names = schema.single_valued
-    ids = (
-        unpack_ids(_single_array(table.column(IDS_COLUMN)), schema)
-        if names
-        else np.zeros((count, 0), schema.id_type)
-    )
+    ids = np.zeros((count, 0), schema.id_type)
+    if names:
+        ids = unpack_ids(_single_array(table.column(IDS_COLUMN)), schema)
     multivalent = {}
     outside = _rows_beyond(ids, id_bounds(schema, names))
     for name in schema.multivalent:

@@ -82,8 +82,11 @@ class RowIds:
                 made[source] = values if rule is None else _derived(rule, values, source in self._numbers)
             values = made[source]
             if isinstance(feature, Number):
-                numbers = values if isinstance(values, np.ndarray) else _numbers(values)
-                ids[feature.name] = prints[feature.name] = _number_ids(known, numbers)
+                if not isinstance(values, np.ndarray):
+                    values = [_number(_bytes(value)) for value in values]
+                with np.errstate(over="ignore"):
+                    numbers = np.asarray(values, np.float32)
+                ids[feature.name] = prints[feature.name] = ids_of_numbers(known, numbers).tolist()
             elif isinstance(feature, Category) and not feature.multivalent:
                 own = list(map(_spelled_print if spelled else _print, values))
                 prints[feature.name] = own
@@ -101,12 +104,16 @@ class RowIds:
 
 @functools.lru_cache(_CACHED)
 def _print(value: str | bytes) -> int:
-    return fingerprint64(value if isinstance(value, bytes) else value.encode())
+    return fingerprint64(_bytes(value))
 
 
 @functools.lru_cache(_CACHED)
 def _spelled_print(value: str | bytes) -> int:
-    return fingerprint64(_spelled(value if isinstance(value, bytes) else value.encode()))
+    return fingerprint64(_spelled(_bytes(value)))
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
 
 
 def _spelled(value: bytes) -> bytes:
@@ -120,14 +127,12 @@ def _ids(
 ) -> list[int]:
     """Ids of fingerprints; an empty value is missing."""
     if feature.buckets is None:
-        return [_signed(one) if value else MISSING_ID for one, value in zip(prints, values, strict=True)]
-    if known is not None:
-        other = len(known) + 1
-        return [
-            known.get(one, other) if value else MISSING_ID for one, value in zip(prints, values, strict=True)
-        ]
-    buckets = feature.buckets - 1
-    return [1 + one % buckets if value else MISSING_ID for one, value in zip(prints, values, strict=True)]
+        ids = [_signed(fingerprint) for fingerprint in prints]
+    elif known is not None:
+        ids = [known.get(fingerprint, len(known) + 1) for fingerprint in prints]
+    else:
+        ids = [1 + fingerprint % (feature.buckets - 1) for fingerprint in prints]
+    return [number if value else MISSING_ID for number, value in zip(ids, values, strict=True)]
 
 
 def _signed(fingerprint: int) -> int:
@@ -135,15 +140,8 @@ def _signed(fingerprint: int) -> int:
     return (fingerprint or 1) - ((fingerprint >> 63) << 64)
 
 
-def _number_ids(edges: np.ndarray, values: Any) -> list[int]:
-    with np.errstate(over="ignore"):
-        numbers = np.asarray(values, np.float32)
-    found: list[int] = ids_of_numbers(edges, numbers).tolist()
-    return found
-
-
 def _tokens(feature: Category | Text, value: str | bytes) -> list[bytes]:
-    text = value if isinstance(value, bytes) else value.encode()
+    text = _bytes(value)
     if isinstance(feature, Category):
         items = text.split(feature.separator.encode())
         if feature.strip:
@@ -203,7 +201,7 @@ def _derived(rule: Derived, values: Any, as_number: bool) -> Any:
     if rule.is_copy:
         return values
     change = _prefix if rule.prefix is not None else _cast
-    return [change(rule, value if isinstance(value, bytes) else value.encode()) for value in values]
+    return [change(rule, _bytes(value)) for value in values]
 
 
 def _prefix(rule: Derived, value: bytes) -> bytes:
@@ -221,12 +219,8 @@ def _cast(rule: Derived, value: bytes) -> bytes:
     return b"" if match is None else match.expand(spelled)
 
 
-def _numbers(texts: Values) -> list[float]:
-    """Numbers of texts, NaN where they are none, as ``ctr.data.feature_ops.number_of`` reads them."""
-    return [_number(value if isinstance(value, bytes) else value.encode()) for value in texts]
-
-
 def _number(value: bytes) -> float:
+    """A number as ``ctr.data.feature_ops.number_of`` reads it, NaN where it is none."""
     if value in (b"true", b"false"):
         return float(value == b"true")
     try:

@@ -85,10 +85,8 @@ class SamplingResult:
         self.sidecars: Counter[str] = Counter()
 
     def as_dict(self) -> dict[str, Any]:
-        conditions = {
-            name: {**vars(count), "kept_fraction": count.kept_fraction}
-            for name, count in self.conditions.items()
-        }
+        counts = self.conditions.items()
+        conditions = {name: {**vars(count), "kept_fraction": count.kept_fraction} for name, count in counts}
         content = {**vars(self), "output": str(self.output), "sidecars": dict(self.sidecars)}
         return {**content, "conditions": conditions}
 
@@ -207,17 +205,8 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
         _, recorded = config.by_teacher
         teacher = JoinedSidecar(recorded.log or log, recorded.teacher, ["logit"])
     stratum = _stratum_column(log, schema, config)
-    source = _Source(
-        log,
-        schema,
-        manifests,
-        config,
-        teacher,
-        low_visibility,
-        stratum,
-        Strata(config.salt),
-        progress or (lambda count: None),
-    )
+    strata, progress = Strata(config.salt), progress or (lambda count: None)
+    source = _Source(log, schema, manifests, config, teacher, low_visibility, stratum, strata, progress)
     if teacher is not None:
         selected = _selected(source)
         source.progress(sum(m.rows for m in manifests) - sum(m.rows for m in selected))
@@ -283,19 +272,14 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
         decisions = decide(
             source.config, rows.example_id, rows.query_time, rows.label, logit, low_visibility, keep
         )
-        decided = _Decided(
-            table,
-            keep_probability=np.zeros(len(good), np.float32),
-            kept=np.zeros(len(good), bool),
-            weight=np.zeros(len(good), np.float32),
-        )
-        decided.keep_probability[good] = decisions.keep_probability
-        decided.kept[good] = decisions.kept
-        decided.weight[good] = decisions.weight
+        probability, kept, weight = (np.zeros(len(good), kind) for kind in (np.float32, bool, np.float32))
+        probability[good] = decisions.keep_probability
+        kept[good] = decisions.kept
+        weight[good] = decisions.weight
         for name, mask in decisions.conditions.items():
             result.conditions[name].add(mask, decisions.kept, decisions.weight)
         source.progress(entry.rows)
-        yield decided
+        yield _Decided(table, probability, kept, weight)
 
 
 def _empty_result(name: str, output: Path, source: _Source) -> SamplingResult:

@@ -183,11 +183,8 @@ class SamplingConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_teacher(self) -> Self:
-        if (
-            self.gradient is not None
-            and self.uninformative is not None
-            and self.uninformative.low_loss is not None
-        ):
+        rule = self.uninformative
+        if self.gradient is not None and rule is not None and rule.low_loss is not None:
             raise ValueError("gradient and uninformative.low_loss: allowed is one of them")
         return self
 
@@ -212,15 +209,9 @@ def condition_names(config: SamplingConfig) -> tuple[str, ...]:
     last = () if config.gradient is None else ("low_gradient",)
     if rule is None:
         return ("all", "clicks", "non_clicks", *last)
-    configured = {
-        "low_loss": rule.low_loss is not None,
-        "low_visibility": rule.low_visibility is not None,
-        "both": rule.low_loss is not None and rule.low_visibility is not None,
-    }
-    return (
-        "all", "clicks", "non_clicks", *(name for name, there in configured.items() if there), "uninformative",
-        *last,
-    )  # fmt: skip
+    names = [name for name in ("low_loss", "low_visibility") if getattr(rule, name) is not None]
+    both = ["both"] if len(names) == 2 else []
+    return ("all", "clicks", "non_clicks", *names, *both, "uninformative", *last)
 
 
 @dataclass(frozen=True)
@@ -261,9 +252,9 @@ def decide(
     conditions = {"all": inside, "clicks": clicks, "non_clicks": non_clicks}
     probability = inside.astype(np.float64)
     probability[non_clicks] *= config.non_click_rate
-    logit = (
-        None if config.by_teacher is None else _finite(*config.by_teacher, example_id, inside, teacher_logit)
-    )
+    logit = None
+    if config.by_teacher is not None:
+        logit = _finite(*config.by_teacher, example_id, inside, teacher_logit)
     if config.uninformative is not None:
         met = _conditions_met(config.uninformative, label, inside, logit, low_visibility)
         probability[met["uninformative"]] *= config.uninformative.rate

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -178,7 +179,7 @@ class Number(FeatureBase):
         if self.boundaries is not None:
             if not self.boundaries:
                 raise ValueError("boundaries is empty")
-            if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
+            if any(a >= b for a, b in pairwise(self.boundaries)):
                 raise ValueError("boundaries must be strictly increasing")
         edges = self.edges()
         if max(-edges[0], edges[-1]) > _LARGEST_FLOAT32:
@@ -193,10 +194,8 @@ class Number(FeatureBase):
             count = math.floor((self.step.high - self.step.low) / self.step.size + 1e-9) + 1
             return [self.step.low + index * self.step.size for index in range(count)]
         assert self.log is not None
-        octaves = math.log2(self.log.maximum)
-        positive = [
-            2 ** (k / self.log.per_octave) for k in range(math.floor(octaves * self.log.per_octave) + 1)
-        ]
+        octaves, parts = math.log2(self.log.maximum), self.log.per_octave
+        positive = [2 ** (k / parts) for k in range(math.floor(octaves * parts) + 1)]
         if self.log.signed:
             return [-edge for edge in reversed(positive)] + [0.0] + positive
         return [0.0, *positive]
@@ -448,9 +447,7 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
             differences += [f"feature {name}: {key}" for key in keys]
     if [name for name in old if name in new] != [name for name in new if name in old]:
         differences.append(f"the order was {', '.join(old)}, now {', '.join(new)}")
-    rules = [
-        {name: rule.model_dump(mode="json") for name, rule in one.derive.items()} for one in (before, now)
-    ]
+    rules = [schema.model_dump(mode="json")["derive"] for schema in (before, now)]
     differences += [f"derived column {key}" for key in differing_keys(rules[0], rules[1])]
     return differences
 
