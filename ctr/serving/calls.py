@@ -95,9 +95,7 @@ def calls_text(
     body = json.dumps({"signature_name": "predict", "instances": instances}, ensure_ascii=False)
     page = _PAGE.format(
         count=len(inputs),
-        described=", ".join(
-            f"`{key}` ({one['dtype']}{_renamed(key, one, ', ')})" for key, one in inputs.items()
-        ),
+        described=", ".join(f"`{key}` ({i['dtype']}{_renamed(key, i, ', ')})" for key, i in inputs.items()),
         name=name,
         quoted_name=_quoted(name),
         shell_folder=shlex.quote(folder),
@@ -121,10 +119,8 @@ def _renamed(key: str, described: Mapping[str, Any], before: str) -> str:
 
 
 def _columns(inputs: Mapping[str, Any], schema: Schema) -> str:
-    return "\n".join(
-        f"        {_quoted(described['column'])}: {_list(_examples(described, schema))},"
-        for described in inputs.values()
-    )
+    columns = {described["column"]: _examples(described, schema) for described in inputs.values()}
+    return "\n".join(f"        {_quoted(name)}: {_list(values)}," for name, values in columns.items())
 
 
 def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | float]:
@@ -151,9 +147,7 @@ def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | 
 
 
 def _list(values: list[str | int | float]) -> str:
-    return (
-        "[" + ", ".join(_quoted(value) if isinstance(value, str) else repr(value) for value in values) + "]"
-    )
+    return f"[{', '.join(_quoted(value) if isinstance(value, str) else repr(value) for value in values)}]"
 
 
 def _quoted(text: str) -> str:

@@ -125,10 +125,8 @@ def publish(
             if path.exists():
                 return Exported(path, False, _check_same(path, described))
         _check_same_run(out, described)
-        if (
-            keep is not None
-            and len([path for path in versions(out) if version_number(path) > examples]) >= keep
-        ):
+        newer = [path for path in versions(out) if version_number(path) > examples]
+        if keep is not None and len(newer) >= keep:
             # A resumed run does not repeat an export that it had deleted.
             return Exported(final, False, described)
         write = _delta_writer(snapshot, out, described, full_every)
@@ -232,11 +230,10 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
     """Whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
-    hashes = [{log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other)]
-    if hashes[0].keys() != hashes[1].keys():
+    first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other))
+    if first.keys() != second.keys():
         return True
-    pairs = [(hashes[0][name], hashes[1][name]) for name in hashes[0]]
-    return any(first[0] == second[0] and first != second for first, second in pairs)
+    return any(first[name][0] == second[name][0] and first[name] != second[name] for name in first)
 
 
 def describe(snapshot: Snapshot) -> dict[str, Any]:
@@ -292,8 +289,5 @@ def _sync_tree(folder: Path) -> None:
         if path.is_dir():
             sync_folder(path)
         else:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

@@ -23,9 +23,8 @@ _MISSING_TIME = -1
 
 def is_column(values: Any) -> bool:
     """Tells a column from one value, which is that of every row."""
-    return not (
-        values is None or isinstance(values, str | bytes | bool | int | float | datetime | np.generic)
-    )
+    single_values = str | bytes | bool | int | float | datetime | np.generic | None
+    return not isinstance(values, single_values)
 
 
 def row_count(features: Mapping[str, Any]) -> int:
@@ -97,7 +96,8 @@ def _text(value: Any, separator: str | None) -> str | bytes:
 
 def _joined(items: Iterable[Any], separator: str) -> bytes:
     mark = separator.encode()
-    parts = [_bytes(_text(item, None)) for item in items]
+    texts = [_text(item, None) for item in items]
+    parts = [text.encode() if isinstance(text, str) else text for text in texts]
     for part in parts:
         if mark in part:
             text = part.decode(errors="backslashreplace")
@@ -105,10 +105,6 @@ def _joined(items: Iterable[Any], separator: str) -> bytes:
                 f"{text!r:.80} contains the separator {separator!r}, with which lists are joined"
             )
     return mark.join(part for part in parts if part)
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
 
 
 def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
@@ -147,19 +143,19 @@ def _microseconds(value: Any) -> int:
     if value is None or (isinstance(value, datetime | np.datetime64) and value != value):
         return _MISSING_TIME
     if isinstance(value, np.datetime64):
-        found = int(value.astype("datetime64[us]").astype(np.int64))
+        time = int(value.astype("datetime64[us]").astype(np.int64))
     elif isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        found = (aware - _EPOCH) // timedelta(microseconds=1)
+        time = (aware - _EPOCH) // timedelta(microseconds=1)
     elif isinstance(value, int | np.integer) and not isinstance(value, bool):
-        found = int(value)
+        time = int(value)
     else:
         raise ValueError(
             f"{value!r:.80} is not allowed: microseconds since 1970-01-01 UTC, a datetime or nothing"
         )
-    if not 0 <= found < 2**63:
+    if not 0 <= time < 2**63:
         raise ValueError(f"{value!r:.80} is not allowed: a time from 1970 on, in microseconds")
-    return found
+    return time
 
 
 class FunctionInputs:

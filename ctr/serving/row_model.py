@@ -67,9 +67,7 @@ class RowTable:
         if self._single:
             parts.append(self._rows[self._single_rows(ids, rows)])
         if self._multivalent:
-            means = [
-                self._mean(feature, row) for feature in self._multivalent for row in ids[feature["name"]]
-            ]
+            means = [self._mean(each, row) for each in self._multivalent for row in ids[each["name"]]]
             shape = (len(self._multivalent), rows, self._rows.shape[1])
             parts.append(np.array(means, np.float32).reshape(shape).swapaxes(0, 1))
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -172,15 +170,14 @@ class RowNetwork:
         self._components = []
         for number in range(architecture["components"]):
             prefix = f"component_{number}/" if architecture["components"] > 1 else ""
-            own = {
+            component = {
                 name.removeprefix(prefix): np.asarray(value, np.float32)
                 for name, value in weights.items()
                 if name.startswith(prefix)
             }
-            towers = {
-                tower: _make_tower(tower, architecture, own) for tower in _TOWERS if f"{tower}_head" in own
-            }
-            self._components.append((towers, own))
+            there = [tower for tower in _TOWERS if f"{tower}_head" in component]
+            towers = {tower: _make_tower(tower, architecture, component) for tower in there}
+            self._components.append((towers, component))
 
     def quality(self, inputs: Inputs) -> np.ndarray:
         """Computes Q of a factorized model, float32 [B, n, K + 2]."""
@@ -291,10 +288,8 @@ class RowModel:
         self, metadata: Mapping[str, Any], schema: Schema, weights: Mapping[str, np.ndarray]
     ) -> None:
         described, model = metadata[NETWORK], metadata["model"]
-        alpha2 = weights.get("alpha2", model["alpha2"])
-        self._network = RowNetwork(
-            described["architecture"], _dense(weights), float(alpha2), transfers_of(model)
-        )
+        alpha2, dense = float(weights.get("alpha2", model["alpha2"])), _dense(weights)
+        self._network = RowNetwork(described["architecture"], dense, alpha2, transfers_of(model))
         self._tables = [
             RowTable(table, weights[f"rows/{table['name']}"], weights.get(f"keys/{table['name']}"))
             for table in described["tables"]

@@ -127,9 +127,8 @@ def write_metadata(folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_function(signature: Signature, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    inputs = {
-        key: {"column": signature.sources[key], **_tensor_type(spec)} for key, spec in signature.specs.items()
-    }
+    specs, sources = signature.specs.items(), signature.sources
+    inputs = {key: {"column": sources[key], **_tensor_type(spec)} for key, spec in specs}
     return {"inputs": inputs, "outputs": {key: _tensor_type(value) for key, value in outputs.items()}}
 
 
@@ -149,9 +148,8 @@ def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpe
                     value = _WARMUP_TEXT if spec.dtype == tf.string else 0
                     filled = np.full(shape, value, spec.dtype.as_numpy_dtype)
                     request.inputs[key].CopyFrom(tf.make_tensor_proto(filled, spec.dtype))
-                log = prediction_log_pb2.PredictionLog(
-                    predict_log=prediction_log_pb2.PredictLog(request=request)
-                )
+                predict_log = prediction_log_pb2.PredictLog(request=request)
+                log = prediction_log_pb2.PredictionLog(predict_log=predict_log)
                 writer.write(log.SerializeToString(deterministic=True))
 
 
@@ -185,7 +183,8 @@ def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, 
 
 
 def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
-    features = [
+    described: dict[str, Any] = {name: getattr(layout, name) for name in ("name", "tower", "width", "copies")}
+    described["features"] = [
         {
             "name": feature.name,
             "buckets": feature.buckets,
@@ -195,13 +194,7 @@ def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
         }
         for feature in layout.features
     ]
-    return {
-        "name": layout.name,
-        "tower": layout.tower,
-        "width": layout.width,
-        "copies": layout.copies,
-        "features": features,
-    }
+    return described
 
 
 def make_canonical(model: Path) -> None:
@@ -232,10 +225,9 @@ def _rename_functions(graph: Any) -> None:
     own = {one.registered_op_type: one.gradient_func for one in library.registered_gradients}
     names = _numbered(_reached(graph.graph_def.node, by_name, own), "_")
     bodies = [graph.graph_def.node, *(by_name[name].node_def for name in names)]
-    gradients = _numbered(
-        (node.attr[_GRADIENT].s.decode() for body in bodies for node in body if _GRADIENT in node.attr), "-"
-    )
-    for node in (node for body in bodies for node in body):
+    nodes = [node for body in bodies for node in body]
+    gradients = _numbered((node.attr[_GRADIENT].s.decode() for node in nodes if _GRADIENT in node.attr), "-")
+    for node in nodes:
         for reference in _references(node):
             reference.name = names[reference.name]
         if _GRADIENT in node.attr:
@@ -268,9 +260,8 @@ def _rename_functions(graph: Any) -> None:
 
 def _numbered(names: Iterable[str], mark: str) -> dict[str, str]:
     """Maps names to new ones, with a number of their own in place of the counter's."""
-    return {
-        name: f"{_COUNTED.sub('', name)}{mark}{number}" for number, name in enumerate(dict.fromkeys(names))
-    }
+    numbers = enumerate(dict.fromkeys(names))
+    return {name: f"{_COUNTED.sub('', name)}{mark}{number}" for number, name in numbers}
 
 
 def _reached(

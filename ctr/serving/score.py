@@ -139,16 +139,10 @@ def score_log(
                 good = rows.fault == 0
                 rejects = [_describe(rows, index) for index in np.flatnonzero(~good).tolist()]
                 kept = rows if good.all() else rows.keep(good)
-                keys = pa.table(
-                    {
-                        **{name: getattr(kept, name) for name in _LOG_KEYS},
-                        **{
-                            field.name: getattr(kept, field.name).astype(field.type.to_pandas_dtype())
-                            for field in _LOG_LABELS
-                        },
-                        LEARNED: is_learned(until, kept.query_time, kept.query_id),
-                    }
-                )
+                columns = {name: getattr(kept, name) for name in _LOG_KEYS}
+                for field in _LOG_LABELS:
+                    columns[field.name] = getattr(kept, field.name).astype(field.type.to_pandas_dtype())
+                keys = pa.table({**columns, LEARNED: is_learned(until, kept.query_time, kept.query_id)})
                 scores = scorer.score_ids(_packed(kept)) if len(kept) else {}
                 yield keys, scores, rejects
 

@@ -78,9 +78,7 @@ class Scorer:
         self._few = _SOME_ROWS if lazy else _FEW_ROWS
         try:
             signatures = self.metadata["signatures"]
-            self._inputs = {
-                name: FunctionInputs(name, described["inputs"]) for name, described in signatures.items()
-            }
+            self._inputs = {name: FunctionInputs(name, of["inputs"]) for name, of in signatures.items()}
             self.raw_schema = self.schema.made_of(set(self._inputs["predict"].columns.values()))
             self._transfers = transfers_of(self.metadata["model"])
             self.factorized = "ui" in signatures
@@ -105,9 +103,7 @@ class Scorer:
 
     def _row_model(self) -> RowModel:
         names = self.metadata[NETWORK]["variables"]
-        weights = self._weights
-        if weights is None:
-            weights = stored_weights(self._chain.full, names)
+        weights = stored_weights(self._chain.full, names) if self._weights is None else self._weights
         return RowModel(self.metadata, self.schema, dict(zip(names, weights.values(), strict=True)))
 
     @property

@@ -83,8 +83,8 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
         while name.lower() in {other.lower() for other in names}:
             name += "_"
         names[name] = source
-    found = {source: name for name, source in names.items()}
-    return {found[source]: source for source in columns}
+    by_source = {source: name for name, source in names.items()}
+    return {by_source[source]: source for source in columns}
 
 
 def _plain_name(source: str, place: int) -> str:
@@ -105,16 +105,14 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
     names, kinds = input_names(schema.inputs), schema.inputs
 
     def inputs_of(ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
-        chosen = {
-            number: layout
-            for number, layout in enumerate(snapshot.layouts)
-            if tower is None or layout.tower == tower
-        }
+        layouts = enumerate(snapshot.layouts)
+        chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
         looked_up = [
             look_up(layout, snapshot.tables[number], _plan(layout, snapshot.keys.get(number), ids))
-            for number, layout in chosen.items()
+            for number, layout in chosen
         ]
-        return tower_inputs(looked_up, list(chosen.values()), snapshot.architecture.factors is not None)
+        is_factorized = snapshot.architecture.factors is not None
+        return tower_inputs(looked_up, [layout for _, layout in chosen], is_factorized)
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
         return _outputs(forward(*model, inputs_of(ids), alpha2).logits)
@@ -264,14 +262,14 @@ def _growing_rows(
 
 def _splitmix64(values: tf.Tensor) -> tf.Tensor:
     """``ctr.io.hashing.splitmix64`` of uint64 of any shape."""
+
+    def folded(values: tf.Tensor, shift: int) -> tf.Tensor:
+        return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))
+
     mixed = values + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = _folded(mixed, shift) * tf.constant(factor, tf.uint64)
-    return _folded(mixed, 31)
-
-
-def _folded(values: tf.Tensor, shift: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))
+        mixed = folded(mixed, shift) * tf.constant(factor, tf.uint64)
+    return folded(mixed, 31)
 
 
 def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:

@@ -125,14 +125,11 @@ def change_counts(changes: Weights) -> dict[str, dict[str, int]]:
     """Counts, by table, the fixed rows and the ids that changes hold, and the ids that they remove."""
     counted = {"fixed": "numbers", "ids": "keys", "removed": "removed"}
     tables = [name.removesuffix("/numbers") for name in changes if name.endswith("/numbers")]
-    return {
-        table.removeprefix(_TABLE): {
-            word: len(changes[f"{table}/{part}"])
-            for word, part in counted.items()
-            if f"{table}/{part}" in changes
-        }
-        for table in tables
-    }
+    counts = {}
+    for table in tables:
+        parts = {word: f"{table}/{part}" for word, part in counted.items() if f"{table}/{part}" in changes}
+        counts[table.removeprefix(_TABLE)] = {word: len(changes[part]) for word, part in parts.items()}
+    return counts
 
 
 def _form(weights: Weights) -> dict[str, tuple[str, tuple[int, ...]]]:
