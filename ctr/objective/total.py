@@ -134,14 +134,14 @@ def loss_and_terms(
         return tf.math.divide_no_nan(weighted_sum(losses, targets["own_weight"]), total_weight)
 
     def of_component(
-        logit: tf.Tensor, rank_score: tf.Tensor, clicked: tf.Tensor
+        logit: tf.Tensor, score: tf.Tensor, clicked: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         loss = mean(logistic_loss(targets["label"], clicked))
         parts = [loss]
         if config.ranking is not None:
             share = config.ranking.weight * ramps["ranking"]
             pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
-            ranked = tf.math.divide_no_nan(rank_loss(rank_score, *pairs), total_weight)
+            ranked = tf.math.divide_no_nan(rank_loss(score, *pairs), total_weight)
             parts = [(1 - share) * loss, share * ranked]
             loss = parts[0] + parts[1]
         if config.distillation is not None:
@@ -151,15 +151,14 @@ def loss_and_terms(
         return loss, parts
 
     of_each = map(tf.unstack, (logits, rank_scores, logits if shifted is None else shifted))
-    components = [of_component(*own) for own in zip(*of_each, strict=True)]
+    components = [of_component(*component) for component in zip(*of_each, strict=True)]
     loss = tf.add_n([loss for loss, _ in components]) / len(components)
     by_term = zip(*(parts for _, parts in components), strict=True)
     terms = [tf.add_n(list(parts)) / len(components) for parts in by_term]
     if config.anti_distillation is not None:
         share = config.anti_distillation.weight * ramps["anti_distillation"]
-        terms.append(
-            share * _counted_once(squared_correlation(logits, targets["own_weight"], workers), workers)
-        )
+        correlation = squared_correlation(logits, targets["own_weight"], workers)
+        terms.append(share * _counted_once(correlation, workers))
         loss += terms[-1]
     if config.bias_constraints is not None:
         probability = tf.sigmoid(logit)
@@ -185,9 +184,8 @@ def slices_of(
 ) -> list[tf.Tensor]:
     """Finds each row's slice in each family, int32 [B], -1 for none. The estimated CTR has no gradient here."""
     probability = tf.stop_gradient(tf.sigmoid(logit))
-    return [
-        slice_index(targets[f"slice/{family.name}"], probability, family.boundaries) for family in families
-    ]
+    indices = [(targets[f"slice/{family.name}"], family.boundaries) for family in families]
+    return [slice_index(index, probability, boundaries) for index, boundaries in indices]
 
 
 def next_duals(

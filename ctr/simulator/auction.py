@@ -52,9 +52,8 @@ def run_auction(
     predicted = np.zeros(order.shape, np.float32)
     predicted[in_slot] = policy(queries, ads, _placed(ads, ranked, np.nonzero(in_slot), position))
     drawn = 1 + np.floor(ranked.depth * slots)
-    wanted = np.where(
-        queries.randomized[:, None], position <= drawn[:, None], bid * predicted >= config.reserve
-    )
+    is_worth = bid * predicted >= config.reserve
+    wanted = np.where(queries.randomized[:, None], position <= drawn[:, None], is_worth)
     shown = np.logical_and.accumulate(in_slot & wanted, axis=1)
     query, place = np.nonzero(shown)
     following = np.zeros(order.shape)

@@ -189,9 +189,8 @@ def _copy(
     _copy_log(log, partial / "log")
     shutil.copytree(policy, partial / "run")
     if constraint_logs:
-        content = load_model(TrainConfig, policy / "config.yaml", "config").model_dump(
-            mode="json", by_alias=True
-        )
+        config = load_model(TrainConfig, policy / "config.yaml", "config")
+        content = config.model_dump(mode="json", by_alias=True)
         for other in content["objective"]["bias_constraints"]["logs"]:
             other["path"] = str(out / "constraints" / other["name"])
         moved = parse_model(TrainConfig, content, "config")
@@ -246,26 +245,22 @@ def record_days(config: WorldConfig, world: World, out: Path, first: int) -> lis
             shown.append(rows.column("query_id").to_numpy() - base)
             label.append(rows.column("label").to_numpy())
         price = read_sidecar_partition(out / "log", AUCTION, manifest).column("price").to_numpy()
-        parts.append(
-            pa.table(
-                {
-                    "day": np.full(kept.sum(), number, np.int32),
-                    "query_id": (base + queries.number)[kept],
-                    "randomized": queries.randomized[kept],
-                    "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
-                }
-            )
-        )
-        counts.append(
-            {
-                "day": number,
-                "queries": int(kept.sum()),
-                "answered": manifest.queries,
-                "examples": manifest.rows,
-                "clicks": manifest.clicks,
-                "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
-                "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
-            }
-        )
+        columns = {
+            "day": np.full(kept.sum(), number, np.int32),
+            "query_id": (base + queries.number)[kept],
+            "randomized": queries.randomized[kept],
+            "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
+        }
+        parts.append(pa.table(columns))
+        of_day = {
+            "day": number,
+            "queries": int(kept.sum()),
+            "answered": manifest.queries,
+            "examples": manifest.rows,
+            "clicks": manifest.clicks,
+            "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
+            "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
+        }
+        counts.append(of_day)
     write_atomic(out / SHOWN_FILE, lambda stream: pq.write_table(pa.concat_tables(parts), stream))
     return counts

@@ -109,14 +109,11 @@ def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Ta
     shown, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
     time = queries.time_us[shown.query]
-    weight = np.ones(len(shown), np.float32)
     keys: dict[str, Any] = {
-        "query_time": time,
-        "timestamp": time,
+        **dict.fromkeys(("query_time", "timestamp"), time),
         "query_id": query_id,
         "example_id": query_id * ADS_PER_QUERY_LIMIT + shown.position,
         "label": served.clicked.astype(np.int8),
-        "train_weight": weight,
-        "metric_weight": weight,
+        **dict.fromkeys(("train_weight", "metric_weight"), np.ones(len(shown), np.float32)),
     }
     return ids.table(keys, queries, shown)

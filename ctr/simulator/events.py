@@ -130,12 +130,8 @@ def _deliver_impressions(config: EventsConfig, impressions: pa.Table, numbers: S
 def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[int]) -> pa.Table:
     chance = _chances(numbers, len(clicked), 7)
     delay = _delay_us(chance[:, :2], config.click_seconds, config.late_click_share, config.late_click_seconds)
-    clicks = pa.table(
-        {
-            "impression_id": clicked.column("impression_id"),
-            "event_time": clicked.column("event_time").to_numpy() + 1 + delay,
-        }
-    )
+    time = clicked.column("event_time").to_numpy() + 1 + delay
+    clicks = pa.table({"impression_id": clicked.column("impression_id"), "event_time": time})
     return _deliver(config, clicks, chance[:, 2:])
 
 

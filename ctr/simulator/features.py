@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.kept_values import has_raw_values
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.shards import pack_ids, shard_schema
@@ -46,13 +47,13 @@ def world_schema(config: WorldConfig) -> Schema:
     """Returns the features of a world's log: ``SCHEMA``, without its buckets where ids are not hashed."""
     if config.buckets:
         return SCHEMA
-    features = []
-    for feature in SCHEMA.features:
-        is_hashed = isinstance(feature, Cross | Text) or (
-            isinstance(feature, Category) and feature.vocabulary is None
+    growing = {"buckets": None}
+    return Schema(
+        features=tuple(
+            feature.model_copy(update=growing) if has_raw_values(feature) else feature
+            for feature in SCHEMA.features
         )
-        features.append(feature.model_copy(update={"buckets": None}) if is_hashed else feature)
-    return Schema(features=tuple(features))
+    )
 
 
 def _named(numbers: np.ndarray, names: pa.Array) -> pa.DictionaryArray:
@@ -126,11 +127,6 @@ def page_number(queries: Queries, placed: Placed) -> np.ndarray:
     return np.ravel_multi_index(axes, _UI_SHAPE)
 
 
-def _columns(table: pa.Table, rows: np.ndarray) -> dict[str, pa.ChunkedArray]:
-    taken = table.take(pa.array(rows))
-    return {name: taken.column(name) for name in taken.column_names}
-
-
 @dataclass(frozen=True)
 class _Ids:
     """M entities: their raw columns, and ids of features: [M, F], and a list array for each multivalent one."""
@@ -142,12 +138,7 @@ class _Ids:
 
 
 def _ids_of(whole: Schema, table: pa.Table, names: tuple[str, ...]) -> _Ids:
-    needed = set(names)
-    for name in names:
-        feature = whole.by_name[name]
-        if isinstance(feature, Cross):
-            needed |= set(feature.of)
-    schema = Schema(features=tuple(feature for feature in whole.features if feature.name in needed))
+    schema = whole.only(names)
     matrix, lists = transform_table(schema, table)
     single = tuple(name for name in names if name in schema.single_valued)
     arrays = {}
@@ -195,17 +186,13 @@ class FeatureIds:
         """Makes the source columns of the features for the same rows, texts as strings or dictionaries."""
         columns: dict[str, pa.ChunkedArray] = {}
         for ids, rows in self._entities(queries, placed):
-            columns |= _columns(ids.raw, rows)
+            taken = ids.raw.take(pa.array(rows))
+            columns |= zip(taken.column_names, taken.columns, strict=True)
         return pa.table(columns)
 
     def _entities(self, queries: Queries, placed: Placed) -> tuple[tuple[_Ids, np.ndarray], ...]:
         """Users, queries, ads and pages, and those of each row."""
         assert self._day is not None
-        of_queries, of_ads = self._day
         query = placed.query
-        return (
-            (self._users, queries.user[query]),
-            (of_queries, queries.number[query]),
-            (of_ads, placed.ad),
-            (self._pages, page_number(queries, placed)),
-        )
+        rows = (queries.user[query], queries.number[query], placed.ad, page_number(queries, placed))
+        return tuple(zip((self._users, *self._day, self._pages), rows, strict=True))

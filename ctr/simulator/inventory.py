@@ -47,12 +47,6 @@ class Ads:
         return Ads(**{field.name: getattr(self, field.name)[mask] for field in fields(Ads)})
 
 
-def _join(parts: list[Ads]) -> Ads:
-    return Ads(
-        **{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Ads)}
-    )
-
-
 def ads_by_day(config: WorldConfig, world: World) -> Iterator[Ads]:
     """Yields the ads of the first day, the second, and so on without end."""
     ads = _draw_ads(config, world, 0, 0, config.ads)
@@ -64,16 +58,17 @@ def ads_by_day(config: WorldConfig, world: World) -> Iterator[Ads]:
         new = _draw_ads(config, world, day, next_number, int(owed))
         next_number += len(new)
         owed -= len(new)
-        ads = _join([ads.select(ads.gone > day), new])
+        old = ads.select(ads.gone > day)
+        names = [field.name for field in fields(Ads)]
+        ads = Ads(*(np.concatenate([getattr(old, name), getattr(new, name)]) for name in names))
 
 
 def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, count: int) -> Ads:
     """Ads that appear on a day; those of day 0 have been there for a while."""
     rng = random_stream(config.seed, ADS_STREAM, day)
     advertiser = draw_ranks(rng, config.advertisers, (count,))
-    topic = np.where(
-        rng.random(count) < 0.7, world.advertiser_topic[advertiser], rng.integers(0, config.topics, count)
-    )
+    is_usual = rng.random(count) < 0.7
+    topic = np.where(is_usual, world.advertiser_topic[advertiser], rng.integers(0, config.topics, count))
     words_of_topic = np.diff(world.topic_words)[topic][:, None]
     # Exponential lifetimes: how long an ad has been there says nothing of how long it will be.
     age = rng.exponential(config.ad_lifetime_days, count) if day == 0 else np.zeros(count)

@@ -153,9 +153,8 @@ def publish_day(
             left = None if left is None else left - len(kept)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
     drawn = tables[2].column("randomized")
-    logged = tables
-    if not config.randomized_in_log:
-        logged = [table.filter(pc.invert(drawn)) for table in tables]
+    in_log = None if config.randomized_in_log else pc.invert(drawn)
+    logged = tables if in_log is None else [table.filter(in_log) for table in tables]
     apart = [table.filter(drawn) for table in tables]
     if most is not None and len(logged[0]) >= most:
         logged = [table.slice(0, most) for table in logged]
@@ -187,23 +186,19 @@ def logged_queries(config: WorldConfig, queries: Queries) -> np.ndarray:
 
 def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
     shown = served.impressions
-    truth = pa.table(
-        {
-            "probability": served.quality * served.visibility,
-            "quality": served.quality,
-            "visibility": served.visibility,
-            "examined": served.examined,
-        }
-    )
-    auction = pa.table(
-        {
-            "predicted": shown.predicted,
-            "bid": day.ads.bid[shown.ad].astype(np.float32),
-            "price": shown.price,
-            "randomized": served.queries.randomized[shown.query],
-        }
-    )
-    return truth, auction
+    truth = {
+        "probability": served.quality * served.visibility,
+        "quality": served.quality,
+        "visibility": served.visibility,
+        "examined": served.examined,
+    }
+    auction = {
+        "predicted": shown.predicted,
+        "bid": day.ads.bid[shown.ad].astype(np.float32),
+        "price": shown.price,
+        "randomized": served.queries.randomized[shown.query],
+    }
+    return pa.table(truth), pa.table(auction)
 
 
 def _publish(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -99,15 +100,9 @@ def draw_world(config: WorldConfig) -> World:
 def walk(config: WorldConfig, world: World) -> Iterator[Coefficients]:
     """Yields the coefficients of the first day, the second, and so on without end: independent Gaussian steps."""
     now = world.first
-    day = 0
-    while True:
+    for day in count(1):
         yield now
-        day += 1
         if config.drift:
             rng = random_stream(config.seed, WALK_STREAM, day)
-            now = Coefficients(
-                topic=now.topic + rng.normal(0, config.drift, now.topic.shape),
-                age_topic=now.age_topic + rng.normal(0, config.drift, now.age_topic.shape),
-                advertiser_device=now.advertiser_device
-                + rng.normal(0, config.drift, now.advertiser_device.shape),
-            )
+            parts = (now.topic, now.age_topic, now.advertiser_device)
+            now = Coefficients(*(part + rng.normal(0, config.drift, part.shape) for part in parts))

@@ -73,8 +73,10 @@ class Chips(Workers):
             return function(*(own(part, number) for part in arguments))
 
         def step(*arguments: Any) -> Any:
-            found = self._strategy.run(on_chip, args=arguments)
-            return tf.nest.map_structure(lambda one: self._strategy.experimental_local_results(one)[0], found)
+            results = self._strategy.run(on_chip, args=arguments)
+            return tf.nest.map_structure(
+                lambda each: self._strategy.experimental_local_results(each)[0], results
+            )
 
         def of_chips(arguments: Any) -> Any:
             if isinstance(arguments, Mapping):
@@ -112,10 +114,9 @@ def open_chips(device: str) -> Chips:
     if kind != "cpu" or not count.isdecimal() or not 1 <= int(count) <= 64:
         raise InputError(f"--device {device}: allowed: tpu, or cpu:N with N logical devices, 1 to 64")
     (processor, *_) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(
-        processor, [tf.config.LogicalDeviceConfiguration()] * int(count)
-    )
-    names = [one.name for one in tf.config.list_logical_devices("CPU")]
+    parts = [tf.config.LogicalDeviceConfiguration()] * int(count)
+    tf.config.set_logical_device_configuration(processor, parts)
+    names = [part.name for part in tf.config.list_logical_devices("CPU")]
     return Chips(tf.distribute.MirroredStrategy(names), device)
 
 

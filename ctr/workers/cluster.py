@@ -75,9 +75,8 @@ def _addresses(cluster: Any) -> dict[str, list[str]]:
     for kind, listed in cluster.items():
         if kind not in addresses:
             raise InputError(f"{VARIABLE}: cluster: a task {kind!r} takes no part in training; {_ALLOWED}")
-        if not isinstance(listed, list) or not all(
-            isinstance(one, str) and _ADDRESS.fullmatch(one) for one in listed
-        ):
+        texts = listed if isinstance(listed, list) else [None]
+        if not all(isinstance(text, str) and _ADDRESS.fullmatch(text) for text in texts):
             raise InputError(f"{VARIABLE}: cluster.{kind}: not a list of HOST:PORT; {_ALLOWED}")
         addresses[kind] = listed
     everyone = addresses["chief"] + addresses["worker"]

@@ -82,9 +82,8 @@ class Workers:
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
         if flat.shape.is_fully_defined():
             shapes = [tensor.shape.as_list() for tensor in tensors]
-            parts = tf.split(
-                self._summed(flat, self._key(flat)), [tensor.shape.num_elements() for tensor in tensors]
-            )
+            counts = [tensor.shape.num_elements() for tensor in tensors]
+            parts = tf.split(self._summed(flat, self._key(flat)), counts)
         else:
             shapes = [tf.shape(tensor) for tensor in tensors]
             sizes = tf.stack([tf.size(tensor) for tensor in tensors])

@@ -205,15 +205,13 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
             begun = time.monotonic()
         is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
         is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
+        is_decided = (failed or is_done) and is_known
         is_late = time.monotonic() > late and len(heard.joining) < len(workers)
         now = time.monotonic()
-        heard.stopped = {
-            worker.rank: heard.stopped.get(worker.rank, now) for worker in workers if worker.is_stopped()
-        }
+        stopped = [worker.rank for worker in workers if worker.is_stopped()]
+        heard.stopped = {rank: heard.stopped.get(rank, now) for rank in stopped}
         is_stuck = any(now - since > plan.stopped_seconds for since in heard.stopped.values())
-        if None not in statuses or (
-            (is_late or is_stuck or ((failed or is_done) and is_known)) and not is_stopped
-        ):
+        if None not in statuses or (not is_stopped and (is_late or is_stuck or is_decided)):
             # What was reported before the end.
             _hear(plan, reports, heard, 0)
             return is_stopped
