@@ -12,10 +12,9 @@ import numpy as np
 
 from ctr.data.row_ids import OtherWayError
 from ctr.io.errors import InputError, one_line
-from ctr.serving.combine import probabilities, transfers_of
 from ctr.serving.metadata import NETWORK, check_files, find_model, model_schema, read_chain, read_metadata
 from ctr.serving.raw_values import FunctionInputs
-from ctr.serving.row_model import RowModel
+from ctr.serving.row_model import RowModel, probabilities, transfers_of
 from ctr.serving.weights import Weights, apply_deltas, stored_weights, variable_names
 
 if TYPE_CHECKING:

@@ -32,15 +32,13 @@ from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.serving.export import export_from_run
-from ctr.simulator.auction import Policy
-from ctr.simulator.clicks import Placed, logistic
+from ctr.simulator.auction import Placed, Policy, logistic
 from ctr.simulator.config import DAY_US, WorldConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
 from ctr.simulator.features import FeatureIds, world_schema
 from ctr.simulator.folders import ORIGIN_FILE, check_days, check_loop_folders
-from ctr.simulator.inventory import Ads
 from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day, read_world
-from ctr.simulator.traffic import Queries, draw_queries
+from ctr.simulator.traffic import Ads, Queries, draw_queries
 from ctr.simulator.world import World
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, Session, open_session

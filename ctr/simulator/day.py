@@ -9,12 +9,26 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.io.errors import InputError
-from ctr.simulator.auction import Impressions, Policy, crude_policy, run_auction
-from ctr.simulator.clicks import logistic, quality_logit, visibility
+from ctr.simulator.auction import (
+    Impressions,
+    Policy,
+    crude_policy,
+    logistic,
+    quality_logit,
+    run_auction,
+    visibility,
+)
 from ctr.simulator.config import WorldConfig
 from ctr.simulator.features import FeatureIds
-from ctr.simulator.inventory import Ads, Retrieval, ads_by_day, retrieval_order
-from ctr.simulator.traffic import Queries, draw_candidates, draw_queries
+from ctr.simulator.traffic import (
+    Ads,
+    Queries,
+    Retrieval,
+    ads_by_day,
+    draw_candidates,
+    draw_queries,
+    retrieval_order,
+)
 from ctr.simulator.world import Coefficients, World, draw_world, walk
 
 QUERIES_PER_DAY_LIMIT = 10**6

@@ -11,10 +11,9 @@ from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.transform import transform_table
-from ctr.simulator.clicks import Placed, ad_age_days
+from ctr.simulator.auction import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS, WorldConfig
-from ctr.simulator.inventory import Ads
-from ctr.simulator.traffic import NO_WORD, Queries
+from ctr.simulator.traffic import NO_WORD, Ads, Queries
 from ctr.simulator.world import AGE_GROUPS, COUNTRIES, DEVICES, FORMATS, RENDERINGS, World
 
 SCHEMA = Schema(
