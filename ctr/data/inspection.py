@@ -21,7 +21,7 @@ from ctr.data.kept_values import has_raw_values, read_all_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
-from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, id_bounds
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Number, Schema, id_bounds
 from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
@@ -378,7 +378,7 @@ class _Pass:
                 top=tuple(self._top_ids(feature, counts)),
             )
 
-    def _top_ids(self, feature: Category | Number | Text | Cross, counts: IdCounts) -> Iterator[TopId]:
+    def _top_ids(self, feature: AnyFeature, counts: IdCounts) -> Iterator[TopId]:
         total = max(self._values[feature.name], 1)
         for number, occurrences, clicks in counts.top(TOP_IDS):
             yield TopId(number, _value_of(feature, number), occurrences / total, clicks / occurrences)
@@ -390,7 +390,7 @@ def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     return column.flatten().to_numpy(), np.diff(offsets)
 
 
-def _value_of(feature: Category | Number | Text | Cross, number: int) -> str | None:
+def _value_of(feature: AnyFeature, number: int) -> str | None:
     if isinstance(feature, Number):
         edges = feature.edges()
         low = f"{edges[number - 2]:g}" if number >= 2 else "-inf"

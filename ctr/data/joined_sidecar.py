@@ -116,8 +116,7 @@ class JoinedSidecar:
 
     def _array(self, column: pa.ChunkedArray, name: str, partition: Manifest) -> np.ndarray:
         where = f"{self._path(partition)}: the column {name}"
-        kind = column.type
-        types = pa.types
+        kind, types = column.type, pa.types
         if not (types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)):
             raise InputError(f"{where} is of type {kind}; numbers or booleans are required")
         if column.null_count and not types.is_floating(kind):

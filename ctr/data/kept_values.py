@@ -21,7 +21,7 @@ from pydantic import BeforeValidator
 
 from ctr.data.log import Manifest, manifest_bytes, read_manifests
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
-from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.shards import unpack_ids
 from ctr.io.files import write_atomic_bytes
 
@@ -32,8 +32,6 @@ VALUE_PREFIX = "@value:"
 _COLUMNS = ("feature", "id", "value")
 _SHOWN = 3
 _MISSING = "missing"
-
-AnyFeature = Category | Number | Text | Cross
 
 
 def _all_or_names(content: Any) -> Any:

@@ -253,7 +253,8 @@ class Cross(FeatureBase):
     buckets: Buckets | None = None
 
 
-Feature = Annotated[Category | Number | Text | Cross, Field(discriminator="kind")]
+AnyFeature = Category | Number | Text | Cross
+Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
 class Schema(StrictModel):
@@ -291,7 +292,7 @@ class Schema(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        known: dict[str, Category | Number | Text | Cross] = {}
+        known: dict[str, AnyFeature] = {}
         kinds: dict[str, Category | Number | Text] = {}
         for feature in self.features:
             if feature.name in known:
@@ -326,7 +327,7 @@ class Schema(StrictModel):
         return self
 
     @property
-    def by_name(self) -> dict[str, Category | Number | Text | Cross]:
+    def by_name(self) -> dict[str, AnyFeature]:
         return {feature.name: feature for feature in self.features}
 
     @property
@@ -465,9 +466,7 @@ def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
     return meanings
 
 
-def is_multivalent(
-    feature: Category | Number | Text | Cross, known: dict[str, Category | Number | Text | Cross]
-) -> bool:
+def is_multivalent(feature: AnyFeature, known: dict[str, AnyFeature]) -> bool:
     """Tells whether a row can have any number of ids; ``known`` resolves the parts of crosses."""
     if isinstance(feature, Cross):
         return any(is_multivalent(known[part], known) for part in feature.of)

@@ -45,7 +45,7 @@ from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.row_ids import ids_of_numbers, number_edges
-from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.text_arrays import may_spell, text_array
 from ctr.io.errors import InputError
@@ -130,7 +130,7 @@ def _with_derived(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tenso
     return columns
 
 
-def _is_hashed(feature: Category | Number | Text | Cross) -> bool:
+def _is_hashed(feature: AnyFeature) -> bool:
     return isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None
 
 
@@ -233,8 +233,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
     if pa.types.is_dictionary(kind):
         return _of_dictionary(column.unify_dictionaries(), lengths)
     text = _is_text(kind) or pa.types.is_string_view(kind)
-    number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
-    if not (text or number or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
+    if not (text or _is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
         raise InputError(
             f"feature {feature.name}: its source column {feature.source} is of type {kind}; a {feature.kind} reads "
             "strings, numbers and booleans: convert the column to strings"
@@ -242,7 +241,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
     if pa.types.is_float16(kind):
         # Arrow finds no distinct values among them.
         column = column.cast(pa.float32())
-    elif not number:
+    elif not _is_number(kind):
         column = column.cast(pa.large_string())
     return _of_dictionary(pc.dictionary_encode(column).unify_dictionaries(), lengths)
 
@@ -258,6 +257,10 @@ def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
 def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Encoded:
@@ -276,13 +279,11 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         column = column.cast(kind)
-    types = pa.types
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-            or types.is_decimal(kind) or types.is_null(kind)):  # fmt: skip
+    if not (_is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
         raise InputError(
             f"feature {feature.name}: its source column {feature.source} is of type {kind}; a number is required"
         )
-    if types.is_boolean(kind):
+    if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
     return pc.fill_null(column.cast(pa.float32(), safe=False), np.nan).to_numpy()
 
@@ -374,9 +375,9 @@ def _number_column(feature: Number, values: np.ndarray) -> _Column:
 def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
     parts = [columns[part] for part in feature.of]
     lengths = next((part.lengths for part in parts if part.lengths is not None), None)
-    missing = np.logical_and.reduce(
-        [np.zeros(1, bool) if lengths is not None else part.ids == MISSING_ID for part in parts]
-    )
+    missing = np.zeros(1, bool)
+    if lengths is None:
+        missing = np.logical_and.reduce([part.ids == MISSING_ID for part in parts])
     prints = [
         part.prints if lengths is None or part.lengths is not None else np.repeat(part.prints, lengths)
         for part in parts
@@ -418,10 +419,8 @@ def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
         else:
             if feature.source not in encoded:
                 encoded[feature.source] = _encode(feature, column)
-            spelled = schema.spells_numbers(feature.source)
-            columns[feature.name] = _string_column(
-                feature, encoded[feature.source], spelled, feature.name in crossed
-            )
+            source, spelled = encoded[feature.source], schema.spells_numbers(feature.source)
+            columns[feature.name] = _string_column(feature, source, spelled, feature.name in crossed)
     return columns
 
 

@@ -202,14 +202,11 @@ class Workers:
             if text:
                 raise InputError(f"{name}: {text}")
 
-    @contextmanager
-    def timeout(self, is_patient: bool) -> Iterator[None]:
+    def timeout(self, is_patient: bool) -> AbstractContextManager[None]:
         """Limits how long an exchange in the block waits for others; an outer block may set a shorter limit."""
         if self.size == 1:
-            yield
-            return
-        with self._limit.of(self.patience if is_patient else self.timeout_seconds):
-            yield
+            return nullcontext()
+        return self._limit.of(self.patience if is_patient else self.timeout_seconds)
 
     @contextmanager
     def noticing_losses(self) -> Iterator[None]:
