@@ -81,10 +81,7 @@ class BatchSize:
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs as many whole queries into each batch as fit into its rows; a larger query is a batch of its own.
-
-    Raises InputError: a query has more than ``max_query_rows`` rows. It is named; nothing is cut off.
-    """
+    """Packs whole queries into batches, a larger query alone; raises InputError where one exceeds ``max_query_rows``."""
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
@@ -109,10 +106,7 @@ def whole_query_batches(
 
 
 def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) -> Generator[Batch, None, Rows]:
-    """Packs the waiting rows before the last block, and as many of the block as fit; returns the remaining rows.
-
-    So a block, which may be large, is copied only where a query is larger than a batch.
-    """
+    """Packs the waiting rows and as many of the last block as fit, which is not copied; returns the remaining rows."""
     *before, block = pending
     waited = sum(len(part) for part in before)
     taken = min(len(block), size.rows + 1)

@@ -1,7 +1,4 @@
-"""Columns that are made of a row's time or of another column, by rules that a log's schema keeps.
-
-Ingestion applies them (``ctr.pipelines.rows.raw_columns``), and so does the exported model (``ctr.data.feature_ops``).
-"""
+"""Columns that are made of a row's time or of another column, by rules that ingestion and the exported model share."""
 
 from typing import Annotated, Literal, Self
 

@@ -1,8 +1,4 @@
-"""Operations that make ids of single values, all of them in the TensorFlow graph and without state.
-
-``transform.py`` runs them on every row inside the exported model, and on distinct values in ingestion; ``feature_ids``
-on values that a configuration names.
-"""
+"""Operations that make ids of single values, all of them in the TensorFlow graph and without state."""
 
 import re
 from collections.abc import Sequence
@@ -64,10 +60,7 @@ def number_of(values: tf.Tensor) -> tf.Tensor:
 
 
 def derived_values(rule: Derived, values: tf.Tensor, as_number: bool) -> tf.Tensor:
-    """Makes a derived column, [M], of times in microseconds, negative where missing, or of strings or numbers.
-
-    It is float32 with NaN where missing, or strings, empty where missing; a copy stays as it is.
-    """
+    """Makes a derived column of times, missing if negative, or of values: float32, NaN where missing, or strings."""
     if rule.of_time:
         length, shift, count = rule.periods
         times = tf.cast(values, tf.int64)
@@ -201,10 +194,8 @@ def cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor
 def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.ndarray:
     """Makes the ids of raw values of a single-valued category or number, as a configuration names them.
 
-    Numbers stand for the bucket that they fall into; null or the empty text is missing. Returns [M], all different:
-    int32, or int64 where ids grow. Raises InputError: no such feature, or one that is no single-valued category or
-    number; a value that the feature does not read, that its vocabulary does not hold, or that has the id of an earlier
-    one.
+    Numbers stand for the bucket that they fall into; null or the empty text is missing. Raises InputError: there is no
+    such feature or value, or a value has the id of an earlier one.
     """
     feature = schema.by_name.get(name)
     if feature is None:

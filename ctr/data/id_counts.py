@@ -41,10 +41,7 @@ class IdCounts(Protocol):
 def make_counts(
     buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
 ) -> list[IdCounts]:
-    """Makes counters for features with so many ids each, None where they grow.
-
-    Those with few ids get one for each id, while there is room.
-    """
+    """Makes counters for features with so many ids each, None where they grow: exact ones while there is room."""
     counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
     bounded = [(number, index) for index, number in enumerate(buckets) if number is not None]
     for number, index in sorted(bounded):

@@ -108,10 +108,7 @@ def _collisions(features: Sequence[FeatureSummary]) -> Iterator[str]:
 
 
 def collision_text(found: Sequence[tuple[float, str, int]]) -> str:
-    """Warns of features whose values share ids, and names the worst and the remedy.
-
-    ``found`` has of each feature the share of its values that share an id, its name, and the number of its values.
-    """
+    """Warns of features whose values share ids, each with that share, its name, and the number of its values."""
     ordered = sorted(found, key=lambda item: (-item[0], item[1]))
     # 1 - (1 - 1/m)^n is about n / m.
     worst = [

@@ -58,8 +58,7 @@ class _Partition:
 class JoinedSidecar:
     """Some columns, numbers or truth values, of one sidecar of ``log``, for rows in the order of their time.
 
-    Partitions that end before ``begin``, a query time in microseconds, are never needed. Raises InputError: there is
-    no such sidecar, it lacks a column, or lost a partition's manifest.
+    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: it lacks something.
     """
 
     def __init__(
@@ -199,8 +198,7 @@ def count_missing(
 ) -> MissingValues:
     """Counts the rows of a log, not necessarily the sidecar's, that have no finite value in a column of floats.
 
-    Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either. ``progress`` is called
-    with the number of rows read since its last call.
+    Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either.
     """
     schema = read_schema(log)
     selected = {manifest.name for manifest in manifests}

@@ -116,10 +116,7 @@ def without_values(table: pa.Table) -> pa.Table:
 
 
 def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Lists the values behind the ids of the categories, texts and crosses ``kept``, each combination once, sorted.
-
-    ``rows`` has the columns of a shard and those of ``value_columns``, null where a row's values were not kept.
-    """
+    """Lists the values behind the ids of the features ``kept`` in ``rows``, each combination once, sorted."""
     known = schema.by_name
     ids = _IdsOfRows(schema, rows)
     parts = []
@@ -216,11 +213,7 @@ def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
 
 
 def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:
-    """Reads the raw values behind some ids of a feature, as far as they were kept.
-
-    Of an id that several values share, the first ones are joined by ``|``. Raises InputError: no log, or a damaged
-    one.
-    """
+    """Reads the raw values behind ids of a feature, as far as kept; several of one id are joined by ``|``."""
     return read_all_values(log, {feature: ids})[feature]
 
 

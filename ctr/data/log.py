@@ -48,10 +48,7 @@ class ShardEntry(StrictModel):
 
 
 class Manifest(StrictModel):
-    """One published partition [start, end) of query time, in microseconds.
-
-    ``counters`` has its input, counted by its outcome; ``distinct`` the different ids of each feature whose ids grow.
-    """
+    """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it."""
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
@@ -106,10 +103,7 @@ def shard_file(partition: str, index: int, sha256: str) -> str:
 
 
 def check_log(folder: Path, schema: Schema) -> None:
-    """Raises InputError where the folder neither is a log with this schema nor can become one; changes nothing.
-
-    Hidden files and ``rejects/`` may stand there before there is a log.
-    """
+    """Raises InputError where the folder neither is a log with this schema nor can become one; changes nothing."""
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
@@ -124,7 +118,7 @@ def check_log(folder: Path, schema: Schema) -> None:
 
 
 def check_log_folder(folder: Path) -> None:
-    """Checks that the folder is a log of any features or can become one; see ``check_log``."""
+    """Checks the same of a log of any features; hidden files and ``rejects/`` may stand there before there is a log."""
 
     def can_be_log(found: Path) -> bool:
         # A run directory has a schema too.
@@ -234,10 +228,7 @@ def list_partitions(folder: Path) -> list[tuple[int, int]]:
 
 
 def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
-    """Reads all published partitions in order of time, checked for overlaps and schema; ``known`` ones are not read.
-
-    Raises InputError: a manifest is damaged, overlaps another, or was lost while its shards are still there.
-    """
+    """Reads all partitions in order of time, but for those ``known``. Raises InputError: lost, damaged, overlapping."""
     version = read_schema(folder).version
     manifests: list[Manifest] = []
     for start, end in published_partitions(folder / "shards", folder / "manifests"):
@@ -301,8 +292,8 @@ def published_partitions(
 ) -> list[tuple[int, int]]:
     """Lists ``partitions_in`` a folder of manifests, and raises InputError where one before the last is lost.
 
-    Shards after the last partition are just being published. Shards that overlap a published partition never can be:
-    another publisher was first. Only partitions ``among`` these names are checked.
+    Shards that overlap a published partition never can be one: another publisher was first. Only names ``among`` are
+    checked.
     """
     while True:
         partitions = partitions_in(manifests)

@@ -1,8 +1,7 @@
 """Feature ids of a few rows, made of raw values in Python: the ids of ``ctr.data.transform``, without TensorFlow.
 
-A call of TensorFlow takes longer than all ids of a row. Few values cannot be done here, since only TensorFlow's own
-libraries do exactly the same with them: texts beyond ASCII that are cut into words, and bytes that are no UTF-8 in a
-prefix.
+A call of TensorFlow takes longer. Few values are left to its own libraries: texts beyond ASCII that are cut into
+words, and bytes that are no UTF-8 in a prefix.
 """
 
 import functools

@@ -48,10 +48,7 @@ _WEIGHTS = ("train_weight", "metric_weight")
 
 @dataclass
 class Count:
-    """Examples that meet a condition, and those that were kept.
-
-    The sum of the weights estimates the number of examples without bias.
-    """
+    """Examples that meet a condition, and those kept; the sum of their weights is an unbiased estimate."""
 
     rows: int = 0
     kept: int = 0
@@ -69,14 +66,7 @@ class Count:
 
 
 class SamplingResult:
-    """Counts of a sampling.
-
-    Attributes:
-        partitions: published ones, those of an earlier run among them.
-        outside_time_range, faulty: rows that no condition counts; they are dropped. The faulty ones are those inside
-            the range that no model can train on (``ctr.data.reader.FAULTS``).
-        sidecars: those carried along to a smaller log, and the number of their partitions.
-    """
+    """Counts of a sampling; rows outside the time range, and faulty ones within, are in no condition's counts."""
 
     def __init__(self, name: str, output: Path, conditions: Sequence[str], rows: int) -> None:
         self.name, self.output, self.rows = name, output, rows
@@ -130,10 +120,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> None:
-    """Creates the file, or checks that it has the same content. Raises InputError when it does not.
-
-    The keys ``free`` may have changed since; the file keeps the first values.
-    """
+    """Creates the file, or raises InputError where it has other content, but for the keys ``free``, which it keeps."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")

@@ -298,10 +298,7 @@ def _gather_lists(values: np.ndarray, lengths: np.ndarray, codes: np.ndarray) ->
 
 @dataclass(frozen=True)
 class _Column:
-    """A transformed feature: ids [M], its fingerprints [M] uint64 if a cross asks, lengths if multivalent.
-
-    What a category or text was hashed from: the distinct strings, and the place of each id's among them.
-    """
+    """A transformed feature: ids [M], fingerprints if a cross asks, lengths if multivalent, and the strings."""
 
     ids: np.ndarray
     prints: np.ndarray | None
@@ -391,14 +388,9 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
 
     Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
     dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type. Null, NaN and the
-    empty string are missing. Other columns are ignored.
-
-    Returns:
-        [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for each multivalent
-        feature its ids (flat) and lengths (int32 [N]); ids are of the schema's ``id_type``.
-
-    Raises:
-        InputError: a source column is absent or of a type that its feature cannot read.
+    empty string are missing. Returns [N, F], the single-valued ids in the schema's order (C-contiguous), and for each
+    multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a source column is absent or of a
+    type that its feature cannot read.
     """
     return _packed(schema, _transformed(schema, table), table.num_rows)
 
@@ -433,17 +425,11 @@ def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[
 
 
 def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str] = ()) -> pa.Table:
-    """Makes rows of a shard of key columns and raw source columns, in the given order.
+    """Makes rows of a shard of key columns (those of ``shard_schema`` that are not features) and raw source columns.
 
-    Args:
-        keys: the columns of ``shard_schema`` that are not features, without nulls.
-        raw: the source columns of the same rows.
-        kept: categories and texts whose raw values, as they are hashed, follow in columns of their own
-            (``ctr.data.kept_values.value_columns``).
-
-    Raises:
-        InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to ``LARGEST_WEIGHT``);
-            and all that ``transform_table`` refuses.
+    Of the features ``kept`` raw values follow in columns of their own (``ctr.data.kept_values.value_columns``). Raises
+    InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to ``LARGEST_WEIGHT``); and
+    all that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
     transformed = _transformed(schema, raw)

@@ -57,10 +57,7 @@ class Exported:
 
 
 def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) -> Exported:
-    """Publishes the model of a run's checkpoint (its newest, or that of a position) as a version in ``out``.
-
-    Raises InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
-    """
+    """Publishes the model of a run's checkpoint, by default its newest, as a version in ``out``; raises InputError."""
     return publish(read_snapshot(Path(run), checkpoint), Path(out))
 
 
@@ -109,14 +106,9 @@ def publish(
 ) -> Exported:
     """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
 
-    Args:
-        keep: how many of the newest versions stay, beside those that these build on; None: all.
-        wait: until no other process publishes in ``out``; otherwise that is an error.
-        full_every: number of versions from one full model to the next; those between are deltas.
-
-    Raises:
-        InputError: the version is there already and is another model's, the newest one is of another run, or another
-            process is publishing in ``out``.
+    Of the newest versions ``keep`` stay, beside those that these build on. Versions between every ``full_every``-th
+    are deltas. Raises InputError: the version is there already and is another model's, the newest one is of another
+    run, or, without ``wait``, another process is publishing.
     """
     with _publishing(out, wait):
         examples, described = snapshot.examples, describe(snapshot)
@@ -172,10 +164,7 @@ def _delete_all_but(out: Path, keep: int) -> None:
 def _delta_writer(
     snapshot: Snapshot, out: Path, described: Mapping[str, Any], full_every: int
 ) -> Callable[[Path], dict[str, Any]] | None:
-    """Returns a function that writes a model as a delta to the version before it; None: it has to be a full model.
-
-    The weights of the version before are read from the disk, so a run that was killed writes the same delta later.
-    """
+    """Returns what writes a delta to the version before, as it is on the disk; None: it has to be a full model."""
     earlier = [path for path in versions(out) if version_number(path) < snapshot.examples]
     if full_every == 1 or not earlier:
         return None

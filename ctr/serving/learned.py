@@ -25,10 +25,7 @@ def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
 def is_learned(
     until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray | None = None
 ) -> np.ndarray:
-    """Tells rows that are not later than the last one that was learned from, bool [N], by query times (microseconds).
-
-    Without query ids rows of the last time count as learned from.
-    """
+    """Tells rows that are not later than the last one that was learned from, bool [N], by time and query id."""
     if until is None:
         return np.zeros(len(times), bool)
     if queries is None:

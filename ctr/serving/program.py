@@ -128,10 +128,7 @@ def _check_variables(prefix: Path) -> None:
 
 
 class Program:
-    """A loaded graph; ``weights``, in the order of its variables, replace those of the full model.
-
-    Raises InputError: it cannot be loaded, or could do more than compute (``check_model``).
-    """
+    """A loaded graph, with ``weights`` in the order of its variables. Raises InputError as ``check_model`` does."""
 
     def __init__(self, chain: Chain, inputs: Mapping[str, FunctionInputs], weights: Weights | None) -> None:
         check_model(chain.full)

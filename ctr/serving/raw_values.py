@@ -159,10 +159,7 @@ def _microseconds(value: Any) -> int:
 
 
 class FunctionInputs:
-    """Inputs of a function, as the metadata describes them: by input name, the column of raw values or of ids.
-
-    ``texts``, ``numbers`` and ``times`` are those that are strings, float32 and int64.
-    """
+    """Inputs of a function, as the metadata describes them: the column of each, and the columns of each type."""
 
     def __init__(self, name: str, described: Mapping[str, Mapping[str, Any]]) -> None:
         self._name = name

@@ -59,10 +59,7 @@ class RowTable:
         self.features = [feature["name"] for feature in placed]
 
     def look_up(self, ids: Mapping[str, Ids], rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Looks up N rows: for each copy embeddings [N, features * width], and sums of linear weights [N].
-
-        Raises ValueError: an id is none of its feature's.
-        """
+        """Looks up each copy's embeddings [N, features * width] and linear sums [N]; ValueError: no such id."""
         parts = []
         if self._single:
             parts.append(self._rows[self._single_rows(ids, rows)])
@@ -154,10 +151,7 @@ class _Tower:
 
 
 class RowNetwork:
-    """All components of a model, with weights by readable names (``ctr.models.architecture.Architecture``).
-
-    Raises KeyError: weights are missing; ValueError: an architecture that has no such network.
-    """
+    """All components of a model. KeyError: weights are missing; ValueError: it has no such network."""
 
     def __init__(
         self, architecture: Mapping[str, Any], weights: Weights, alpha2: float, transfers: Sequence[Transfer]
@@ -198,10 +192,7 @@ class RowNetwork:
         return made[0][:, np.newaxis] if len(made) == 1 else np.stack(made, axis=1)
 
     def logits(self, inputs: Mapping[str, Inputs]) -> np.ndarray:
-        """Computes the logit of the mean of the components' probabilities, float32 [B].
-
-        Of a model that is not factorized, ``quality`` alone has inputs.
-        """
+        """Computes the logit of the components' mean probability, float32 [B]; not factorized, of ``quality`` alone."""
         if self.factorized:
             products = (self.quality(inputs["quality"]) * self.ui(inputs["ui"])).sum(axis=2).T
             return _mean_logit([own(one) for own, one in zip(self._transfers, products, strict=True)])
@@ -359,10 +350,7 @@ def _dense(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float) -> Transfer:
-    """Makes the continuous function with these pieces, p slopes between p - 1 rising joints, and ``bias`` at 0.
-
-    It maps products of any shape to logits, float32.
-    """
+    """Makes the continuous function from products to logits with p slopes between p - 1 joints, and ``bias`` at 0."""
     if len(slopes) != len(joints) + 1:
         raise ValueError(f"{len(joints)} joints require {len(joints) + 1} slopes, got {len(slopes)}")
     if not joints:

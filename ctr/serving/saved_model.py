@@ -52,10 +52,7 @@ def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 
 def weights_hash(snapshot: Snapshot) -> str:
-    """Hashes all weights (SHA-256): two runs of the same description may have learned otherwise.
-
-    Of a model that is not updatable as float32, before any are rounded.
-    """
+    """Hashes all weights (SHA-256), of a model that is not updatable as float32, before any are rounded."""
     if is_updatable(snapshot):
         return hash_weights(snapshot_weights(snapshot))
     digest = hashlib.sha256()
@@ -107,10 +104,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
 
 
 def rewrite_model(full: Path, folder: Path, metadata: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
-    """Writes an updatable model with other weights to a new folder and returns its metadata.
-
-    The bytes are those that ``write_model`` would have written. ``full`` is a model of the same run.
-    """
+    """Writes an updatable model with other weights, as ``write_model`` would; ``full`` is another model of the run."""
     shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE))
     with written_by_tensorflow(folder):
         write_weights(folder, full, metadata[VARIABLES], weights)

@@ -112,10 +112,7 @@ def score_log(
     progress: Progress | None = None,
     time_range: TimeRange | None = None,
 ) -> ScoreResult:
-    """Scores an example log by its ids, with the columns that ``ctr evaluate`` reads, ``learned`` and the scores.
-
-    Raises InputError: no log, a damaged one, one of other features than the model's, or none of it in the time range.
-    """
+    """Scores an example log by its ids, with the columns of ``ctr evaluate`` beside; raises InputError."""
     times = time_range or TimeRange()
     schema = read_schema(log)
     if schema.version != scorer.schema.version:

@@ -1,7 +1,4 @@
-"""Scoring with an exported model inside a Python process.
-
-Needs the exported folder alone, and TensorFlow for more than a few rows: nothing of the trainer, no Keras.
-"""
+"""Scoring with an exported model inside a Python process, without the trainer; with TensorFlow for many rows."""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -148,10 +145,7 @@ class Scorer:
         return self._call("quality", *self._read("quality", features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Computes U, float32 [N, n, K], of the UI tower's columns; arguments as for ``predict``.
-
-        Rows that were asked for before come from the cache.
-        """
+        """Computes U, float32 [N, n, K], of the UI tower's columns as ``predict`` takes them, or from the cache."""
         self._require_factors()
         columns, rows = self._read("ui", features)
         if self._cache is None:
@@ -222,10 +216,7 @@ ComputeRows = Callable[[list[int]], np.ndarray]
 
 
 class RowCache:
-    """Rows of float32 by key, at most ``capacity`` of them. Threads may share it.
-
-    Keys are looked up one by one in a dictionary; everything else is done for all rows of a call at once.
-    """
+    """Rows of float32 by key, at most ``capacity`` of them. Threads may share it."""
 
     def __init__(self, capacity: int, shape: Sequence[int]) -> None:
         if capacity < 1:
@@ -242,10 +233,7 @@ class RowCache:
         return len(self._places)
 
     def get(self, keys: Sequence[Hashable], compute: ComputeRows) -> np.ndarray:
-        """Returns the rows of N keys, [N, ...].
-
-        ``compute`` makes the rows of the keys at some positions, each a key that is not known, and none twice.
-        """
+        """Returns the rows of N keys; ``compute`` makes those at some positions, of unknown keys, none twice."""
         with self._lock:
             self._calls += 1
             find = self._places.get

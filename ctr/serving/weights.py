@@ -94,9 +94,8 @@ def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
 
 
 def apply_changes(before: Weights, changes: Weights) -> dict[str, np.ndarray]:
-    """Makes the later weights from the earlier ones. The caller compares the result's hash with the recorded one.
-
-    Raises KeyError, IndexError, TypeError or ValueError where the changes cannot belong to these weights.
+    """Makes the later weights; the caller compares their hash. Other changes: KeyError, IndexError, TypeError,
+    ValueError.
     """
     after: dict[str, np.ndarray] = {
         name: changes[name].view(values.dtype)
