@@ -81,7 +81,7 @@ class BatchSize:
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs whole queries into batches, a larger query alone; raises InputError where one exceeds ``max_query_rows``."""
+    """Packs whole queries into batches, a larger query alone; raises InputError beyond ``max_query_rows``."""
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0

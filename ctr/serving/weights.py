@@ -94,8 +94,8 @@ def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
 
 
 def apply_changes(before: Weights, changes: Weights) -> dict[str, np.ndarray]:
-    """Makes the later weights; the caller compares their hash. Other changes: KeyError, IndexError, TypeError,
-    ValueError.
+    """Makes the later weights, whose hash the caller compares; KeyError, IndexError, TypeError or ValueError if it
+    fails.
     """
     after: dict[str, np.ndarray] = {
         name: changes[name].view(values.dtype)
