@@ -1,7 +1,6 @@
 """Counts of each id of a feature, in bounded memory: exact as long as that fits, an estimate beyond."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -17,43 +16,8 @@ _PENDING = 2**20
 _SMALLEST_HASHES = 2**14
 
 
-class IdCounts(Protocol):
-    """Occurrences by id, and how many of them are in clicked rows."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether no id was dropped; else ``distinct`` is an estimate."""
-
-    @property
-    def shortfall(self) -> int:
-        """By how much the count of an id may be too small."""
-
-    def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
-        """Counts ids ([N]) and whether each one's row was clicked (bool [N])."""
-
-    def distinct(self) -> int:
-        """Counts the different ids so far."""
-
-    def top(self, count: int) -> list[tuple[int, int, int]]:
-        """Lists the most frequent ids as (id, occurrences, those in clicked rows), ties by the smaller id."""
-
-
-def make_counts(
-    buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
-) -> list[IdCounts]:
-    """Makes counters for features with so many ids each, None where they grow: exact ones while there is room."""
-    counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
-    bounded = [(number, index) for index, number in enumerate(buckets) if number is not None]
-    for number, index in sorted(bounded):
-        if number > dense_ids:
-            break
-        dense_ids -= number
-        counts[index] = DenseCounts(number)
-    return counts
-
-
 class DenseCounts:
-    """A counter for every id in ``[0, buckets)``."""
+    """A counter for every id in ``[0, buckets)``: occurrences, and how many of them are in clicked rows."""
 
     def __init__(self, buckets: int) -> None:
         self.exact = True
@@ -97,11 +61,13 @@ class BoundedCounts:
 
     @property
     def exact(self) -> bool:
+        """Whether no id was dropped; else ``distinct`` is an estimate."""
         self._flush()
         return self._exact
 
     @property
     def shortfall(self) -> int:
+        """By how much the count of an id may be too small."""
         self._flush()
         return self._shortfall
 
@@ -152,6 +118,24 @@ class BoundedCounts:
     def top(self, count: int) -> list[tuple[int, int, int]]:
         self._flush()
         return _top(self._ids, self._all, self._clicked, count)
+
+
+IdCounts = DenseCounts | BoundedCounts
+"""Occurrences by id (``add``), how many ids there are (``distinct``), and the most frequent (``top``)."""
+
+
+def make_counts(
+    buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
+) -> list[IdCounts]:
+    """Makes counters for features with so many ids each, None where they grow: exact ones while there is room."""
+    counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
+    bounded = [(number, index) for index, number in enumerate(buckets) if number is not None]
+    for number, index in sorted(bounded):
+        if number > dense_ids:
+            break
+        dense_ids -= number
+        counts[index] = DenseCounts(number)
+    return counts
 
 
 def _top(ids: np.ndarray, counts: np.ndarray, clicked: np.ndarray, most: int) -> list[tuple[int, int, int]]:

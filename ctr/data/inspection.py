@@ -210,9 +210,8 @@ def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[Feature
 
     def named(feature: FeatureSummary) -> FeatureSummary:
         values = kept[feature.name]
-        return replace(
-            feature, top=tuple(replace(top, value=top.value or values.get(top.id)) for top in feature.top)
-        )
+        tops = (replace(top, value=top.value or values.get(top.id)) for top in feature.top)
+        return replace(feature, top=tuple(tops))
 
     return tuple(map(named, features))
 
@@ -226,13 +225,10 @@ def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
     for name in list_sidecars(log):
         folder = sidecar_folder(log, name)
         published = set(partitions_in(folder))
-        found = [
-            read_sidecar_manifest(log, name, manifest)
-            for manifest in manifests
-            if (manifest.start, manifest.end) in published
-        ]
-        columns = tuple(dict.fromkeys(column for part in found for column in part.columns))
-        yield Sidecar(name, columns, len(found), sum(part.rows for part in found), (folder / RECORD).exists())
+        covered = [manifest for manifest in manifests if (manifest.start, manifest.end) in published]
+        parts = [read_sidecar_manifest(log, name, manifest) for manifest in covered]
+        columns = tuple(dict.fromkeys(column for part in parts for column in part.columns))
+        yield Sidecar(name, columns, len(parts), sum(part.rows for part in parts), (folder / RECORD).exists())
 
 
 class _Pass:
@@ -347,10 +343,8 @@ class _Pass:
         return tuple(Span(*pause) for pause in self._pauses)
 
     def over_time(self) -> tuple[Period, ...]:
-        return tuple(
-            Period(self._start + number * self.period, int(rows), int(clicks))
-            for number, (rows, clicks) in enumerate(zip(self._period_rows, self._period_clicks, strict=True))
-        )
+        counts = zip(self._period_rows.tolist(), self._period_clicks.tolist(), strict=True)
+        return tuple(Period(self._start + n * self.period, *count) for n, count in enumerate(counts))
 
     def summaries(self) -> Iterator[FeatureSummary]:
         for feature in self._schema.features:

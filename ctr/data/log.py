@@ -123,10 +123,8 @@ def check_log_folder(folder: Path) -> None:
     def can_be_log(found: Path) -> bool:
         # A run directory has a schema too.
         is_log = (found / "schema.json").exists() and not (found / "config.yaml").exists()
-        return is_log or all(
-            other.name == "rejects" or other.name.startswith(".") or is_temporary(other)
-            for other in found.iterdir()
-        )
+        others = (other for other in found.iterdir() if not is_temporary(other))
+        return is_log or all(other.name == "rejects" or other.name.startswith(".") for other in others)
 
     check_output_folder(folder, "an example log", can_be_log)
 
@@ -233,9 +231,9 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
     manifests: list[Manifest] = []
     for start, end in published_partitions(folder / "shards", folder / "manifests"):
         path = f"{folder}/manifests/{partition_name(start, end)}.json"
-        manifest = (known or {}).get((start, end)) or parse_model(
-            Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path
-        )
+        manifest = (known or {}).get((start, end))
+        if manifest is None:
+            manifest = parse_model(Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path)
         if (manifest.start, manifest.end) != (start, end):
             raise InputError(f"{path}: names another partition, [{manifest.start}, {manifest.end})")
         if manifest.schema_version != version:

@@ -94,10 +94,8 @@ class RowIds:
                 tokens = [_tokens(feature, value) for value in values]
                 made_print = _spelled_print if spelled and isinstance(feature, Category) else _print
                 prints[feature.name] = [list(map(made_print, row)) for row in tokens]
-                ids[feature.name] = [
-                    _ids(feature, known, of_row, row)
-                    for of_row, row in zip(prints[feature.name], tokens, strict=True)
-                ]
+                of_rows = zip(prints[feature.name], tokens, strict=True)
+                ids[feature.name] = [_ids(feature, known, own, row) for own, row in of_rows]
         return ids
 
 
@@ -167,10 +165,8 @@ def _cross(feature: Cross, ids: Mapping[str, Ids], prints: Mapping[str, Any], ro
     lists = [bool(rows) and isinstance(part[0], list) for part in parts]
     if not any(lists):
         missing = [not any(row) for row in zip(*(ids[part] for part in feature.of), strict=True)]
-        return [
-            MISSING_ID if lacking else _cross_id(feature, row)
-            for lacking, row in zip(missing, zip(*parts, strict=True), strict=True)
-        ]
+        rows_of_parts = zip(missing, zip(*parts, strict=True), strict=True)
+        return [MISSING_ID if lacking else _cross_id(feature, row) for lacking, row in rows_of_parts]
     (place,) = [number for number, is_list in enumerate(lists) if is_list]
     found = []
     for row in zip(*parts, strict=True):

@@ -177,11 +177,10 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     """Checks everything that can be checked before something is written."""
     schema, manifests = read_schema(log), read_manifests(log)
     if not any(config.time_range.selects(manifest) for manifest in manifests):
-        reach = (
-            f"its partitions reach from {format_time(manifests[0].start)} to {format_time(manifests[-1].end)}"
-            if manifests
-            else "it has no partition"
-        )
+        reach = "it has no partition"
+        if manifests:
+            first, last = format_time(manifests[0].start), format_time(manifests[-1].end)
+            reach = f"its partitions reach from {first} to {last}"
         raise InputError(f"{log} has nothing inside time_range: {reach}")
     teacher = low_visibility = None
     rule = config.uninformative
@@ -256,9 +255,8 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
         keep = None
         if source.stratum is not None:
             keep = partial(source.strata.keep, rows.ids[:, source.stratum].astype(np.int64))
-        decisions = decide(
-            source.config, rows.example_id, rows.query_time, rows.label, logit, low_visibility, keep
-        )
+        columns = rows.example_id, rows.query_time, rows.label
+        decisions = decide(source.config, *columns, logit, low_visibility, keep)
         probability, kept, weight = (np.zeros(len(good), kind) for kind in (np.float32, bool, np.float32))
         probability[good] = decisions.keep_probability
         kept[good] = decisions.kept
@@ -293,9 +291,8 @@ def write_decisions(
     adopt_record(folder / RECORD, config)
     result = _empty_result(name, folder, source)
     for manifest in source.manifests:
-        ids, weight, probability, kept = (
-            [np.zeros(0, kind)] for kind in (np.int64, np.float32, np.float32, np.bool_)
-        )
+        kinds = (np.int64, np.float32, np.float32, np.bool_)
+        ids, weight, probability, kept = ([np.zeros(0, kind)] for kind in kinds)
         for shard in _decided_shards(source, manifest, result):
             ids.append(shard.table.column("example_id").to_numpy())
             weight.append(shard.weight)

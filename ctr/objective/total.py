@@ -162,10 +162,9 @@ def loss_and_terms(
         loss += terms[-1]
     if config.bias_constraints is not None:
         probability = tf.sigmoid(logit)
-        constraints = [
-            constraint_term(dual, index, targets["label"], probability, targets["weight"])
-            for dual, index in zip(duals, slices, strict=True)
-        ]
+        columns = targets["label"], probability, targets["weight"]
+        pairs = zip(duals, slices, strict=True)
+        constraints = [constraint_term(dual, index, *columns) for dual, index in pairs]
         terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
         loss += terms[-1]
     return loss, tf.stack(terms)

@@ -138,10 +138,8 @@ class Program:
             if weights is not None:
                 for variable, value in zip(self._loaded.weights, weights.values(), strict=True):
                     variable.assign(value)
-            self._functions = {
-                name: _Function(self._loaded.signatures[name], described)
-                for name, described in inputs.items()
-            }
+            signatures = self._loaded.signatures
+            self._functions = {name: _Function(signatures[name], of) for name, of in inputs.items()}
         except InputError:
             raise
         except Exception as error:
@@ -153,10 +151,8 @@ class Program:
     ) -> dict[str, np.ndarray]:
         function = self._functions[name]
         inputs = function.inputs
-        tensors = {
-            key: tf.constant(columns[source])
-            for key, source in (*inputs.numbers.items(), *inputs.times.items())
-        }
+        numbers = {**inputs.numbers, **inputs.times}
+        tensors = {key: tf.constant(columns[source]) for key, source in numbers.items()}
         if inputs.texts:
             sources = list(inputs.texts.values())
             parts = tf.unstack(_matrix(sources, [columns[source] for source in sources], separators))

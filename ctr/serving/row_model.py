@@ -70,10 +70,8 @@ class RowTable:
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         size = self._width + 1
         columns = (found[:, :, begin : begin + size] for begin in range(0, self._copies * size, size))
-        return [
-            (own[:, :, : self._width].reshape(rows, -1), own[:, :, self._width].sum(axis=1))
-            for own in columns
-        ]
+        width = self._width
+        return [(own[:, :, :width].reshape(rows, -1), own[:, :, width].sum(axis=1)) for own in columns]
 
     def _single_rows(self, ids: Mapping[str, Ids], rows: int) -> np.ndarray:
         """Rows of the single-valued features, int64 [N, S]."""
@@ -82,11 +80,10 @@ class RowTable:
             if (given < 0).any() or (given >= self._sizes).any():
                 raise ValueError("an id is none of its feature's")
             return given + self._starts
-        columns = [
-            self._rows_of(feature, np.ascontiguousarray(given[:, at]))
-            for at, feature in enumerate(self._single)
-        ]
-        return np.stack(columns, axis=1)
+        columns = zip(self._single, np.ascontiguousarray(given.T), strict=True)
+        return np.stack(
+            [self._rows_of(feature, ids_of_feature) for feature, ids_of_feature in columns], axis=1
+        )
 
     def _rows_of(self, feature: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
         start, size = feature["start"], feature["buckets"]

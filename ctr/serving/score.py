@@ -35,11 +35,8 @@ Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
 _BATCH_ROWS = 4096
 _GROUP_ROWS = 64 * 1024
 _LOG_KEYS = ("query_time", "query_id", "example_id")
-_LOG_LABELS = [
-    pa.field("label", pa.int8()),
-    pa.field("train_weight", pa.float32()),
-    pa.field("metric_weight", pa.float32()),
-]
+_LOG_WEIGHTS = [pa.field(name, pa.float32()) for name in ("train_weight", "metric_weight")]
+_LOG_LABELS = [pa.field("label", pa.int8()), *_LOG_WEIGHTS]
 _LEARNED = pa.field(LEARNED, pa.bool_())
 _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
@@ -150,10 +147,9 @@ def score_log(
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
     """Computes the logits, float32 [N], of good rows of a log with the model's features."""
-    parts = [
-        scorer.score_ids(_packed(rows.slice(begin, min(begin + _BATCH_ROWS, len(rows)))))["logit"]
-        for begin in range(0, len(rows), _BATCH_ROWS)
-    ]
+    begins = range(0, len(rows), _BATCH_ROWS)
+    batches = (rows.slice(begin, min(begin + _BATCH_ROWS, len(rows))) for begin in begins)
+    parts = [scorer.score_ids(_packed(batch))["logit"] for batch in batches]
     return np.concatenate([np.zeros(0, np.float32), *parts])
 
 

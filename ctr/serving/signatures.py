@@ -282,11 +282,8 @@ def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
         inputs[name] = {"column": column, "kind": kinds[column], **_INPUTS[kinds[column]]}
         if separators.get(column) is not None:
             inputs[name]["separator"] = separators[column]
-        inputs[name]["features"] = [
-            feature.name
-            for feature in schema.features
-            if not isinstance(feature, Cross) and schema.column_of(feature.source) == column
-        ]
+        features = (feature for feature in schema.features if not isinstance(feature, Cross))
+        inputs[name]["features"] = [f.name for f in features if schema.column_of(f.source) == column]
     return {
         "inputs": inputs,
         "derived": {name: _rule_text(rule) for name, rule in schema.derive.items()},

@@ -63,6 +63,10 @@ def _tables(weights: Weights) -> Iterator[tuple[str, _Table]]:
             yield name, _Table(rows[:fixed], keys, rows[fixed:])
 
 
+def _dense(weights: Weights) -> dict[str, np.ndarray]:
+    return {name: values for name, values in weights.items() if not name.startswith((_TABLE, _KEYS))}
+
+
 def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
     """Finds the changes with which ``apply_changes`` makes the later weights from the earlier ones.
 
@@ -75,8 +79,7 @@ def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
         raise ValueError("the models have different variables")
     changes = {
         name: values.view(np.uint16) if values.dtype.name == _HALF else values
-        for name, values in after.items()
-        if not name.startswith((_TABLE, _KEYS))
+        for name, values in _dense(after).items()
     }
     earlier = dict(_tables(before))
     for name, new in _tables(after):
@@ -94,14 +97,10 @@ def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
 
 
 def apply_changes(before: Weights, changes: Weights) -> dict[str, np.ndarray]:
-    """Makes the later weights, whose hash the caller compares; KeyError, IndexError, TypeError or ValueError if it
-    fails.
+    """Makes the later weights, whose hash the caller compares; KeyError, IndexError, TypeError, ValueError: others'
+    changes.
     """
-    after: dict[str, np.ndarray] = {
-        name: changes[name].view(values.dtype)
-        for name, values in before.items()
-        if not name.startswith((_TABLE, _KEYS))
-    }
+    after = {name: changes[name].view(values.dtype) for name, values in _dense(before).items()}
     for name, old in _tables(before):
         fixed = old.fixed.copy()
         fixed[changes[f"{name}/numbers"]] = changes[f"{name}/fixed"]

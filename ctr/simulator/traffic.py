@@ -238,11 +238,10 @@ class Candidates:
 
     def take(self, order: np.ndarray) -> "Candidates":
         """Reorders the ads of each query."""
-        names = ("ad", "present", "richness", "mind", "shuffle")
-        ordered: dict[str, Any] = {
-            name: np.take_along_axis(getattr(self, name), order, axis=1) for name in names
-        }
-        return replace(self, **ordered)
+        part: dict[str, Any] = {}
+        for name in ("ad", "present", "richness", "mind", "shuffle"):
+            part[name] = np.take_along_axis(getattr(self, name), order, axis=1)
+        return replace(self, **part)
 
 
 def draw_candidates(

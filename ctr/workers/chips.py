@@ -74,9 +74,8 @@ class Chips(Workers):
 
         def step(*arguments: Any) -> Any:
             results = self._strategy.run(on_chip, args=arguments)
-            return tf.nest.map_structure(
-                lambda each: self._strategy.experimental_local_results(each)[0], results
-            )
+            local = self._strategy.experimental_local_results
+            return tf.nest.map_structure(lambda result: local(result)[0], results)
 
         def of_chips(arguments: Any) -> Any:
             if isinstance(arguments, Mapping):

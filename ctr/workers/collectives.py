@@ -90,10 +90,8 @@ class Workers:
             padding, number = _up_to_few(tf.size(flat))
             total = self._summed(tf.pad(flat, [[0, padding]]), self._next_key() + number)
             parts = tf.split(total[: tf.size(flat)], sizes, num=len(tensors))
-        return [
-            tf.ensure_shape(tf.reshape(part, shape), tensor.shape)
-            for part, shape, tensor in zip(parts, shapes, tensors, strict=True)
-        ]
+        results = zip(parts, shapes, tensors, strict=True)
+        return [tf.ensure_shape(tf.reshape(part, shape), of.shape) for part, shape, of in results]
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums as ``all_reduce``; the gradient by what a worker added is that by the sum.
@@ -130,10 +128,8 @@ class Workers:
         exchanged = self._swapped(tf.pad(flat, [[0, 0], [0, padding]]), self._next_key() + number)
         sizes = tf.stack([tf.size(tensor) // self.size for tensor in tensors])
         parts = tf.split(exchanged[:, : tf.shape(flat)[1]], sizes, axis=1, num=len(tensors))
-        return [
-            tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
-            for part, tensor in zip(parts, tensors, strict=True)
-        ]
+        results = zip(parts, tensors, strict=True)
+        return [tf.ensure_shape(tf.reshape(part, tf.shape(of)), of.shape) for part, of in results]
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """Gathers int64 [N] of each worker: [W, N]; between two steps."""

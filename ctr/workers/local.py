@@ -51,11 +51,8 @@ class Board:
         self.until = math.inf
         self.lost: tuple[int, ...] | None = None
         self._rank, self._turn = seat.rank, 0
-        self._sockets = {
-            rank: socket.socket(fileno=descriptor)
-            for rank, descriptor in enumerate(seat.sockets)
-            if rank != seat.rank
-        }
+        others = ((rank, fileno) for rank, fileno in enumerate(seat.sockets) if rank != seat.rank)
+        self._sockets = {rank: socket.socket(fileno=fileno) for rank, fileno in others}
         self._areas = [[_Area(descriptor) for descriptor in areas] for areas in seat.areas]
         self._lock = threading.Lock()
 
