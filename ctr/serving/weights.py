@@ -97,9 +97,7 @@ def find_changes(before: Weights, after: Weights) -> dict[str, np.ndarray]:
 
 
 def apply_changes(before: Weights, changes: Weights) -> dict[str, np.ndarray]:
-    """Makes the later weights, whose hash the caller compares; KeyError, IndexError, TypeError, ValueError: others'
-    changes.
-    """
+    """Makes the later weights, whose hash the caller compares. Raises KeyError, IndexError, TypeError or ValueError."""
     after = {name: changes[name].view(values.dtype) for name, values in _dense(before).items()}
     for name, old in _tables(before):
         fixed = old.fixed.copy()
