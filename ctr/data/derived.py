@@ -44,9 +44,7 @@ class Derived(StrictModel):
         if sum(way is not None for way in (self.part, self.every, self.prefix, self.cast)) > 1:
             raise ValueError("part, every, prefix and cast cannot be combined")
         if self.of_time and self.source != TIME_SOURCE:
-            raise ValueError(
-                f"part and every are computed from the row's time; required: from: {TIME_SOURCE}"
-            )
+            raise ValueError("part and every are computed from the row's time; required: from: time")
         return self
 
     @property

@@ -175,8 +175,8 @@ def text_tokens(feature: Text, text: tf.Tensor) -> tf.RaggedTensor:
 def cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor) -> tf.Tensor:
     """Makes [M] ids, int32, or int64 where they grow, of the uint64 fingerprints of each part.
 
-    ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for one part after the other, h = 1 at the start; ``mix``
-    is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
+    ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the
+    finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
     """
     half = tf.constant(32, tf.uint64)
     state = tf.ones_like(parts[0])

@@ -399,8 +399,7 @@ def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:
     """Estimates the number of values n that were hashed to some ids, and the share of them that shares its id.
 
     n values thrown into m ``buckets`` are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket
-    with another one with probability 1 - (1 - 1/m)^(n - 1). Where every bucket is filled n is at least what is
-    returned.
+    with probability 1 - (1 - 1/m)^(n - 1). Where every bucket is filled n is at least what is returned.
     """
     if buckets < 2:
         return ids, 0.0

@@ -1,8 +1,7 @@
 """A sidecar's columns for the rows of a log, joined by example_id; the sidecar may belong to another log.
 
-So a student on a short or sampled log reads the predictions of a teacher that was trained on a longer, denser one (FF
-4.1.2). An example's row is searched in the partition of its query_time, since example_ids need be unique only within a
-partition.
+So a student on a short or sampled log reads the predictions of a teacher of a longer one (FF 4.1.2). A row is searched
+in the partition of its query_time, since example_ids need be unique only within a partition.
 """
 
 from bisect import bisect_right
@@ -133,11 +132,10 @@ class JoinedSidecar:
         return self._cache[index]
 
     def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the columns [N] for rows in their order, and ``found``, bool [N].
+        """Returns the columns [N] for rows in their order, and ``found``, bool [N]; NaN, 0 or False where it is not.
 
         Fast if the sidecar's rows are in the same order. What lies before the first of these rows is forgotten; going
-        back is possible and reads it again. Where a row is not found, floats are NaN, integers 0 and truth values
-        False. Raises InputError: a damaged partition, or one written for another log.
+        back is possible and reads it again. Raises InputError: a partition is damaged or another log's.
         """
         rows = len(example_id)
         found = np.zeros(rows, bool)

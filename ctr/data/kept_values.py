@@ -92,9 +92,6 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
     return (feature.vocabulary or ()) if isinstance(feature, Category) else ()
 
 
-# ---------------------------------------------------------------- writing
-
-
 def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]:
     """Returns the columns with raw values that rows need so that values of the features ``kept`` can be written."""
     known = schema.by_name
@@ -207,9 +204,6 @@ def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
     path, content = values_path(log, manifest), parquet_bytes(values)
     if not path.exists() or path.read_bytes() != content:
         write_atomic_bytes(path, content)
-
-
-# ---------------------------------------------------------------- reading
 
 
 def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:

@@ -43,8 +43,6 @@ Progress = Callable[[int], None]
 RECORD = "sampling.yaml"
 _WEIGHTS = ("train_weight", "metric_weight")
 
-# ---------------------------------------------------------------- the result
-
 
 @dataclass
 class Count:
@@ -94,9 +92,6 @@ class SamplingResult:
         return "\n".join(lines)
 
 
-# ---------------------------------------------------------------- what was sampled how
-
-
 class AppliedSampling(StrictModel):
     """A sampling that the rows and weights of a log have been through."""
 
@@ -131,9 +126,6 @@ def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> N
             f"{path.parent} was started with another configuration ({joined(differences)}): "
             "use that one to complete it, or another name or output directory"
         )
-
-
-# ---------------------------------------------------------------- the walk over the log
 
 
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:

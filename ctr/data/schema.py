@@ -295,35 +295,34 @@ class Schema(StrictModel):
         known: dict[str, AnyFeature] = {}
         kinds: dict[str, Category | Number | Text] = {}
         for feature in self.features:
-            if feature.name in known:
-                raise ValueError(f"feature {feature.name} is defined twice")
-            if feature.name in RESERVED_NAMES:
-                raise ValueError(
-                    f"feature {feature.name} has the name of a column of the log: choose another name"
-                )
+            name = feature.name
+            if name in known:
+                raise ValueError(f"feature {name} is defined twice")
+            if name in RESERVED_NAMES:
+                raise ValueError(f"feature {name} has the name of a column of the log: choose another name")
             if isinstance(feature, Cross):
                 for part in feature.of:
                     if part not in known:
                         raise ValueError(
-                            f"feature {feature.name} crosses {part}, which is not a feature defined before it"
+                            f"feature {name} crosses {part}, which is not a feature defined before it"
                         )
                     if isinstance(known[part], Cross):
                         raise ValueError(
-                            f"feature {feature.name} crosses {part}, itself a cross: name its parts instead"
+                            f"feature {name} crosses {part}, itself a cross: name its parts instead"
                         )
                 if len(set(feature.of)) != len(feature.of):
-                    raise ValueError(f"feature {feature.name} crosses a feature with itself")
+                    raise ValueError(f"feature {name} crosses a feature with itself")
                 if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
-                    raise ValueError(f"feature {feature.name} crosses more than one multivalent feature")
+                    raise ValueError(f"feature {name} crosses more than one multivalent feature")
             else:
                 # The exported model gets one tensor for each source: of numbers, or of strings.
                 other = kinds.setdefault(feature.source, feature)
                 if isinstance(other, Number) != isinstance(feature, Number):
                     raise ValueError(
-                        f"features {other.name} and {feature.name} read the column {feature.source} as a number and as "
+                        f"features {other.name} and {name} read the column {feature.source} as a number and as "
                         "a string: give the column twice, under two names"
                     )
-            known[feature.name] = feature
+            known[name] = feature
         return self
 
     @property

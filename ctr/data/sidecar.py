@@ -72,11 +72,10 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
         raise InputError(
             f"{where}: example_id must be int64 without nulls, not {ids.type}, {ids.null_count} nulls"
         )
-    if table.num_rows != partition.rows:
-        raise InputError(
-            f"{where}: {table.num_rows} rows are given, the log's partition has {partition.rows}"
-        )
-    if len(np.unique(ids.to_numpy())) != table.num_rows:
+    rows = table.num_rows
+    if rows != partition.rows:
+        raise InputError(f"{where}: {rows} rows are given, the log's partition has {partition.rows}")
+    if len(np.unique(ids.to_numpy())) != rows:
         raise InputError(f"{where}: an example_id appears twice; it must identify a row")
     content = parquet_bytes(table.combine_chunks())
     digest = hashlib.sha256(content).hexdigest()
@@ -88,7 +87,7 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
         end=partition.end,
         interval_sha256=log_sha256([partition]),
         file=path.name,
-        rows=table.num_rows,
+        rows=rows,
         columns=tuple(table.column_names),
         bytes=len(content),
         sha256=digest,
@@ -108,14 +107,13 @@ def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Tabl
         raise InputError(f"{path}: was written for a partition with other content: the log is not the same")
     if manifest.rows != partition.rows:
         raise InputError(f"{path}: has {manifest.rows} rows, the log's partition has {partition.rows}")
-    table = read_verified_parquet(folder / manifest.file, manifest.bytes, manifest.sha256)
+    file = folder / manifest.file
+    table = read_verified_parquet(file, manifest.bytes, manifest.sha256)
     if tuple(table.column_names) != manifest.columns or table.num_rows != manifest.rows:
-        raise InputError(
-            f"{folder / manifest.file}: does not hold the rows and columns that {path.name} names"
-        )
+        raise InputError(f"{file}: does not hold the rows and columns that {path.name} names")
     ids = table.column(_EXAMPLE_ID) if _EXAMPLE_ID in manifest.columns else pa.chunked_array([], pa.null())
     if ids.type != pa.int64() or ids.null_count:
-        raise InputError(f"{folder / manifest.file}: has no column example_id of int64 without nulls")
+        raise InputError(f"{file}: has no column example_id of int64 without nulls")
     return table.combine_chunks()
 
 

@@ -59,8 +59,6 @@ Lists = tuple[np.ndarray, np.ndarray]
 _SAMPLED = 1024
 """Rows of a number that show whether its values recur."""
 
-# ---------------------------------------------------------------- every row, in the graph
-
 
 def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
     """Makes the ids of all features of N rows, in pure graph operations without state.
@@ -176,9 +174,6 @@ def _cross_tensors(feature: Cross, ids: Mapping[str, Tensors], prints: Mapping[s
     part_prints = [prints[part] for part in feature.of]
     parts = [ragged.values if part is ragged else tf.gather(part, rows) for part in part_prints]
     return ragged.with_values(cross_ids(feature, parts, tf.zeros_like(rows, tf.bool)))
-
-
-# ---------------------------------------------------------------- distinct values, for ingestion
 
 
 @dataclass(frozen=True)
@@ -438,13 +433,11 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str
     for field in target:
         if field.name == IDS_COLUMN:
             columns.append(pack_ids(matrix))
-        elif field.name in lists:
-            values, lengths = lists[field.name]
+        elif (name := field.name) in lists:
+            values, lengths = lists[name]
             offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             if offsets[-1] >= 2**31:
-                raise InputError(
-                    f"feature {field.name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit"
-                )
+                raise InputError(f"feature {name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
             columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=field.type))
         else:
             columns.append(_key_column(keys, field))
@@ -455,25 +448,24 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str
 
 
 def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in keys.column_names:
+    name = field.name
+    if name not in keys.column_names:
         raise InputError(
-            f"the key column {field.name} is absent; the columns are {listed(keys.column_names, field.name)}"
+            f"the key column {name} is absent; the columns are {listed(keys.column_names, name)}"
         )
-    column = keys.column(field.name)
+    column = keys.column(name)
     if column.null_count:
-        raise InputError(
-            f"the key column {field.name} has {column.null_count} nulls; every row requires a value"
-        )
+        raise InputError(f"the key column {name} has {column.null_count} nulls; every row requires a value")
     try:
         column = column.cast(field.type)
     except pa.ArrowException as error:
-        raise InputError(f"the key column {field.name} is not {field.type}: {error}") from None
-    if field.name == "label" and not np.isin(column.to_numpy(), (0, 1)).all():
+        raise InputError(f"the key column {name} is not {field.type}: {error}") from None
+    if name == "label" and not np.isin(column.to_numpy(), (0, 1)).all():
         raise InputError("the key column label holds values other than 0 and 1")
-    if field.name.endswith("weight"):
+    if name.endswith("weight"):
         weights = column.to_numpy()
         if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():
-            raise InputError(f"the key column {field.name} holds values outside 0 to {LARGEST_WEIGHT:,.0f}")
+            raise InputError(f"the key column {name} holds values outside 0 to {LARGEST_WEIGHT:,.0f}")
     return column
 
 

@@ -113,10 +113,9 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
 
 
 def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Sequence[float]) -> tf.Tensor:
-    """Finds each row's slice by its features and its estimated CTR together: int32 [B], -1 for none.
+    """Finds each row's slice by its features and its estimated CTR together: int32 [B], -1 for none; no gradient.
 
-    No gradient goes through the choice of a slice. Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared in
-    the precision of ``probability``.
+    Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared in the precision of ``probability``.
     """
     if not boundaries:
         return feature_index

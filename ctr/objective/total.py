@@ -27,10 +27,7 @@ def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
 
 
 def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
-    """Computes the cross-entropy of the teacher's probability with the student's, float32 [B] (FF 4.1.2).
-
-    ``teacher_logit`` is constant for the gradient; where it is NaN, loss and gradient are 0.
-    """
+    """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2); NaN logits give 0."""
     known = ~tf.math.is_nan(teacher_logit)
     teacher = tf.stop_gradient(teacher_logit)
     # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.

@@ -56,11 +56,10 @@ def check_model(model: Path) -> None:
     except Exception as error:
         raise InputError(f"{path}: not a SavedModel: {one_line(error)[:300]}") from None
     # Of several graphs, or of one without objects, TensorFlow would run the whole and not just functions.
-    if len(saved.meta_graphs) != 1 or not saved.meta_graphs[0].object_graph_def.nodes:
-        raise InputError(
-            f"{path}: exactly one graph with objects is required; graphs: {len(saved.meta_graphs)}"
-        )
-    _check_graph(path, saved.meta_graphs[0])
+    graphs = saved.meta_graphs
+    if len(graphs) != 1 or not graphs[0].object_graph_def.nodes:
+        raise InputError(f"{path}: exactly one graph with objects is required; graphs: {len(graphs)}")
+    _check_graph(path, graphs[0])
     _check_variables(model / "variables" / "variables")
 
 

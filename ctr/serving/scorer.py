@@ -28,19 +28,17 @@ class Scorer:
     """Calls the functions of an exported model on Python's values.
 
     Args:
-        path: the model's folder, or a folder of versions, of which the newest is taken. A delta needs the
-            versions that it builds on beside it.
+        path: the model's folder, or a folder of versions, of which the newest is taken. A delta needs the versions
+            that it builds on beside it.
         cached_rows: how many rows of U a factorized model keeps; 0: none.
         lazy: whether TensorFlow is loaded only when it is needed: when calls of more than 8 rows have had more than
             4095 of them together, or by a call of no rows, or of values that ``ctr.data.row_ids`` leaves to it.
         on_load: called before it is.
 
     Attributes:
-        path: the model's folder.
         metadata: the content of ctr.json.
         schema: the features of the logs that it learned from.
         raw_schema: those that can be made of the columns that ``predict`` takes; the others the model leaves out.
-        factorized: whether there are Q and U.
 
     Raises:
         InputError: no model, a damaged one, a delta without what it builds on, or one that could do more than compute

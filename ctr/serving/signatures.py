@@ -71,8 +71,7 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
     """Finds names under which columns can be inputs of a function: name -> column, in their order.
 
     They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No
-    other column takes such a name away. A column of whose name nothing is left is ``column_`` and its place, from 1
-    on.
+    other column takes such a name away. Where nothing is left it is ``column_`` and the place, from 1 on.
     """
     columns = list(sources)
     wanted = {source: _plain_name(source, place) for place, source in enumerate(columns, 1)}
@@ -175,10 +174,9 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """Names the columns that hold the ids of N rows, of the schema's ``id_type``.
+    """Names the columns that hold the ids of N rows, of the schema's ``id_type``: ``ids``, [N, F], of single values.
 
-    ``ids``, [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, [V], row after
-    row, and ``NAME.lengths``, int32 [N].
+    Of each multivalent feature there are ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
     """
     return (PACKED_IDS, *(f"{name}.{part}" for name in schema.multivalent for part in ("values", "lengths")))
 

@@ -1,7 +1,4 @@
-"""Auction of ads: which ones a query shows, at which places and at what price; and the true click probability.
-
-The click probability is quality times visibility.
-"""
+"""Auction of ads: which ones a query shows, where and at what price; and the true click probability."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,8 +94,8 @@ Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 class Impressions(Placed):
     """N ads that are shown, in the order of queries and positions. ``price``: of a click; 0 in randomized queries.
 
-    ``mind``: uniform; an ad that is examined is clicked where its quality is above it. ``predicted``: by the policy,
-    at the place where the ad is shown.
+    ``mind``: uniform; an examined ad is clicked where its quality is above it. ``predicted``: by the policy, where
+    shown.
     """
 
     mind: np.ndarray

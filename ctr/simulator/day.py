@@ -62,10 +62,7 @@ def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
 
 
 def calibrate(config: WorldConfig, world: World) -> World:
-    """Sets the intercept so that what the crude policy shows on a day is clicked with probability ``base_ctr``.
-
-    Visibility bounds the probability from above; for a rate above the mean visibility the closest intercept is taken.
-    """
+    """Sets the intercept, as far as visibility allows, so that the crude policy's click rate is ``base_ctr``."""
     sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
     day = next(days(sample, world))
     candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
@@ -89,10 +86,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
 
 @dataclass(frozen=True)
 class Served:
-    """Queries, and the impressions and clicks that they led to.
-
-    ``quality``: the probability of a click on the ad when it is examined; ``visibility``: the probability that it is.
-    """
+    """Queries, and what they led to; ``quality`` is the probability of a click on an ad that is examined."""
 
     queries: Queries
     impressions: Impressions
@@ -116,10 +110,7 @@ def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterat
 
 
 def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
-    """Makes the rows of a shard. Ids rise with time and never repeat: date, query of the day, position.
-
-    ``first_day`` is that of the log, in days since 1970-01-01.
-    """
+    """Makes the rows of a shard of a log from ``first_day`` (since 1970) on. Ids rise with time and never repeat."""
     shown, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
     time = queries.time_us[shown.query]

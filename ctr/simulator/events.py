@@ -49,10 +49,7 @@ class EventFiles:
         self._files = 0
 
     def add(self, served: Served, rows: pa.Table, kept: np.ndarray) -> None:
-        """Adds the events of queries in the order of the log, and writes the hours that are complete at the last one.
-
-        ``rows`` are what they showed, [N] as in the log; ``kept`` those that the log has.
-        """
+        """Adds the events of queries in the order of the log, of its ``rows`` those ``kept``; writes complete hours."""
         impressions = _impressions(self._ids, served, rows).take(pa.array(kept))
         clicked = rows.column("label").to_numpy()[kept] > 0
         numbers = (self._config.seed, EVENTS_STREAM, served.queries.day, int(served.queries.number[0]))

@@ -47,12 +47,8 @@ def world_schema(config: WorldConfig) -> Schema:
     if config.buckets:
         return SCHEMA
     growing = {"buckets": None}
-    return Schema(
-        features=tuple(
-            feature.model_copy(update=growing) if has_raw_values(feature) else feature
-            for feature in SCHEMA.features
-        )
-    )
+    features = (f.model_copy(update=growing) if has_raw_values(f) else f for f in SCHEMA.features)
+    return Schema(features=tuple(features))
 
 
 def _named(numbers: np.ndarray, names: pa.Array) -> pa.DictionaryArray:
@@ -70,37 +66,34 @@ def _numbered(prefix: str, numbers: np.ndarray) -> pa.Array:
 
 def raw_users(world: World) -> pa.Table:
     """Makes the logged columns of each user."""
-    return pa.table(
-        {
-            "user_id": _numbered("u", np.arange(len(world.user_age))),
-            "age_group": _named(world.user_age, pa.array(AGE_GROUPS)),
-            "country": _named(world.user_country, pa.array(COUNTRIES)),
-        }
-    )
+    columns = {
+        "user_id": _numbered("u", np.arange(len(world.user_age))),
+        "age_group": _named(world.user_age, pa.array(AGE_GROUPS)),
+        "country": _named(world.user_country, pa.array(COUNTRIES)),
+    }
+    return pa.table(columns)
 
 
 def raw_queries(queries: Queries) -> pa.Table:
     """Makes the logged columns of each query, without those of its user."""
-    return pa.table(
-        {
-            "device": _named(queries.device, pa.array(DEVICES)),
-            "hour": queries.hour,
-            "day_of_week": np.full(len(queries), queries.weekday),
-            "query": _joined_words(queries.words),
-        }
-    )
+    columns = {
+        "device": _named(queries.device, pa.array(DEVICES)),
+        "hour": queries.hour,
+        "day_of_week": np.full(len(queries), queries.weekday),
+        "query": _joined_words(queries.words),
+    }
+    return pa.table(columns)
 
 
 def raw_ads(ads: Ads, day: int) -> pa.Table:
     """Makes the logged columns of each ad on day number ``day``."""
-    return pa.table(
-        {
-            "ad_id": _numbered("a", ads.number),
-            "advertiser": _numbered("r", ads.advertiser),
-            "ad_text": _joined_words(ads.words),
-            "ad_age_days": ad_age_days(ads, np.arange(len(ads)), day),
-        }
-    )
+    columns = {
+        "ad_id": _numbered("a", ads.number),
+        "advertiser": _numbered("r", ads.advertiser),
+        "ad_text": _joined_words(ads.words),
+        "ad_age_days": ad_age_days(ads, np.arange(len(ads)), day),
+    }
+    return pa.table(columns)
 
 
 _UI_SHAPE = (MAX_SLOTS, len(FORMATS), len(RENDERINGS), len(DEVICES))
@@ -109,14 +102,13 @@ _UI_SHAPE = (MAX_SLOTS, len(FORMATS), len(RENDERINGS), len(DEVICES))
 def raw_pages() -> pa.Table:
     """Makes every way in which an ad can stand on a page; see ``page_number``."""
     position, form, rendering, device = (axis.ravel() for axis in np.indices(_UI_SHAPE))
-    return pa.table(
-        {
-            "position": position + 1,
-            "format": _named(form, pa.array(FORMATS)),
-            "rendering": _named(rendering, pa.array(RENDERINGS)),
-            "device": _named(device, pa.array(DEVICES)),
-        }
-    )
+    columns = {
+        "position": position + 1,
+        "format": _named(form, pa.array(FORMATS)),
+        "rendering": _named(rendering, pa.array(RENDERINGS)),
+        "device": _named(device, pa.array(DEVICES)),
+    }
+    return pa.table(columns)
 
 
 def page_number(queries: Queries, placed: Placed) -> np.ndarray:
@@ -141,11 +133,10 @@ def _ids_of(whole: Schema, table: pa.Table, names: tuple[str, ...]) -> _Ids:
     matrix, lists = transform_table(schema, table)
     single = tuple(name for name in names if name in schema.single_valued)
     arrays = {}
-    for name in names:
-        if name in lists:
-            values, lengths = lists[name]
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            arrays[name] = pa.ListArray.from_arrays(offsets, values)
+    for name in [name for name in names if name in lists]:
+        values, lengths = lists[name]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        arrays[name] = pa.ListArray.from_arrays(offsets, values)
     return _Ids(table, single, matrix[:, [schema.single_valued.index(name) for name in single]], arrays)
 
 
@@ -166,10 +157,7 @@ class FeatureIds:
         )
 
     def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
-        """Makes rows of a shard: what the transformation of ``raw`` gives row by row.
-
-        ``keys``: the columns of ``shard_schema`` that are not features, [N]; ``queries``: a part of the day's.
-        """
+        """Makes rows of a shard, equal to the transformation of ``raw``; ``keys`` are its columns but for features."""
         single = self.schema.single_valued
         matrix = np.empty((len(placed), len(single)), self.schema.id_type)
         columns = dict(keys)

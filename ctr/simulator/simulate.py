@@ -138,7 +138,7 @@ def publish_day(
 ) -> None:
     """Serves a day, cut at ``most`` examples, and publishes its impressions, which are added to ``counts``.
 
-    The first folder is the log's; the others get randomized queries alone. ``events`` get what the log gets.
+    The first folder is the log's; the others get randomized queries alone.
     """
     ids.begin_day(day.queries, day.ads)
     first_day = config.start_us // DAY_US

@@ -110,10 +110,7 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Order in which the ads of a day are retrieved: numbers in ``Ads`` by falling popularity, [A].
-
-    ``of_topics`` has the same topic by topic, which begin at ``begins``, [topics + 1].
-    """
+    """Order in which the ads of a day are retrieved, [A]: of all, and topic by topic from ``begins``, [topics + 1]."""
 
     everywhere: np.ndarray
     of_topics: np.ndarray

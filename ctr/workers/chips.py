@@ -56,8 +56,8 @@ class Chips(Workers):
     ) -> Callable[..., Any]:
         """Compiles a step that all chips make together; its arguments have a part for each chip, in a first dimension.
 
-        ``function`` returns the same on all chips. They are given scalars, and arguments of a name ``of_all``, as they
-        are.
+        All chips are given scalars, and arguments of a name ``of_all``, as they are; ``function`` returns the same on
+        all.
         """
 
         def own(arguments: Any, number: tf.Tensor) -> Any:

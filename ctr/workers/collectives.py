@@ -94,10 +94,7 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, shape), of.shape) for part, shape, of in results]
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums as ``all_reduce``; the gradient by what a worker added is that by the sum.
-
-        That is right where all go on to compute the same with it.
-        """
+        """Sums as ``all_reduce``, with the sum's gradient: right where all go on to compute the same with it."""
         if self.size == 1:
             return list(tensors)
 
@@ -117,10 +114,7 @@ class Workers:
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gives each worker its part of this one's tensors, [W, N, C] of one dtype, C static, in one message.
-
-        Returns as many: what this one has from each.
-        """
+        """Gives each worker its part of tensors [W, N, C] of one dtype, C static; returns what this one gets."""
         if self.size == 1 or not tensors:
             return list(tensors)
         flat = tf.concat([tf.reshape(tensor, [self.size, -1]) for tensor in tensors], axis=1)
@@ -225,10 +219,7 @@ class Workers:
         self.gather_numbers(np.zeros(1, np.int64))
 
     def leave(self) -> None:
-        """Returns when all workers have what was exchanged before, or are gone.
-
-        A worker that ends takes with it what others have not received yet: to be called before all of them end.
-        """
+        """Returns when all have what was exchanged before: who ends takes with it what others have not received yet."""
         try:
             with self.timeout(is_patient=False):
                 self.wait_for_all()
@@ -309,10 +300,7 @@ class Workers:
 
 
 def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Padding that makes a size one of few, at most 255 or a sixteenth of it; and a small number of that one.
-
-    TensorFlow keeps something for each size that was exchanged.
-    """
+    """Padding that makes a size one of few, since TensorFlow keeps something for each; and a number of that one."""
     bits = tf.reduce_sum(tf.cast(size >= tf.constant([1 << bit for bit in range(31)]), tf.int32))
     step = tf.maximum(256, tf.bitwise.left_shift(1, tf.maximum(bits - 5, 0)))
     count = (size + step - 1) // step

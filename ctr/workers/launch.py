@@ -218,10 +218,7 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
 
 
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
-    """Which worker failed, and how; None where all are done, or the first one is, which leaves last.
-
-    One that ended only because it lost another is named only if nothing else is known.
-    """
+    """Which worker failed, and how; one that only lost another last. None where all are done, or the first one."""
     if workers[0].process.returncode == 0:
         return None
     ended = [worker for worker in workers if worker.process.returncode]

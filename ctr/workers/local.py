@@ -41,11 +41,7 @@ class LostError(Exception):
 
 
 class Board:
-    """Exchanges of one worker; all make the same ones in the same order.
-
-    ``until``: when one fails that others do not take part in, by ``time.monotonic``. ``lost``: whom exchanges failed
-    for.
-    """
+    """Exchanges of one worker; all make the same ones in the same order, ``until`` a ``time.monotonic``."""
 
     def __init__(self, seat: Seat) -> None:
         self.until = math.inf
@@ -59,8 +55,7 @@ class Board:
     def exchange(self, number: int, array: np.ndarray) -> list[np.ndarray]:
         """Returns the arrays of all workers, flat, by rank; they stay as they are until the next exchange ends.
 
-        All give the same dtype, size and number of the call; else RuntimeError. LostError also fails all later
-        exchanges.
+        All give the same dtype, size and number of the call; else RuntimeError. A LostError fails all later exchanges.
         """
         with self._lock:
             if self.lost is not None:

@@ -87,10 +87,7 @@ def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
 def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
-    """Makes one worker's part of an array that others had in other parts, some of which may come in a later call.
-
-    Their rows are zero until then; ``array`` is what the earlier call returned. Raises ValueError: parts do not fit.
-    """
+    """Makes one worker's part of others' parts, some of which may come in a later call, with the ``array`` so far."""
     order = np.argsort(wanted.rows, kind="stable")
     rows = wanted.rows[order]
     for part, values in parts:

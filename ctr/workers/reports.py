@@ -27,10 +27,7 @@ class Reporter:
         os.set_inheritable(descriptor, False)
 
     def report(self, kind: str, **content: Any) -> None:
-        """Reports without ever waiting: nothing while the reader is stopped, or after it has died.
-
-        Longer text is cut to what fits into one write, which no other worker's can cut.
-        """
+        """Reports in one write, to which text is cut; without waiting: nothing while no reader takes it."""
         line = _line(self.rank, kind, content)
         if len(line) > select.PIPE_BUF:
             # A character takes up to 12 bytes in JSON.
