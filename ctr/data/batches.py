@@ -46,18 +46,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Rows of a batch, at most, by where it begins.
-
-    Attributes:
-        growth: the share of the rows before a batch that it may have, rounded down to a power of two; None: any.
-        first: rows that are allowed whatever ``growth`` says.
-        origin: the position in the log from which on the rows before a batch count.
-    """
+    """Rows of a batch, at most, by where it begins."""
 
     rows: int
-    growth: float | None = None
-    first: int = 8
-    origin: int = 0
+    growth: float | None = None  # share of the rows before, rounded down to a power of two; None: any
+    first: int = 8  # rows that are allowed whatever ``growth`` says
+    origin: int = 0  # the position in the log from which on the rows before a batch count
 
     def at(self, position: int) -> int:
         if self.growth is None:

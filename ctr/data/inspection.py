@@ -74,33 +74,21 @@ class TopId:
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """One feature of a log.
-
-    Attributes:
-        buckets: the number of ids that it may have; None where they grow.
-        ids: different ids that occur, but for the one of a missing value.
-        exact: whether ``ids`` and the shares of top ids are exact; else ``ids`` is estimated (standard error 0.8%),
-            and the counts of top ids may lack up to ``shortfall``.
-        missing: share of the rows without a value.
-        values_per_row: their mean; None for a single-valued feature.
-        full_rows: share of the rows with ``max_values`` values, some of which may have been cut; None for others.
-        values: estimated number of different values behind the ids; None where each id is one value.
-        shared: estimated share of these values that share their id with another one.
-    """
+    """One feature of a log. If not ``exact``, ``ids`` has a standard error of 0.8%, and counts lack ``shortfall``."""
 
     name: str
     kind: str
     tower: str
     width: int | None
-    buckets: int | None
-    ids: int
-    exact: bool
+    buckets: int | None  # the number of ids that it may have; None where they grow
+    ids: int  # different ids that occur, but for the one of a missing value
+    exact: bool  # whether ``ids`` and the shares of top ids are
     shortfall: int
-    missing: float
-    values_per_row: float | None
-    full_rows: float | None
-    values: int | None
-    shared: float | None
+    missing: float  # share of the rows without a value
+    values_per_row: float | None  # their mean; None for a single-valued feature
+    full_rows: float | None  # share of rows with ``max_values`` values, some perhaps cut; None for others
+    values: int | None  # estimated number of different values behind the ids; None where each id is one value
+    shared: float | None  # estimated share of these values that share their id with another one
     top: tuple[TopId, ...]
 
 
@@ -117,19 +105,7 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class LogSummary:
-    """Content of a log. Times are query times in microseconds, UTC.
-
-    Attributes:
-        faulty_rows: rows with a label that is neither 0 nor 1, or with an id outside the feature's buckets. They are
-            not in what follows.
-        ranked_queries: queries with both a click and a non-click, which PerQueryAUC is about.
-        metric_weight: mean of the rows' weights; 1 without weights.
-        period: length of the entries of ``over_time``, in microseconds; periods without rows are there too.
-        pauses: the longest stretches between two queries, the longest first.
-        gaps: spans between two partitions that no partition covers.
-        counters: the input by its outcome, added up over the partitions.
-        samplings: names of the samplings that made this log from another one.
-    """
+    """Content of a log. Times are query times in microseconds, UTC."""
 
     log: str
     rows: int
@@ -137,22 +113,22 @@ class LogSummary:
     clicks: int
     bytes: int
     shards: int
-    faulty_rows: int
+    faulty_rows: int  # with another label than 0 and 1, or another id; they are not in what follows
     first: int | None
     last: int | None
     max_query_rows: int
-    ranked_queries: int
-    metric_weight: float
+    ranked_queries: int  # queries with both a click and a non-click, which PerQueryAUC is about
+    metric_weight: float  # mean of the rows' weights; 1 without weights
     weighted_click_rate: float | None
-    period: int
+    period: int  # length of the entries of ``over_time``, in microseconds; periods without rows are there too
     over_time: tuple[Period, ...]
-    pauses: tuple[Span, ...]
+    pauses: tuple[Span, ...]  # the longest stretches between two queries, the longest first
     partitions: tuple[Partition, ...]
-    gaps: tuple[Span, ...]
+    gaps: tuple[Span, ...]  # spans between two partitions that no partition covers
     features: tuple[FeatureSummary, ...]
     sidecars: tuple[Sidecar, ...]
-    samplings: tuple[str, ...]
-    counters: dict[str, int]
+    samplings: tuple[str, ...]  # names of the samplings that made this log from another one
+    counters: dict[str, int]  # the input by its outcome, added up over the partitions
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -34,30 +34,20 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Rows:
-    """N rows of a log.
+    """N rows of a log; times in microseconds, UTC."""
 
-    Attributes:
-        query_time, timestamp, query_id, example_id: int64 [N]; times in microseconds, UTC.
-        label, train_weight, metric_weight: float32 [N].
-        ids: [N, F], the single-valued features, of the schema's ``id_type``: int32, or int64 where one's ids grow.
-        position: int64 [N], rising: the number of rows of the log before each of these.
-        multivalent: for each multivalent feature its ids, of the same type, and offsets (int64 [N + 1]) into them.
-        fault: int8 [N], index into ``FAULTS``; 0 for a good row.
-        joined: columns [N] of sidecars, by names of the reader's own.
-    """
-
-    query_time: np.ndarray
+    query_time: np.ndarray  # int64 [N], and so the next three
     timestamp: np.ndarray
     query_id: np.ndarray
     example_id: np.ndarray
-    label: np.ndarray
+    label: np.ndarray  # float32 [N], and so the next two
     train_weight: np.ndarray
     metric_weight: np.ndarray
-    ids: np.ndarray
-    fault: np.ndarray
-    position: np.ndarray
-    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    joined: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ids: np.ndarray  # [N, F], the single-valued features, of the schema's ``id_type``: int32, or int64
+    fault: np.ndarray  # int8 [N], index into ``FAULTS``; 0 for a good row
+    position: np.ndarray  # int64 [N], rising: the number of rows of the log before each of these
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]  # ids, and offsets (int64 [N + 1]) into them
+    joined: Mapping[str, np.ndarray] = field(default_factory=dict)  # columns [N] of sidecars
 
     def __len__(self) -> int:
         return len(self.label)

@@ -19,20 +19,13 @@ TEACHER_LOGIT = "teacher_logit"
 
 @dataclass(frozen=True)
 class Selection:
-    """Choice of rows, and what is joined to them.
-
-    Attributes:
-        sample: the sidecar of a sample (``ctr.data.sampling``) with its column ``weight``; None: all rows.
-        only_kept: rows that the sample dropped are left out, and metric weights multiplied like the train weights;
-            else every row is there, those that were dropped with train weight 0.
-        every_row_taught: ``check_selection`` refuses rows without a teacher's logit.
-    """
+    """Choice of rows, and what is joined; a sample multiplies train weights, with ``only_kept`` metric weights, too."""
 
     time_range: TimeRange = field(default_factory=TimeRange)
-    sample: JoinedSidecar | None = None
-    only_kept: bool = False
+    sample: JoinedSidecar | None = None  # has a column ``weight``; None: all rows
+    only_kept: bool = False  # else rows that the sample dropped are there with train weight 0
     teacher: JoinedSidecar | None = None
-    every_row_taught: bool = True
+    every_row_taught: bool = True  # ``check_selection`` refuses rows without a teacher's logit
 
 
 def read_selection(

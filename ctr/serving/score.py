@@ -43,12 +43,7 @@ _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Counts of a call.
-
-    Attributes:
-        learned: the scored rows that the model has learned from; None where times of rows are not known.
-        learned_until: the query time of the last row that it learned from, in microseconds; None: from none.
-    """
+    """Counts of a call."""
 
     rows: int
     scored: int
@@ -56,8 +51,8 @@ class ScoreResult:
     reject_reasons: dict[str, int]
     rejects_file: Path | None
     seconds: float
-    learned: int | None = None
-    learned_until: int | None = None
+    learned: int | None = None  # rows that the model has learned from; None: times are not known
+    learned_until: int | None = None  # query time of the last one, in microseconds; None: from none
 
 
 def is_log_alone(inputs: Sequence[Path]) -> bool:

@@ -34,31 +34,20 @@ _RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 @dataclass(frozen=True)
 class Ads:
-    """The A ads of a day, in the order of their numbers, which name an ad for as long as it is there.
-
-    Attributes:
-        taste: [A, TASTE_SIZE], what kind of user and query it suits.
-        bid: what its advertiser offers for a click.
-        born: the day from which it is there, negative where before the first one.
-        gone: the first day on which it is there no more.
-        richest: the most prominent of ``FORMATS`` for which it has material.
-        quality: a part of the logit.
-        repute: what the crude policy wrongly believes of it, in the logarithm.
-        popularity: the higher it is, the more often it is retrieved.
-    """
+    """The A ads of a day, in the order of their numbers, which name an ad for as long as it is there."""
 
     number: np.ndarray
     advertiser: np.ndarray
     topic: np.ndarray
     words: np.ndarray
-    taste: np.ndarray
-    bid: np.ndarray
-    born: np.ndarray
-    gone: np.ndarray
-    richest: np.ndarray
-    quality: np.ndarray
-    repute: np.ndarray
-    popularity: np.ndarray
+    taste: np.ndarray  # [A, TASTE_SIZE], what kind of user and query it suits
+    bid: np.ndarray  # what its advertiser offers for a click
+    born: np.ndarray  # the day from which it is there, negative where before the first one
+    gone: np.ndarray  # the first day on which it is there no more
+    richest: np.ndarray  # the most prominent of ``FORMATS`` for which it has material
+    quality: np.ndarray  # a part of the logit
+    repute: np.ndarray  # what the crude policy wrongly believes of it, in the logarithm
+    popularity: np.ndarray  # the higher it is, the more often it is retrieved
 
     def __len__(self) -> int:
         return len(self.number)
@@ -127,29 +116,20 @@ def retrieval_order(ads: Ads, topics: int) -> Retrieval:
 
 @dataclass(frozen=True)
 class Queries:
-    """Q queries in the order of the log.
-
-    Attributes:
-        topic: [Q], which the log does not show.
-        words: [Q, MAX_WORDS], ``NO_WORD`` after the last one.
-        rendering: [Q], how the page is drawn; an experiment, independent of everything else.
-        intent: [Q], a part of the logit that the log does not show.
-        reads: [Q], in [0, 1): the user examines a place whose visibility is above it.
-        weekday: 0 is Monday.
-    """
+    """Q queries in the order of the log."""
 
     number: np.ndarray
     time_us: np.ndarray
     user: np.ndarray
     device: np.ndarray
-    topic: np.ndarray
-    words: np.ndarray
-    rendering: np.ndarray
-    intent: np.ndarray
-    reads: np.ndarray
+    topic: np.ndarray  # [Q], which the log does not show
+    words: np.ndarray  # [Q, MAX_WORDS], ``NO_WORD`` after the last one
+    rendering: np.ndarray  # [Q], how the page is drawn; an experiment, independent of everything else
+    intent: np.ndarray  # [Q], a part of the logit that the log does not show
+    reads: np.ndarray  # [Q], in [0, 1): the user examines a place whose visibility is above it
     randomized: np.ndarray
     day: int
-    weekday: int
+    weekday: int  # 0 is Monday
 
     def __len__(self) -> int:
         return len(self.number)
@@ -216,22 +196,14 @@ def _draw_words(config: WorldConfig, world: World, topic: np.ndarray, rng: np.ra
 
 @dataclass(frozen=True)
 class Candidates:
-    """C ads, [Q, C], for each of Q queries, and the uniform random numbers of their auction and clicks.
-
-    Attributes:
-        present: false where an ad was drawn twice.
-        richness: decides in which format an ad is shown.
-        mind: decides whether an examined ad is clicked.
-        shuffle: the order in which randomized queries show their ads.
-        depth: [Q], how many ads they show.
-    """
+    """C ads, [Q, C], for each of Q queries, and the uniform random numbers of their auction and clicks."""
 
     ad: np.ndarray
-    present: np.ndarray
-    richness: np.ndarray
-    mind: np.ndarray
-    shuffle: np.ndarray
-    depth: np.ndarray
+    present: np.ndarray  # false where an ad was drawn twice
+    richness: np.ndarray  # decides in which format an ad is shown
+    mind: np.ndarray  # decides whether an examined ad is clicked
+    shuffle: np.ndarray  # the order in which randomized queries show their ads
+    depth: np.ndarray  # [Q], how many ads they show
 
     def take(self, order: np.ndarray) -> "Candidates":
         """Reorders the ads of each query."""

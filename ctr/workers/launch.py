@@ -39,30 +39,21 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Launch:
-    """Plan of a launch, and who is shown what becomes of it.
-
-    Attributes:
-        folder: where the output of each worker is kept, as NNN.log; made if it does not exist.
-        show: called with each report of a worker.
-        say: called with a line when the workers are started again.
-        mark: returns a number that a checkpoint makes larger.
-        max_restarts: how often the workers are started again without a checkpoint between.
-        start_seconds: a worker that has not reported ``joining`` after so long hangs; None: workers do not report it.
-        settle_seconds: how long the others have to end after the first that has lost a worker.
-        stopped_seconds: after how long a worker is lost that a signal has stopped.
-    """
+    """Plan of a launch, and who is shown what becomes of it."""
 
     command: Sequence[str]
     size: int
-    folder: Path
+    folder: Path  # where the output of each worker is kept, as NNN.log; made if it does not exist
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    show: Callable[[Report], None] = lambda report: None
-    say: Callable[[str], None] = lambda text: None
-    mark: Callable[[], int] = lambda: 0
-    max_restarts: int = MAX_RESTARTS
-    start_seconds: float | None = None
-    settle_seconds: float = _SETTLE_SECONDS
-    stopped_seconds: float = _STOPPED_SECONDS
+    show: Callable[[Report], None] = lambda report: None  # called with each report of a worker
+    say: Callable[[str], None] = lambda text: None  # called with a line when the workers are started again
+    mark: Callable[[], int] = lambda: 0  # returns a number that a checkpoint makes larger
+    max_restarts: int = MAX_RESTARTS  # how often the workers are started again without a checkpoint between
+    start_seconds: float | None = None  # who has not reported ``joining`` by then hangs; None: none does
+    settle_seconds: float = (
+        _SETTLE_SECONDS  # how long the others have to end after the first that has lost a worker
+    )
+    stopped_seconds: float = _STOPPED_SECONDS  # after how long a worker is lost that a signal has stopped
 
 
 class _Worker(NamedTuple):
