@@ -39,7 +39,6 @@ class Batch:
 
     @property
     def times(self) -> tuple[int, int]:
-        """Query times of the first and the last of them, in microseconds."""
         times = [part.query_time for part in self._parts]
         return int(min(part[0] for part in times)), int(max(part[-1] for part in times))
 
@@ -205,7 +204,6 @@ class Interleaved:
         return given
 
     def _enough(self, time: int) -> bool:
-        """Whether the queries to return are known to be whole."""
         pending = self._pending
         if pending is None:
             return False

@@ -53,7 +53,6 @@ class Derived(StrictModel):
 
     @property
     def column(self) -> str:
-        """Raw column that the value is made of."""
         return TIME_COLUMN if self.of_time else self.source
 
     @property

@@ -49,7 +49,6 @@ class EventSource(StrictModel):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Raw columns that ids, times and weights are read from."""
         return (*(time.column or "" for time in self.times.values()), self.impression_id)
 
 
@@ -205,12 +204,10 @@ class EventMapping(StrictModel):
 
     @property
     def kept_values(self) -> tuple[str, ...]:
-        """Features whose raw values are kept, in the order of the schema."""
         return kept_features(self.keep_values, self.features)
 
     @property
     def windows_us(self) -> tuple[int, int]:
-        """Click window and late window, in microseconds."""
         window = duration_us(self.click_window)
         return window, window if self.late_window is None else duration_us(self.late_window)
 
@@ -227,7 +224,6 @@ class EventMapping(StrictModel):
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
-        """Columns that impressions must have, each once."""
         impressions, schema = self.impressions, self.feature_schema
         if impressions.hashed:
             features = (("ids",) if schema.single_valued else ()) + schema.multivalent

@@ -180,7 +180,6 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
 
 
 def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[FeatureSummary, ...]:
-    """Summaries with the raw values of their top ids, where these were kept."""
     wanted = {feature.name: [top.id for top in feature.top if top.value is None] for feature in features}
     kept = read_all_values(log, wanted)
 
@@ -208,8 +207,6 @@ def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
 
 
 class _Pass:
-    """Counts of the rows that went by."""
-
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema = schema
         self._names = (*schema.single_valued, *schema.multivalent)
@@ -355,7 +352,6 @@ class _Pass:
 
 
 def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """Values of all rows, and how many each row has."""
     offsets = column.offsets.to_numpy()
     return column.flatten().to_numpy(), np.diff(offsets)
 

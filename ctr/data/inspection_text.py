@@ -220,7 +220,6 @@ def _top(feature: FeatureSummary) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Aligned columns, the first ``left`` of them to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -239,13 +238,11 @@ def _count(count: int, word: str) -> str:
 
 
 def _share(share: float) -> str:
-    """In percent, with three digits."""
     percent = 100 * share
     return f"{percent:.0f}%" if percent in (0, 100) else f"{percent:.{2 if percent < 10 else 1}f}%"
 
 
 def _time(time_us: int) -> str:
-    """To the second, as a column of a table shows it."""
     return format_time(time_us // 1_000_000 * 1_000_000).removesuffix("Z").replace("T", " ")
 
 

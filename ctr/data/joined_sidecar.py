@@ -34,7 +34,6 @@ class _Partition:
         self._next = 0
 
     def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-        """Places of the rows of examples, and whether each example was found there."""
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
@@ -175,7 +174,6 @@ class MissingValues:
         self._first: list[str] = []
 
     def add(self, rows: Rows, wanted: np.ndarray, values: np.ndarray) -> None:
-        """Counts those of N rows that are ``wanted`` (bool [N])."""
         lacking = np.flatnonzero(wanted & ~np.isfinite(values))
         self.rows += int(np.count_nonzero(wanted))
         self.missing += len(lacking)

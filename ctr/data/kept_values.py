@@ -129,8 +129,6 @@ def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.
 
 
 class _IdsOfRows:
-    """Ids and raw values of the features of some rows; those of a multivalent feature are flat."""
-
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
         self._schema, self._rows = schema, rows
         self._matrix = np.zeros((rows.num_rows, 0), schema.id_type)
@@ -176,7 +174,6 @@ class _IdsOfRows:
         return ids, pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
 
     def _are_kept(self, feature: Cross) -> np.ndarray:
-        """Rows of which the values of all parts were kept, bool."""
         kept = np.ones(self._rows.num_rows, bool)
         for name in feature.of:
             if not isinstance(self._schema.by_name[name], Number):

@@ -257,7 +257,6 @@ class Query(StrictModel):
 
     @property
     def group_column(self) -> str:
-        """Column whose values group rows."""
         if self.session is not None:
             return self.session.by
         assert self.column is not None
@@ -367,7 +366,6 @@ class Mapping(StrictModel):
 
     @property
     def kept_values(self) -> tuple[str, ...]:
-        """Features whose raw values are kept, in the order of the schema."""
         return kept_features(self.keep_values, self.features)
 
     @property
@@ -380,14 +378,12 @@ class Mapping(StrictModel):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Raw columns that time, query, example id, label and weight are read from."""
         group = None if self.query is None else self.query.group_column
         names = (self.time.column, group, self.example_id, self.label.column, self.weight)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
-        """Columns that the input and its side tables must have, each once."""
         derived_from = (d.source for d in self.derive.values() if not d.of_time)
         sources = (source for source in self.feature_schema.sources if source not in self.derive)
         return tuple(dict.fromkeys((*self.key_columns, *derived_from, *sources)))

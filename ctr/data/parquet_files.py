@@ -51,7 +51,6 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
 
 
 def _column_path(field: pa.Field) -> str:
-    """Name that Parquet has for the values of a column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 

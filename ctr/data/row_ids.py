@@ -122,7 +122,6 @@ def _spelled(value: bytes) -> bytes:
 def _ids(
     feature: Category | Text, known: Mapping[int, int] | None, prints: Sequence[int], values: Values
 ) -> list[int]:
-    """Ids of fingerprints; an empty value is missing."""
     if feature.buckets is None:
         ids = [_signed(fingerprint) for fingerprint in prints]
     elif known is not None:

@@ -140,7 +140,6 @@ def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
 
 
 def _stratum_column(log: Path, schema: Schema, config: SamplingConfig) -> int | None:
-    """Column of the id matrix that ``stratify_by`` names. Raises InputError where the log has none."""
     name = config.stratify_by
     if name is None:
         return None
@@ -152,8 +151,6 @@ def _stratum_column(log: Path, schema: Schema, config: SamplingConfig) -> int | 
 
 @dataclass(frozen=True)
 class _Source:
-    """A log that is sampled, and the inputs of the decisions on its rows."""
-
     log: Path
     schema: Schema
     manifests: Sequence[Manifest]
@@ -166,7 +163,6 @@ class _Source:
 
 
 def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -> _Source:
-    """Checks everything that can be checked before something is written."""
     schema, manifests = read_schema(log), read_manifests(log)
     if not any(config.time_range.selects(manifest) for manifest in manifests):
         reach = "it has no partition"
@@ -229,7 +225,6 @@ class _Decided:
 
 
 def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult) -> Iterator[_Decided]:
-    """The partition's shards with the decisions on their rows, which are counted in ``result``."""
     for entry in manifest.shards:
         table = read_shard(source.log, entry, source.schema)
         rows = rows_of_table(table, source.schema, 0)

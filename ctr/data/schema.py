@@ -187,7 +187,6 @@ class Number(FeatureBase):
         return self
 
     def edges(self) -> list[float]:
-        """Lists the rising boundaries between buckets."""
         if self.boundaries is not None:
             return list(self.boundaries)
         if self.step is not None:
@@ -352,14 +351,12 @@ class Schema(StrictModel):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Raw columns that the features read, each once."""
         return tuple(dict.fromkeys(f.source for f in self.features if not isinstance(f, Cross)))
 
     def _is_of_time(self, source: str) -> bool:
         return source in self.derive and self.derive[source].of_time
 
     def column_of(self, source: str) -> str:
-        """Returns the raw column that a source is made of, or is."""
         return self.derive[source].column if source in self.derive else source
 
     @property

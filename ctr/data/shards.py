@@ -134,7 +134,6 @@ def stage_partition(
 def _write_shards(
     folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int, write: bool
 ) -> tuple[ShardEntry, ...]:
-    """Writes the shards of sorted rows, whose queries begin at ``begins``, unless they are there already."""
     times = rows.column("query_time").to_numpy()
     shards: list[ShardEntry] = []
     for index, (first, last) in enumerate(_shard_ranges(begins, len(times), shard_rows)):
@@ -160,7 +159,6 @@ def _write_shards(
 
 
 def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
-    """Number of different ids of each feature whose ids grow."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 

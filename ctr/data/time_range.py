@@ -58,7 +58,6 @@ class TimeRange(StrictModel):
         return MAX_TIME_US if self.end is None else (self.end - _EPOCH) // timedelta(microseconds=1)
 
     def contains(self, query_time: np.ndarray) -> np.ndarray:
-        """Tells for each query time (int64 [N], microseconds) whether it lies in the range."""
         return (query_time >= self.start_us) & (query_time < self.end_us)
 
     def selects(self, partition: Manifest) -> bool:

@@ -113,7 +113,6 @@ def _on_values(function: Callable[[tf.Tensor], tf.Tensor], tensor: Tensors) -> T
 
 
 def _with_derived(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """Columns that features read: those of ``raw``, and those that are made of them."""
     numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
     columns: dict[str, Tensors] = {}
     for feature in schema.features:
@@ -204,13 +203,11 @@ def _absent(feature: Category | Number | Text, columns: Sequence[str], column: s
 
 
 def _strings_tensor(strings: pa.Array) -> tf.Tensor:
-    """An Arrow large_string array without nulls as a TensorFlow one."""
     content = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     return tf.constant(content, tf.string, shape=(len(content),))
 
 
 def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
-    """Raises InputError for a column type that the feature cannot read."""
     lengths = None
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -259,7 +256,6 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Encoded:
-    """Values of a dictionary column, whose chunks have one dictionary."""
     distinct = pa.array([], pa.large_string())
     if encoded.num_chunks:
         distinct = pc.fill_null(text_array(encoded.chunk(0).dictionary), "").cast(pa.large_string())

@@ -98,7 +98,6 @@ def _check_graph(path: Path, graph: Any) -> None:
 
 
 def _reached(names: Iterable[str], functions: dict[str, Any]) -> set[str]:
-    """Functions that can run when the named ones are called."""
     reached: set[str] = set()
     waiting = list(names)
     while waiting:

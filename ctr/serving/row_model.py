@@ -74,7 +74,6 @@ class RowTable:
         return [(own[:, :, :width].reshape(rows, -1), own[:, :, width].sum(axis=1)) for own in columns]
 
     def _single_rows(self, ids: Mapping[str, Ids], rows: int) -> np.ndarray:
-        """Rows of the single-valued features, int64 [N, S]."""
         given = np.array([ids[feature["name"]] for feature in self._single], np.int64).reshape(-1, rows).T
         if self._keys is None:
             if (given < 0).any() or (given >= self._sizes).any():
@@ -133,7 +132,6 @@ class _Tower:
     activation: Rounding
 
     def __call__(self, e0: np.ndarray, alpha2: np.float32) -> np.ndarray:
-        """Head's outputs, [B, units], of embeddings, [B, m]."""
         if self.crosses or self.deep:
             e0 = self.rounding(e0)
         hidden = e0
@@ -319,7 +317,6 @@ class RowModel:
         return {"p": sigmoid(logit), "logit": logit}
 
     def _inputs(self, ids: Mapping[str, Ids], rows: int, tower: str | None = None) -> dict[str, Inputs]:
-        """The inputs of one tower, or of all."""
         found: dict[str, list[list[tuple[np.ndarray, np.ndarray]]]] = {}
         for table in self._tables:
             if tower is None or table.tower == tower:

@@ -73,7 +73,6 @@ def check_scores_file(out: Path, inputs: Sequence[Path]) -> None:
 
 
 def _check_out(out: Path) -> None:
-    """Refuses to write predictions, and the rejects beside them, over anything but earlier ones."""
     check_output_file(out, "predictions of ctr score", _is_scores)
     check_output_file(_rejects_file(out), "rejects of ctr score", _is_rejects)
 

@@ -88,7 +88,6 @@ class Scorer:
             raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
 
     def _changed_weights(self, full_metadata: dict[str, Any]) -> Weights | None:
-        """Weights of a model that has deltas, in the order of the graph's variables."""
         if not self._chain.deltas:
             return None
         names = variable_names(self._chain.full, full_metadata)
@@ -115,7 +114,6 @@ class Scorer:
 
     @property
     def signatures(self) -> tuple[str, ...]:
-        """Names of the model's functions."""
         return tuple(self.metadata["signatures"])
 
     def predict(self, features: Mapping[str, Any]) -> np.ndarray:

@@ -222,7 +222,6 @@ def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, 
 
 
 def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.Tensor:
-    """Rows of the single-valued features, int32 [N, S]."""
     offsets = layout.offsets()
     fixed = [feature for feature in layout.single if not feature.growing]
     growing = [feature for feature in layout.single if feature.growing]

@@ -149,7 +149,6 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _differ(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Rows of two tables, float32 [N, columns], that have different bytes: bool [N]."""
     differ: np.ndarray = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
     return differ
 

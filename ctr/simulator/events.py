@@ -65,7 +65,6 @@ class EventFiles:
         return {**{f"delivered_{kind}": self._delivered[kind] for kind in KINDS}, "event_files": self._files}
 
     def _write(self, until: int | None) -> None:
-        """Writes the events that arrived before an hour, or all."""
         if until is not None and until <= self._written_until:
             return
         for kind, tables in self._waiting.items():
@@ -93,7 +92,6 @@ class EventFiles:
 
 
 def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
-    """Makes a folder one for the events of this simulation, or checks that it is one."""
     path = folder / EVENTS_FILE
     check_events_folder(folder)
     if not create_exclusively(path, dump_yaml(config).encode()):

@@ -150,7 +150,6 @@ class FeatureIds:
         self._day: tuple[_Ids, _Ids] | None = None
 
     def begin_day(self, queries: Queries, ads: Ads) -> None:
-        """Hashes the new entities of a day."""
         self._day = (
             _ids_of(self.schema, raw_queries(queries), ("device", "hour", "day_of_week", "query_words")),
             _ids_of(self.schema, raw_ads(ads, queries.day), ("ad_id", "advertiser", "ad_words", "ad_age")),
@@ -178,7 +177,6 @@ class FeatureIds:
         return pa.table(columns)
 
     def _entities(self, queries: Queries, placed: Placed) -> tuple[tuple[_Ids, np.ndarray], ...]:
-        """Users, queries, ads and pages, and those of each row."""
         assert self._day is not None
         query = placed.query
         rows = (queries.user[query], queries.number[query], placed.ad, page_number(queries, placed))

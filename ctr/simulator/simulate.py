@@ -59,7 +59,6 @@ class Counts:
     expected_clicks: float = field(default=0.0, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Adds the ``ctr``, the ``mean_probability`` and ``ads_per_query``."""
         counts = {name: value for name, value in vars(self).items() if name != "expected_clicks"}
         return {
             **counts,

@@ -206,7 +206,6 @@ class Candidates:
     depth: np.ndarray  # [Q], how many ads they show
 
     def take(self, order: np.ndarray) -> "Candidates":
-        """Reorders the ads of each query."""
         part: dict[str, Any] = {}
         for name in ("ad", "present", "richness", "mind", "shuffle"):
             part[name] = np.take_along_axis(getattr(self, name), order, axis=1)
