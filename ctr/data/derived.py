@@ -8,11 +8,9 @@ from ctr.config import StrictModel
 from ctr.data.spelling import Cast
 from ctr.data.times import Duration, duration_us
 
-TIME_SOURCE = "time"
-"""Name of a row's parsed time in a rule."""
+TIME_SOURCE = "time"  # name of a row's parsed time in a rule
 
-TIME_COLUMN = "time_us"
-"""Raw column of that time: int64 microseconds since 1970-01-01 UTC. Before 1970 it is missing."""
+TIME_COLUMN = "time_us"  # raw column of that time: int64 microseconds since 1970 UTC; before it is missing
 
 Column = Annotated[str, Field(min_length=1, title="name of a column")]
 

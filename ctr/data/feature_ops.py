@@ -137,11 +137,7 @@ def keep_values(feature: Category, items: tf.RaggedTensor, present: tf.Tensor) -
 
 
 def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
-    """Numbers the row of each value, [V] int32: the rows that end before it or where it stands.
-
-    Fewer operations than ``value_rowids``, of which a server waits for each, and only such as TensorFlow Lite and ONNX
-    have, unlike a search among the ends.
-    """
+    """Numbers the row of each value, [V] int32, by few operations, which TensorFlow Lite and ONNX have, too."""
     count = tf.shape(lists.values)[0]
     ends = tf.minimum(tf.cast(lists.row_splits[1:], tf.int32), count)
     return tf.cumsum(tf.math.unsorted_segment_sum(tf.ones_like(ends), ends, count + 1))[:-1]
@@ -156,11 +152,7 @@ def lower_case(strings: tf.Tensor) -> tf.Tensor:
 
 
 def text_tokens(feature: Text, text: tf.Tensor) -> tf.RaggedTensor:
-    """Cuts [M] strings into [M, None]: word n-grams, then sub-word n-grams, in the order of the sizes.
-
-    Words are runs of letters (with their combining marks) and digits. The cut comes before the lower-casing, which
-    would end a string at its first NUL.
-    """
+    """Cuts [M] strings into [M, None] n-grams; before lower-casing, which would end a string at its first NUL."""
     words = tf.strings.split(lower_case(tf.strings.regex_replace(text, _NOT_A_WORD, " ")))
     tokens = [tf.strings.ngrams(words, size, separator=" ") for size in feature.words]
     if feature.subwords:

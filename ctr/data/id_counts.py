@@ -6,11 +6,9 @@ import numpy as np
 
 from ctr.io.hashing import splitmix64
 
-DENSE_IDS = 2**24
-"""Ids of all features together of which every one has a counter: 256 MiB."""
+DENSE_IDS = 2**24  # ids of all features together of which every one has a counter: 256 MiB
 
-KEPT_IDS = 2**18
-"""Ids of a feature with more ids than that stay in memory, those that occur most often."""
+KEPT_IDS = 2**18  # ids of a feature with more ids than that stay in memory, those that occur most often
 
 _PENDING = 2**20
 _SMALLEST_HASHES = 2**14

@@ -1,8 +1,7 @@
 """Summary of a log: rows, clicks and times, features with their ids, gaps, and sidecars.
 
-Counts of rows, queries and clicks by partition come from the manifests; everything else from one pass over the shards,
-of which only some columns are read (their page checksums are verified, the SHA-256 of whole files is not). Memory does
-not grow with the log: see ``ctr.data.id_counts`` for what is exact.
+Partitions are counted by their manifests, everything else in one pass over some columns of the shards (their page
+checksums are verified, the SHA-256 of whole files is not). Memory does not grow with the log.
 """
 
 import math

@@ -253,10 +253,7 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
 
 
 class PublishedPartitions:
-    """Published partitions of a log that grows; lists the manifests each time, but reads only the new ones.
-
-    So a manifest that was overwritten is noticed only by another reader; one that was deleted is gone.
-    """
+    """Published partitions of a log that grows; reads only new manifests, and misses one that is overwritten."""
 
     def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:
         self._folder = folder

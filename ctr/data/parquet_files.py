@@ -15,8 +15,7 @@ from ctr.io.errors import InputError, one_line
 log = logging.getLogger(__name__)
 
 IDS_COLUMN = "ids"
-MOST_VALUES = 2**28
-"""Most values that a column of a shard may have, each item of a list being one."""
+MOST_VALUES = 2**28  # most values that a column of a shard may have, each item of a list being one
 
 _FEW_VALUED = ("label", "train_weight", "metric_weight")
 

@@ -154,11 +154,7 @@ def read_rows(
     start: int = 0,
     times: tuple[int, int] = (0, MAX_TIME_US),
 ) -> Iterator[Rows]:
-    """Reads the log's rows shard by shard, from position ``start`` on and with query times in [begin, end).
-
-    Raises InputError: a shard that is read is damaged, missing, not as its manifest describes it, or does not continue
-    the shard before it. Then none of its rows is returned.
-    """
+    """Reads rows shard by shard from position ``start`` on, with query times in [begin, end); raises InputError."""
     begin, end = times
     position = 0
     before: tuple[int, Key] | None = None

@@ -227,8 +227,7 @@ class Decisions:
     conditions: Mapping[str, np.ndarray]
 
 
-Keep = Callable[[np.ndarray], np.ndarray]
-"""Decides by rates, float64 [N], whether each example is kept, bool [N]."""
+Keep = Callable[[np.ndarray], np.ndarray]  # by rates, float64 [N], whether each example is kept, bool [N]
 
 
 def decide(

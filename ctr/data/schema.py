@@ -257,10 +257,7 @@ Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
 class Schema(StrictModel):
-    """Features of a log, in the order in which they are stored.
-
-    ``derive`` has, by name, the rules of the sources that are made of other columns or of the row's time.
-    """
+    """Features of a log, in their stored order, with the rules of sources made of other columns or of the time."""
 
     features: tuple[Feature, ...] = Field(min_length=1)
     derive: dict[Column, Derived] = {}

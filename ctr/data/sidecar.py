@@ -120,8 +120,7 @@ def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Tabl
 class SidecarHash:
     """Hashes the content of a sidecar's first partitions, repeatedly as more are read.
 
-    Each manifest is read once, when it is first needed, and again only if another one before it has appeared or was
-    deleted. So the hash is that of the manifests at that time.
+    Each manifest is read once, and again only if another one before it has appeared or was deleted.
     """
 
     def __init__(self, log: Path, name: str) -> None:

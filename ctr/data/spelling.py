@@ -20,8 +20,7 @@ import numpy as np
 Cast = Literal["text", "integer", "number", "decimal_comma"]
 
 WHOLE = r"^(?:-?(0)|(-?[1-9][0-9]*))\.0+$"
-WHOLE_SPELLED = r"\1\2"
-"""The rule above: a pattern, and what replaces the text that it matches."""
+WHOLE_SPELLED = r"\1\2"  # the rule above: a pattern, and what replaces the text that it matches
 
 _ZERO = r"[+-]?0*(0)(?:\.0*)?"
 CASTS: dict[Cast, tuple[str, str]] = {

@@ -64,11 +64,7 @@ def check_selection(
     start: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Checks a log's selected rows, from position ``start`` on, before they are trained on.
-
-    ``stop`` is called between two blocks: whether to give up. Returns whether it has checked all rows. Raises
-    InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from.
-    """
+    """Checks the rows from ``start`` on, unless ``stop`` says to give up; InputError: one to train on lacks a value."""
     missing = MissingValues()
     for rows in read_selection(log, schema, manifests, selection, start):
         if stop():

@@ -6,8 +6,7 @@ import pyarrow as pa
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64
 
-_FEW = 4096
-"""Up to which Python is faster than loading TensorFlow."""
+_FEW = 4096  # up to which Python is faster than loading TensorFlow
 
 
 def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:

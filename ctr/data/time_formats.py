@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-ZONES = ("UTC", "GMT")
-"""Names that %Z reads; Python would also read the names of the machine's own zone."""
+ZONES = ("UTC", "GMT")  # names that %Z reads; Python would also read the names of the machine's own zone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIRECTIVES = frozenset("aAbBcdfGHIjmMpSuUVwWxXyYzZ%")

@@ -8,8 +8,7 @@ from pydantic import AfterValidator, Field
 
 from ctr.io.errors import InputError
 
-LONGEST = "36500d"
-"""No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
+LONGEST = "36500d"  # no duration of a mapping is longer: sums of times and durations must fit into 64 bits
 
 DAY_US = 86_400_000_000
 

@@ -53,11 +53,9 @@ from ctr.io.farmhash_arrays import LONGEST, fingerprints_of
 from ctr.io.words import listed
 
 Tensors: TypeAlias = tf.Tensor | tf.RaggedTensor
-Lists = tuple[np.ndarray, np.ndarray]
-"""Of a multivalent feature: ids, flat, and lengths int32 of each row."""
+Lists = tuple[np.ndarray, np.ndarray]  # of a multivalent feature: ids, flat, and lengths int32 of each row
 
-_SAMPLED = 1024
-"""Rows of a number that show whether its values recur."""
+_SAMPLED = 1024  # rows of a number that show whether its values recur
 
 
 def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:

@@ -98,8 +98,8 @@ def target_signature(
 ) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of what ``make_targets`` returns.
 
-    Of a part of a batch there is ``batch_weight``, too (``whole_batch_weight``); if numbered, each row's ``number`` in
-    the whole batch, and ``batch_capacity``, its rows with the padding that a process alone would give it.
+    A part of a batch has ``batch_weight``, too; if numbered, each row's ``number`` in the whole batch, and its padded
+    size.
     """
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}

@@ -1,19 +1,13 @@
-"""Rows that an exported model has learned from, told by how far it got in time.
-
-Training passes over a log in the order of query time and query id. The scores of rows that are not later than the last
-one that was learned from say nothing about rows that are new.
-"""
+"""Rows that a model has learned from, by how far it got in time; their scores say nothing about new rows."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-LEARNED = "learned"
-"""Column of scores: true for rows that are not later than the last one that the model learned from."""
+LEARNED = "learned"  # column of scores: true for rows that are not later than the last one that the model learned from
 
-TIME = "time"
-"""Key of raw rows that has their time, in microseconds; null where times are made of the numbers of rows."""
+TIME = "time"  # key of raw rows that has their time, in microseconds; null where times are made of the numbers of rows
 
 
 def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:

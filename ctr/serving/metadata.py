@@ -28,10 +28,8 @@ FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
-MAPPING = "mapping"
-"""Key of the mapping by which ``ctr quickstart`` read raw rows; models of other runs have none."""
-NETWORK = "network"
-"""Key of the description of network and tables (``ctr.serving.saved_model.describe_network``)."""
+MAPPING = "mapping"  # key of the mapping by which ``ctr quickstart`` read raw rows; others have none
+NETWORK = "network"  # key of ``ctr.serving.saved_model.describe_network``
 
 
 def is_delta(model: Path) -> bool:

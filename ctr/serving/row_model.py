@@ -274,7 +274,8 @@ class RowModel:
         self, metadata: Mapping[str, Any], schema: Schema, weights: Mapping[str, np.ndarray]
     ) -> None:
         described, model = metadata[NETWORK], metadata["model"]
-        alpha2, dense = float(weights.get("alpha2", model["alpha2"])), _dense(weights)
+        alpha2 = float(weights.get("alpha2", model["alpha2"]))
+        dense = {name: value for name, value in weights.items() if not name.startswith(("rows/", "keys/"))}
         self._network = RowNetwork(described["architecture"], dense, alpha2, transfers_of(model))
         self._tables = [
             RowTable(table, weights[f"rows/{table['name']}"], weights.get(f"keys/{table['name']}"))
@@ -333,14 +334,6 @@ def _joined(parts: tuple[tuple[np.ndarray, np.ndarray], ...]) -> tuple[np.ndarra
     for one in linear[1:]:
         total = total + one
     return np.concatenate(embeddings, axis=1), total
-
-
-def _dense(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name: value
-        for name, value in weights.items()
-        if name != "alpha2" and not name.startswith(("rows/", "keys/"))
-    }
 
 
 def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float) -> Transfer:

@@ -127,11 +127,7 @@ def _describe_function(signature: Signature, outputs: Mapping[str, Any]) -> dict
 
 
 def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpec]]) -> None:
-    """Writes the requests that TensorFlow Serving runs before a new model takes traffic, of one row and of many.
-
-    Without them the first requests of clients would wait for what TensorFlow does once: optimizing the graph, choosing
-    kernels. The file is a TFRecord of PredictionLog messages.
-    """
+    """Writes requests that TensorFlow Serving runs before it serves a model, so that no client waits for its set-up."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for name, specs in signatures.items():
             for rows in _WARMUP_BATCHES:

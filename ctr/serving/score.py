@@ -1,7 +1,6 @@
-"""Scoring of whole logs and raw tables with an exported model, into one Parquet file: ``ctr score``.
+"""Scoring of whole logs and raw tables with an exported model, into one Parquet file and one of rejected rows.
 
-Every row of the input is in that file or, with its reason, in the rejects beside it. Importing this module loads no
-TensorFlow.
+Importing this module loads no TensorFlow.
 """
 
 import json

@@ -17,11 +17,9 @@ from ctr.serving.weights import Weights, apply_deltas, stored_weights, variable_
 if TYPE_CHECKING:
     from ctr.serving.program import Program
 
-_FEW_ROWS = 8
-"""Up to which Python and NumPy are faster than a call of TensorFlow (``benchmarks/bench_serving.py``)."""
+_FEW_ROWS = 8  # up to which Python is faster than a call of TensorFlow (``benchmarks/bench_serving.py``)
 
-_SOME_ROWS = 4095
-"""Up to which, of all calls together, they are faster than loading TensorFlow."""
+_SOME_ROWS = 4095  # up to which, of all calls together, they are faster than loading TensorFlow
 
 
 class Scorer:

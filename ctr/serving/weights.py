@@ -26,8 +26,7 @@ from ctr.io.versions import DELTA_FILE
 from ctr.serving.metadata import Chain, check_files, read_metadata
 
 Weights = Mapping[str, np.ndarray]
-VARIABLES = "variables"
-"""Key of the metadata that names the variables, in their order in the SavedModel."""
+VARIABLES = "variables"  # key of the metadata that names the variables, in their order in the SavedModel
 
 _TABLE, _KEYS = "rows/", "keys/"
 _HALF = "bfloat16"

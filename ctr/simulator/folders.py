@@ -7,14 +7,11 @@ from ctr.data.log import check_log_folder, read_schema
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_folder
 
-WORLD_FILE = "world.yaml"
-"""In a simulated log: the settings of its world."""
+WORLD_FILE = "world.yaml"  # in a simulated log: the settings of its world
 
-EVENTS_FILE = "events.yaml"
-"""In a directory of raw events: the settings of the simulation."""
+EVENTS_FILE = "events.yaml"  # in a directory of raw events: the settings of the simulation
 
-ORIGIN_FILE = "origin.json"
-"""In a directory of a closed loop: the run and the log that it began with."""
+ORIGIN_FILE = "origin.json"  # in a directory of a closed loop: the run and the log that it began with
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:

@@ -27,10 +27,7 @@ class Chips(Workers):
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Lets each chip have its own of every variable that is created in the block, all with the same value.
-
-        Only what steps do not use stays on the host: totals of statistics (``ctr.optim.device_exchange``).
-        """
+        """Lets each chip have its own of every variable made in the block; totals, in no step, stay on the host."""
         on_host: list[Callable[..., tf.Variable]] = []
 
         def keep(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:

@@ -10,8 +10,7 @@ from typing import Any
 from ctr.io.errors import InputError
 
 VARIABLE = "TF_CONFIG"
-LOST_STATUS = os.EX_TEMPFAIL
-"""Exit status of a worker that has lost another: starting all again may help."""
+LOST_STATUS = os.EX_TEMPFAIL  # exit status of a worker that has lost another: starting all again may help
 _ALLOWED = (
     'allowed: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}, '
     'a task "chief" being the first worker'

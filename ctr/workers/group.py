@@ -27,8 +27,7 @@ class _One:
         return numbers[np.newaxis]
 
 
-ONE: Final[Group] = _One()
-"""A process alone, without TensorFlow."""
+ONE: Final[Group] = _One()  # a process alone, without TensorFlow
 
 
 def total(group: Group, number: int) -> int:
@@ -45,10 +44,7 @@ def gather_uneven(group: Group, numbers: np.ndarray) -> np.ndarray:
 
 
 def gather_divided(group: Group, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:
-    """Gathers in the first worker an array of which each has every W-th entry; in others it is empty.
-
-    ``own``: int16 or int64 [N], the entries r, r + W, ... of this worker r; ``piece`` of each worker are sent at once.
-    """
+    """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others."""
     if group.size == 1:
         return own
     whole = np.zeros(length if group.rank == 0 else 0, own.dtype)

@@ -136,10 +136,7 @@ class _Area:
 
 
 def add_up(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Sums two or more flat arrays of one dtype and size, in the order of TensorFlow's ring of workers.
-
-    Piece p of W is the sum of the arrays p, p + 1, ..., W - 1, 0, ..., p - 1, in this order.
-    """
+    """Sums piece p of W arrays in the order p, p + 1, ..., W - 1, 0, ..., p - 1, as TensorFlow's ring does."""
     workers, total = len(arrays), np.empty_like(arrays[0])
     piece = _piece(total.size, total.itemsize, workers)
     with np.errstate(all="ignore"):

@@ -15,8 +15,7 @@ from typing import Any
 from ctr.workers.cluster import Cluster, read_cluster
 
 VARIABLE = "CTR_SEAT"
-AREAS = 2
-"""Areas of memory of each worker, which take turns."""
+AREAS = 2  # areas of memory of each worker, which take turns
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,7 @@ def make_seats(size: int) -> Iterator[Seat]:
 
 
 def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Cluster | None:
-    """Reads this process's seat, or else its place in the cluster in TF_CONFIG; raises as ``read_cluster`` does.
-
-    A seat is taken from the environment, so that processes that this one starts do not have it.
-    """
+    """Takes this process's seat from the environment, so that its children lack it, or else reads TF_CONFIG."""
     text = environment.pop(VARIABLE, "")
     if not text:
         return read_cluster(environment)
