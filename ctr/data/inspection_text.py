@@ -94,16 +94,8 @@ def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
             yield f"feature {feature.name} has one value only: nothing can be learned from it"
         if feature.missing > MISSING:
             yield f"feature {feature.name} is missing in {_share(feature.missing)} of the rows"
-    yield from _collisions(features)
-
-
-def _collisions(features: Sequence[FeatureSummary]) -> Iterator[str]:
-    found = [
-        (feature.shared, feature.name, feature.values)
-        for feature in features
-        if feature.shared is not None and feature.values is not None and feature.shared > SHARED
-    ]
-    if found:
+    hashed = [(f.shared, f.name, f.values) for f in features if f.shared is not None and f.values is not None]
+    if found := [feature for feature in hashed if feature[0] > SHARED]:
         yield collision_text(found)
 
 

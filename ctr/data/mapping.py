@@ -357,10 +357,6 @@ class Mapping(StrictModel):
             raise ValueError(
                 "joins: with jsonl, each join requires input: how its side table (csv, tsv, parquet) is read"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _values_to_keep(self) -> Self:
         check_kept(self.keep_values, self.features)
         return self
 

@@ -164,7 +164,7 @@ class SamplingConfig(StrictModel):
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @model_validator(mode="after")
-    def _rates_above_the_floor(self) -> Self:
+    def _consistent(self) -> Self:
         rates = {"non_click_rate": self.non_click_rate}
         if self.uninformative is not None:
             rates["uninformative.rate"] = self.uninformative.rate
@@ -179,10 +179,6 @@ class SamplingConfig(StrictModel):
                     f"{name} is {rate:g}, below min_rate {self.min_rate:g}: "
                     f"a kept example would have the weight {1 / rate:.6g}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _one_teacher(self) -> Self:
         rule = self.uninformative
         if self.gradient is not None and rule is not None and rule.low_loss is not None:
             raise ValueError("gradient and uninformative.low_loss: allowed is one of them")

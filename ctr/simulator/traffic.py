@@ -150,16 +150,11 @@ def weekday_of(config: WorldConfig, day: int) -> int:
     return (config.start.weekday() + day) % 7
 
 
-def queries_of_day(config: WorldConfig, day: int) -> int:
-    """Counts the queries of day number ``day`` of the log, those that show nothing included."""
-    weekend = weekday_of(config, day) >= 5
-    return max(round(config.queries_per_day * (_WEEKEND_TRAFFIC if weekend else 1)), 1)
-
-
 def draw_queries(config: WorldConfig, world: World, day: int) -> Queries:
     """Draws the queries of day number ``day`` of the log, from 0."""
     rng = random_stream(config.seed, TRAFFIC_STREAM, day)
-    count = queries_of_day(config, day)
+    weekday = weekday_of(config, day)
+    count = max(round(config.queries_per_day * (_WEEKEND_TRAFFIC if weekday >= 5 else 1)), 1)
     share = 1.2 - np.cos(2 * np.pi * (np.arange(24) - 4) / 24)  # the quietest hour is the fifth
     hour = rng.choice(24, count, p=share / share.sum())
     time = np.sort(hour * HOUR_US + rng.integers(0, HOUR_US, count))
@@ -181,7 +176,7 @@ def draw_queries(config: WorldConfig, world: World, day: int) -> Queries:
         reads=rng.random(count),
         randomized=rng.random(count) < config.randomized_share,
         day=day,
-        weekday=weekday_of(config, day),
+        weekday=weekday,
     )
 
 
