@@ -63,12 +63,12 @@ class Period:
 
 @dataclass(frozen=True)
 class TopId:
-    """A frequent id, what it stands for if known, its share of the feature's values, and its click rate."""
+    """A frequent id."""
 
     id: int
-    value: str | None
-    share: float
-    click_rate: float
+    value: str | None  # what it stands for, if known
+    share: float  # of all values of the feature
+    click_rate: float  # of its own occurrences
 
 
 @dataclass(frozen=True)

@@ -46,27 +46,21 @@ _HOURS = tuple(
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Rewriting of texts of a format as ISO 8601, for RE2; what ``pattern`` does not match is left to ``TimeFormat``.
+    """Rewriting of texts of a format as ISO 8601."""
 
-    ``steps`` are patterns and what replaces them, one after another; ``words`` texts, and what replaces them then.
-    """
-
-    pattern: str
-    steps: tuple[tuple[str, str], ...]
-    words: tuple[tuple[str, str], ...]
+    pattern: str  # of the texts that are rewritten, for RE2; others are left to ``TimeFormat.read``
+    steps: tuple[tuple[str, str], ...]  # patterns and what replaces them, one after another
+    words: tuple[tuple[str, str], ...]  # texts, and what replaces them after the steps
     has_offset: bool
 
 
 @dataclass(frozen=True)
 class TimeFormat:
-    """A format of ``strptime`` as it is read: by Python's ``formats`` in turn, or by Arrow after a ``rewriting``.
+    """A format of ``strptime`` as it is read."""
 
-    ``parts`` splits a text into the parts of the format; None where none touch.
-    """
-
-    formats: tuple[str, ...]
-    parts: re.Pattern[str] | None
-    rewriting: Rewriting | None
+    formats: tuple[str, ...]  # for Python, tried one after another
+    parts: re.Pattern[str] | None  # splits a text into the parts of the format; None where none touch
+    rewriting: Rewriting | None  # for Arrow; None where it cannot read the format
 
     def read(self, text: str) -> int | None:
         """Returns microseconds since 1970, in UTC where the text has no offset; None for a text of another form."""

@@ -92,15 +92,11 @@ Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 
 @dataclass(frozen=True)
 class Impressions(Placed):
-    """N ads that are shown, in the order of queries and positions. ``price``: of a click; 0 in randomized queries.
+    """N ads that are shown, in the order of queries and positions."""
 
-    ``mind``: uniform; an examined ad is clicked where its quality is above it. ``predicted``: by the policy, where
-    shown.
-    """
-
-    mind: np.ndarray
-    predicted: np.ndarray
-    price: np.ndarray
+    mind: np.ndarray  # uniform; an examined ad is clicked where its quality is above it
+    predicted: np.ndarray  # by the policy, at the place where the ad is shown
+    price: np.ndarray  # of a click; 0 in randomized queries
 
 
 def run_auction(

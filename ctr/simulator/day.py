@@ -86,11 +86,11 @@ def calibrate(config: WorldConfig, world: World) -> World:
 
 @dataclass(frozen=True)
 class Served:
-    """Queries, and what they led to; ``quality`` is the probability of a click on an ad that is examined."""
+    """Queries, and the impressions and clicks that they led to."""
 
     queries: Queries
     impressions: Impressions
-    quality: np.ndarray
+    quality: np.ndarray  # probability of a click on the ad when it is examined
     visibility: np.ndarray
     examined: np.ndarray
     clicked: np.ndarray

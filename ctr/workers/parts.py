@@ -8,14 +8,13 @@ import numpy as np
 
 
 class Part(NamedTuple):
-    """Some rows of an array, int64 [n], in the order in which a worker has them, of ``total`` in all parts together.
+    """Part of an array that a worker holds: some of its rows."""
 
-    With a ``shape`` of the whole array, rows are single elements of it, numbered in row-major order.
-    """
-
-    rows: np.ndarray
-    total: int
-    shape: tuple[int, ...] | None = None
+    rows: np.ndarray  # int64 [n], in the order in which the worker has them
+    total: int  # how many there are in all parts together
+    shape: tuple[int, ...] | None = (
+        None  # of the whole array, where rows are single elements, in row-major order
+    )
 
     def as_json(self) -> dict[str, Any]:
         steps = np.diff(self.rows)
