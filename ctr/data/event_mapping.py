@@ -44,7 +44,6 @@ class EventSource(StrictModel):
 
     @property
     def times(self) -> dict[str, Time]:
-        """Columns that hold times, by what they are."""
         return {"time": self.time} | ({} if self.arrival is None else {"arrival": self.arrival})
 
     @property

@@ -305,7 +305,6 @@ class _Pass:
         self._pauses = sorted(self._pauses, key=lambda pause: (pause[0] - pause[1], pause[0]))[:_PAUSES]
 
     def end_query(self) -> None:
-        """Counts the last query, of which no more rows come."""
         if self._query is not None:
             _, _, size, clicks = self._query
             self.ranked_queries += 0 < clicks < size

@@ -151,7 +151,6 @@ class RowOrder(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """Microseconds since 1970, UTC; a start without a zone is in UTC."""
         start = self.start if self.start.tzinfo is not None else self.start.replace(tzinfo=UTC)
         seconds = (start - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
         return round(seconds * 1_000_000)

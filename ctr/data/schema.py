@@ -403,7 +403,6 @@ class Schema(StrictModel):
         return make_schema(kept, self.derive)
 
     def made_of(self, columns: Container[str]) -> "Schema":
-        """Selects the features that can be made of these raw columns alone."""
         known = self.by_name
 
         def is_made(feature: Feature) -> bool:

@@ -49,12 +49,10 @@ class TimeRange(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """Microseconds since 1970, UTC, of the start; 0 when it is open."""
         return 0 if self.start is None else (self.start - _EPOCH) // timedelta(microseconds=1)
 
     @property
     def end_us(self) -> int:
-        """Microseconds since 1970, UTC, of the end; above every time of a log when it is open."""
         return MAX_TIME_US if self.end is None else (self.end - _EPOCH) // timedelta(microseconds=1)
 
     def contains(self, query_time: np.ndarray) -> np.ndarray:

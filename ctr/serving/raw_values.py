@@ -197,6 +197,5 @@ class FunctionInputs:
         return columns, rows
 
     def refuse_texts(self, columns: Mapping[str, Any], separators: Mapping[str, str | None]) -> None:
-        """Raises InputError for the first text that has no bytes."""
         for source in self.texts.values():
             make_texts(source, columns[source], separators.get(source))

@@ -122,8 +122,6 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Tower:
-    """Crosses, then deep layers, then the head."""
-
     crosses: tuple[_Layer, ...]
     deep: tuple[_Layer, ...]
     head: np.ndarray
