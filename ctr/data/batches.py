@@ -1,7 +1,7 @@
-"""Batches of whole queries.
+"""Batches of whole queries, and the queries of a second log that go with them.
 
-A query never straddles two batches: the labels of its first impressions would leak, through the update
-between the two, into the predictions of its last.
+A query never straddles two batches: the labels of its first impressions would leak, through the update between the
+two, into the predictions of its last.
 """
 
 import math
@@ -17,56 +17,42 @@ from ctr.io.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """Whole queries.
-
-    Attributes:
-        rows: the good rows.
-        rejects: the faulty rows that lay among them.
-        end: the position in the log after the last of all these.
-    """
+    """Whole queries: good rows, the faulty ones that lay among them, and the position in the log after all these."""
 
     rows: Rows
     rejects: Rows
     end: int
 
     @property
+    def _parts(self) -> list[Rows]:
+        return [part for part in (self.rows, self.rejects) if len(part)]
+
+    @property
     def begin(self) -> int:
-        """The position in the log of the first of them."""
-        return int(min(part.position[0] for part in (self.rows, self.rejects) if len(part)))
+        return int(min(part.position[0] for part in self._parts))
 
     @property
     def last_query(self) -> list[int]:
         """Query time, in microseconds, and query id of the last of them."""
-        last = max(
-            (part for part in (self.rows, self.rejects) if len(part)), key=lambda part: part.position[-1]
-        )
+        last = max(self._parts, key=lambda part: part.position[-1])
         return [int(last.query_time[-1]), int(last.query_id[-1])]
 
     @property
     def times(self) -> tuple[int, int]:
-        """The query times of the first and the last of them, in microseconds."""
-        parts = [part.query_time for part in (self.rows, self.rejects) if len(part)]
-        return int(min(part[0] for part in parts)), int(max(part[-1] for part in parts))
+        times = [part.query_time for part in self._parts]
+        return int(min(part[0] for part in times)), int(max(part[-1] for part in times))
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """How many rows a batch has, at most, by where it begins.
-
-    Attributes:
-        rows: however far the log has come.
-        growth: the share of the rows before a batch that it may have, rounded down to a power of two; None: any.
-        first: rows that are allowed whatever ``growth`` says.
-        origin: the position in the log from which on the rows before a batch count.
-    """
+    """Rows of a batch, at most, by where it begins."""
 
     rows: int
-    growth: float | None = None
-    first: int = 8
-    origin: int = 0
+    growth: float | None = None  # share of the rows before, rounded down to a power of two; None: any
+    first: int = 8  # rows that are allowed whatever ``growth`` says
+    origin: int = 0  # the position in the log from which on the rows before a batch count
 
     def at(self, position: int) -> int:
-        """Returns the number of rows for a batch that begins at a position in the log."""
         if self.growth is None:
             return self.rows
         share = int(self.growth * max(0, position - self.origin))
@@ -74,33 +60,21 @@ class BatchSize:
 
     def plateaus(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Lists the batches from one position to another, full ones as they follow each other: size and number."""
-        found = []
+        plateaus = []
         position = begin
         while position < end:
             size, stop = self.at(position), end
             if self.growth is not None and size < self.rows:
                 stop = min(end, max(position + 1, self.origin + math.ceil(2 * size / self.growth)))
-            count = math.ceil((stop - position) / size)
-            found.append((size, count))
-            position += count * size
-        return found
+            plateaus.append((size, math.ceil((stop - position) / size)))
+            position += size * plateaus[-1][1]
+        return plateaus
 
 
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs as many whole queries into each batch as fit into its rows.
-
-    A larger query is a batch of its own.
-
-    Args:
-        blocks: a log's rows in order.
-        batch_rows: rows of a batch, at most.
-        max_query_rows: the number of rows that a query may have, at least those of a batch.
-
-    Raises:
-        InputError: a query has more than ``max_query_rows`` rows. It is named; nothing is cut off.
-    """
+    """Packs whole queries into batches, a larger query alone; raises InputError beyond ``max_query_rows``."""
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
@@ -125,10 +99,7 @@ def whole_query_batches(
 
 
 def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) -> Generator[Batch, None, Rows]:
-    """Packs the waiting rows before the last block, and as many of the block as fit; returns the remaining rows.
-
-    So a block, which may be large, is copied only where a query is larger than a batch.
-    """
+    """Packs the waiting rows and as many of the last block as fit, which is not copied; returns the remaining rows."""
     *before, block = pending
     waited = sum(len(part) for part in before)
     taken = min(len(block), size.rows + 1)
@@ -147,11 +118,7 @@ def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) ->
 def batches_within(
     ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs like ``whole_query_batches``, but begins a new batch after each end.
-
-    Args:
-        ends: int64, rising: positions in the log that no block and no query goes across.
-    """
+    """Packs like ``whole_query_batches``, but begins a new batch after each end, across which no query goes."""
     filled = (block for block in blocks if len(block))
     for _, part in groupby(filled, lambda block: int(np.searchsorted(ends, block.position[0], side="right"))):
         yield from whole_query_batches(part, batch_rows, max_query_rows)
@@ -168,12 +135,12 @@ def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iter
         fitting = int(np.searchsorted(ends, position + batch_rows, side="right")) - 1
         if fitting < 0 or ends[fitting] <= position:
             larger = int(np.searchsorted(ends, position, side="right"))
-            found = int(ends[larger] if larger < len(ends) else len(rows)) - position
-            if found > max_query_rows:
+            query_rows = int(ends[larger] if larger < len(ends) else len(rows)) - position
+            if query_rows > max_query_rows:
                 or_more = "" if larger < len(ends) else " or more"
                 raise InputError(
                     f"query_id {rows.query_id[position]} (from row {rows.position[position]} of the log) has "
-                    f"{found} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
+                    f"{query_rows} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
                 )
             if larger >= len(ends):
                 return
@@ -187,9 +154,60 @@ def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iter
 
 
 def set_rejects_apart(rows: Rows) -> Batch:
-    """Whole queries, at least one row, as a batch."""
+    """Makes a batch of whole queries, at least one row."""
     end = int(rows.position[-1]) + 1
     good = rows.fault == 0
     if good.all():
         return Batch(rows, rows.slice(0, 0), end)
     return Batch(rows.keep(good), rows.keep(~good), end)
+
+
+class Interleaved:
+    """Returns the whole queries of a log up to a time that only rises, ``most`` rows at once unless a query has more.
+
+    The rows of each call depend only on the position at the start and on the times, so that a resume from the position
+    of the last returned row continues with the same rows.
+    """
+
+    def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int, where: str) -> None:
+        self._blocks, self._most, self._max_query_rows = iter(blocks), most, max_query_rows
+        self._where = where
+        self._pending: Rows | None = None
+        self._ended = False
+
+    def until(self, time: int) -> Rows | None:
+        """Returns the next queries up to a time in microseconds; None without any. Raises InputError for a long one."""
+        while not self._ended and not self._enough(time):
+            block = next(self._blocks, None)
+            if block is None:
+                self._ended = True
+            elif len(block):
+                self._pending = block if self._pending is None else join_rows([self._pending, block])
+        pending = self._pending
+        if pending is None:
+            return None
+        end = int(np.searchsorted(pending.query_time, time, side="right"))
+        if end > self._most:
+            ends = np.append(pending.query_begins()[1:], len(pending))
+            end = int(ends[max(0, int(np.searchsorted(ends, self._most, side="right")) - 1)])
+        if not end:
+            return None
+        self._pending = pending.slice(end, len(pending)) if end < len(pending) else None
+        given = pending.slice(0, end)
+        begins = given.query_begins()
+        sizes = np.diff(np.append(begins, end))
+        if sizes.max() > self._max_query_rows:
+            raise InputError(
+                f"{self._where}: query_id {given.query_id[begins[sizes.argmax()]]} has {sizes.max()} rows; at most "
+                f"{self._max_query_rows} are allowed (batch.max_query_rows)"
+            )
+        return given
+
+    def _enough(self, time: int) -> bool:
+        pending = self._pending
+        if pending is None:
+            return False
+        if pending.query_time[-1] > time:
+            return True
+        begins = pending.query_begins()
+        return len(begins) > 1 and int(begins[-1]) >= self._most

@@ -1,8 +1,4 @@
-"""Columns that are made of a row's time or of another column, by rules that a log's schema keeps.
-
-Ingestion applies a rule to its columns (``ctr.pipelines.rows.raw_columns``), the exported model to the
-raw values that it is given (``ctr.data.feature_ops``).
-"""
+"""Columns that are made of a row's time or of another column, by rules that ingestion and the exported model share."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,11 +8,9 @@ from ctr.config import StrictModel
 from ctr.data.spelling import Cast
 from ctr.data.times import Duration, duration_us
 
-TIME_SOURCE = "time"
-"""The name of a row's parsed time in a rule."""
+TIME_SOURCE = "time"  # name of a row's parsed time in a rule
 
-TIME_COLUMN = "time_us"
-"""The raw column of that time: int64 microseconds since 1970-01-01 UTC. Before 1970 it is missing."""
+TIME_COLUMN = "time_us"  # raw column of that time: int64 microseconds since 1970 UTC; before it is missing
 
 Column = Annotated[str, Field(min_length=1, title="name of a column")]
 
@@ -29,11 +23,10 @@ class Derived(StrictModel):
     Attributes:
         source: the column that it is derived from; ``time`` for the parsed time of the row.
         part: the hour of the day (0 to 23) or the day of the week (Monday is 0) of the time, in UTC.
-        every: the number of whole periods of this length between 1970 and the time; each period has its own
-            value.
+        every: the number of whole periods of this length between 1970 and the time; each period has its own value.
         prefix: the number of characters to keep from the start of the value, as a category spells it.
-        cast: how values are spelled: ``text`` as written, ``integer`` as whole numbers, ``number`` as
-            numbers, ``decimal_comma`` as numbers with a point in place of the comma.
+        cast: how values are spelled: ``text`` as written, ``integer`` as whole numbers, ``number`` as numbers,
+            ``decimal_comma`` as numbers with a point in place of the comma.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -49,29 +42,24 @@ class Derived(StrictModel):
         if sum(way is not None for way in (self.part, self.every, self.prefix, self.cast)) > 1:
             raise ValueError("part, every, prefix and cast cannot be combined")
         if self.of_time and self.source != TIME_SOURCE:
-            raise ValueError(
-                f"part and every are computed from the row's time; required: from: {TIME_SOURCE}"
-            )
+            raise ValueError("part and every are computed from the row's time; required: from: time")
         return self
 
     @property
     def of_time(self) -> bool:
-        """Whether the value is made of the row's time, not of a column."""
         return self.part is not None or self.every is not None
 
     @property
     def column(self) -> str:
-        """The raw column that the value is made of."""
         return TIME_COLUMN if self.of_time else self.source
 
     @property
     def is_copy(self) -> bool:
-        """Whether the column's values stay as they are."""
         return not self.of_time and self.prefix is None and self.cast is None
 
     @property
     def periods(self) -> tuple[int, int, int]:
-        """For a time: length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
+        """Length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
         if self.part is not None:
             # 1970-01-01 was a Thursday; Monday is 0.
             return (duration_us("1h"), 0, 24) if self.part == "hour" else (duration_us("1d"), 3, 7)

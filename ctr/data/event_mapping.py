@@ -1,8 +1,4 @@
-"""How raw impressions and clicks become a log: the mapping file of events, described in docs/events.md.
-
-It says how both kinds of events are read, how long a click may come after its impression and an event after its
-time, how the log is cut into partitions, what is sampled, whose predictions are recorded, and which features there are.
-"""
+"""Mapping file of events, described in docs/events.md: how raw impressions and clicks become a log."""
 
 from pathlib import Path
 from typing import Annotated, Self
@@ -48,12 +44,10 @@ class EventSource(StrictModel):
 
     @property
     def times(self) -> dict[str, Time]:
-        """The columns that hold times, by what they are."""
         return {"time": self.time} | ({} if self.arrival is None else {"arrival": self.arrival})
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The raw columns that ids, times and weights are read from."""
         return (*(time.column or "" for time in self.times.values()), self.impression_id)
 
 
@@ -61,13 +55,13 @@ class ImpressionSource(EventSource):
     """How impressions are read.
 
     Attributes:
-        query_id: the column with the id of the query; the impressions of one query have the same value, and
-            the same ``time``.
+        query_id: the column with the id of the query; the impressions of one query have the same value, and the same
+            ``time``.
         timestamp: when the impression itself was shown. Null: at the query's time.
         weight: a column of weights. Null: every weight is 1.
         derive: new columns by name, as in the mapping of a table.
-        hashed: whether the columns are those of a log's shards (``ids`` and the multivalent features), whose
-            values are already ids, instead of the raw sources of the features.
+        hashed: whether the columns are those of a log's shards (``ids`` and the multivalent features), whose values
+            are already ids, instead of the raw sources of the features.
     """
 
     query_id: Column
@@ -104,8 +98,7 @@ class EventTeacher(StrictModel):
 
     Attributes:
         name: the name of the sidecar.
-        model: the directory of an exported model, or of its versions; the newest one is used for the whole
-            log.
+        model: the directory of an exported model, or of its versions; the newest one is used for the whole log.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -120,22 +113,22 @@ class EventMapping(StrictModel):
         clicks: how clicks are read.
         partition: a duration of query time: the log is published in units of this length.
         click_window: how long after its impression was shown a click counts.
-        clock_skew: how long before its impression was shown a click may come, and an impression before its query:
-            the clocks of devices and servers differ. Null: not at all.
-        show_window: how long after its query an impression may be shown; with ``impressions.timestamp`` alone.
-            Null: as long as the click window and the late window together.
-        late_window: for how long after the click window an unmatched click is called late; after that, it is
-            an orphan. Ids are remembered for both windows together. Null: as long as the click window.
-        delay: how long after its time an event may arrive. A partition closes when everything has arrived
-            that happened before its end plus the show window plus the click window.
-        overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in
-            the files before it. Null: not at all.
+        clock_skew: how long before its impression was shown a click may come, and an impression before its query: the
+            clocks of devices and servers differ. Null: not at all.
+        show_window: how long after its query an impression may be shown; with ``impressions.timestamp`` alone. Null:
+            as long as the click window and the late window together.
+        late_window: for how long after the click window an unmatched click is called late; after that, it is an
+            orphan. Ids are remembered for both windows together. Null: as long as the click window.
+        delay: how long after its time an event may arrive. A partition closes when everything has arrived that
+            happened before its end plus the show window plus the click window.
+        overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in the files
+            before it. Null: not at all.
         future: how far an event's time may lie after its arrival, and an arrival after now. Null: unlimited.
         largest_value: maximum size of a value, in bytes.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
-        keep_values: features whose raw values are kept beside the log, or ``all``, as in the mapping of a table.
-            Not with ``impressions.hashed``, which have no raw values.
+        keep_values: features whose raw values are kept beside the log, or ``all``, as in the mapping of a table. Not
+            with ``impressions.hashed``, which have no raw values.
     """
 
     impressions: ImpressionSource
@@ -206,35 +199,30 @@ class EventMapping(StrictModel):
 
     @property
     def feature_schema(self) -> Schema:
-        """The features of the log."""
         return make_schema(self.features, self.impressions.derive)
 
     @property
     def kept_values(self) -> tuple[str, ...]:
-        """The features whose raw values are kept, in the order of the schema."""
         return kept_features(self.keep_values, self.features)
 
     @property
     def windows_us(self) -> tuple[int, int]:
-        """The click window and the late window, in microseconds."""
         window = duration_us(self.click_window)
         return window, window if self.late_window is None else duration_us(self.late_window)
 
     @property
     def clock_skew_us(self) -> int:
-        """How long before its impression a click may come, in microseconds."""
         return 0 if self.clock_skew is None else duration_us(self.clock_skew)
 
     @property
     def show_window_us(self) -> int:
-        """How long after its query an impression may be shown, in microseconds; 0 where that is one time."""
+        """Time from a query to its last impression, in microseconds; 0 where impressions have no time of their own."""
         if self.impressions.timestamp is None:
             return 0
         return sum(self.windows_us) if self.show_window is None else duration_us(self.show_window)
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
-        """The columns that impressions must have, each once."""
         impressions, schema = self.impressions, self.feature_schema
         if impressions.hashed:
             features = (("ids",) if schema.single_valued else ()) + schema.multivalent
@@ -246,14 +234,13 @@ class EventMapping(StrictModel):
 
     @property
     def number_sources(self) -> tuple[str, ...]:
-        """The sources of number features; of hashed impressions none."""
         if self.impressions.hashed:
             return ()
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
 
     @property
     def list_sources(self) -> dict[str, str | None]:
-        """The columns that may hold lists, with the separator of their values."""
+        """Columns that may hold lists, with the separator of their values."""
         return {} if self.impressions.hashed else self.feature_schema.list_separators
 
 

@@ -1,61 +1,21 @@
-"""How often each id of a feature occurs, in bounded memory: exact as long as that fits, an estimate beyond."""
+"""Counts of each id of a feature, in bounded memory: exact as long as that fits, an estimate beyond."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
-DENSE_IDS = 2**24
-"""For so many ids of all features together every id has a counter: 256 MiB."""
+from ctr.io.hashing import splitmix64
 
-KEPT_IDS = 2**18
-"""Of a feature with more ids than that so many stay in memory, those that occur most often."""
+DENSE_IDS = 2**24  # ids of all features together of which every one has a counter: 256 MiB
+
+KEPT_IDS = 2**18  # ids of a feature with more ids than that stay in memory, those that occur most often
 
 _PENDING = 2**20
 _SMALLEST_HASHES = 2**14
 
 
-class IdCounts(Protocol):
-    """Occurrences by id, and how many of them are in clicked rows."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether no id was dropped; else ``distinct`` is an estimate."""
-
-    @property
-    def shortfall(self) -> int:
-        """By how much the count of an id may be too small."""
-
-    def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
-        """Counts ids ([N]) and whether each one's row was clicked (bool [N])."""
-
-    def distinct(self) -> int:
-        """The number of different ids so far."""
-
-    def top(self, count: int) -> list[tuple[int, int, int]]:
-        """The most frequent ids as (id, occurrences, occurrences in clicked rows), ties by the smaller id."""
-
-
-def make_counts(
-    buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
-) -> list[IdCounts]:
-    """Counters for features with so many ids each, None where they grow.
-
-    Those with few ids get one for each id, while there is room.
-    """
-    counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
-    for number, index in sorted(
-        (number, index) for index, number in enumerate(buckets) if number is not None
-    ):
-        if number > dense_ids:
-            break
-        dense_ids -= number
-        counts[index] = DenseCounts(number)
-    return counts
-
-
 class DenseCounts:
-    """A counter for every id in ``[0, buckets)``."""
+    """A counter for every id in ``[0, buckets)``: occurrences, and how many of them are in clicked rows."""
 
     def __init__(self, buckets: int) -> None:
         self.exact = True
@@ -85,29 +45,27 @@ class BoundedCounts:
     """Counters for the most frequent ids, and the smallest hashes of all of them.
 
     Whenever there are more than ``kept`` ids the rarest ones are dropped. An id then lacks at most what it had each
-    time, which is no more than the most frequent of those dropped with it had: ``shortfall`` is the sum of these.
-    The number of different ids follows from the k-th smallest of their hashes (k - 1 of them lie below it, so that
-    it is about k / distinct of the range); its standard error is 1 / sqrt(k), 0.8%.
+    time, which is no more than the most frequent of those dropped with it had: ``shortfall`` is the sum of these. The
+    number of different ids follows from the k-th smallest of their hashes, about k / distinct of the range; its
+    standard error is 1 / sqrt(k), 0.8%.
     """
 
     def __init__(self, kept: int = KEPT_IDS) -> None:
         self._kept = kept
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
-        self._waiting = 0
-        self._ids = np.zeros(0, np.int64)
-        self._all = np.zeros(0, np.int64)
-        self._clicked = np.zeros(0, np.int64)
+        self._ids = self._all = self._clicked = np.zeros(0, np.int64)
         self._hashes = np.zeros(0, np.uint64)
-        self._exact = True
-        self._shortfall = 0
+        self._exact, self._shortfall, self._waiting = True, 0, 0
 
     @property
     def exact(self) -> bool:
+        """Whether no id was dropped; else ``distinct`` is an estimate."""
         self._flush()
         return self._exact
 
     @property
     def shortfall(self) -> int:
+        """By how much the count of an id may be too small."""
         self._flush()
         return self._shortfall
 
@@ -123,35 +81,24 @@ class BoundedCounts:
         fresh = np.concatenate([ids for ids, _ in self._pending])
         clicked = np.concatenate([clicked for _, clicked in self._pending])
         self._pending, self._waiting = [], 0
-        ids, place = np.unique(np.concatenate([self._ids, fresh]), return_inverse=True)
-        old, new = place[: len(self._ids)], place[len(self._ids) :]
-        sums = []
-        for before, counted in ((self._all, new), (self._clicked, new[clicked])):
-            total = np.bincount(counted, minlength=len(ids)).astype(np.int64)
-            total[old] += before
-            sums.append(total)
-        # Hashes of ids that were dropped are here already.
-        self._store(ids, sums[0], sums[1], np.union1d(self._hashes, _hash(ids)))
+        ids, place = np.unique(fresh, return_inverse=True)
+        counts = [np.bincount(counted, minlength=len(ids)) for counted in (place, place[clicked])]
+        self._join(ids, counts[0], counts[1], splitmix64(ids.astype(np.uint64)))
 
     def merge(self, other: "BoundedCounts") -> None:
-        """Adds what another one has counted."""
         self._flush()
         other._flush()
-        ids, place = np.unique(np.concatenate([self._ids, other._ids]), return_inverse=True)
-        sums = []
-        for own, others in ((self._all, other._all), (self._clicked, other._clicked)):
-            total = np.zeros(len(ids), np.int64)
-            np.add.at(total, place, np.concatenate([own, others]))
-            sums.append(total)
         self._exact &= other._exact
         self._shortfall += other._shortfall
-        self._store(ids, sums[0], sums[1], np.union1d(self._hashes, other._hashes))
+        self._join(other._ids, other._all, other._clicked, other._hashes)
 
-    def _store(
-        self, ids: np.ndarray, occurrences: np.ndarray, in_clicks: np.ndarray, hashes: np.ndarray
-    ) -> None:
-        """Keeps the most frequent ids, and the smallest of all hashes, which are sorted."""
-        self._hashes = hashes[:_SMALLEST_HASHES]
+    def _join(self, ids: np.ndarray, counts: np.ndarray, clicked: np.ndarray, hashes: np.ndarray) -> None:
+        """Adds counts of different ids; keeps the most frequent ones, and the smallest hashes, sorted."""
+        self._hashes = np.union1d(self._hashes, hashes)[:_SMALLEST_HASHES]
+        ids, place = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        occurrences, in_clicks = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+        np.add.at(occurrences, place, np.concatenate([self._all, counts]))
+        np.add.at(in_clicks, place, np.concatenate([self._clicked, clicked]))
         if len(ids) > self._kept:
             order = np.lexsort((ids, -occurrences))
             self._shortfall += int(occurrences[order[self._kept]])
@@ -171,16 +118,24 @@ class BoundedCounts:
         return _top(self._ids, self._all, self._clicked, count)
 
 
-def _top(
-    ids: np.ndarray, occurrences: np.ndarray, clicked: np.ndarray, count: int
-) -> list[tuple[int, int, int]]:
-    order = np.lexsort((ids, -occurrences))[:count]
-    return [(int(ids[at]), int(occurrences[at]), int(clicked[at])) for at in order]
+IdCounts = DenseCounts | BoundedCounts
+"""Occurrences by id (``add``), how many ids there are (``distinct``), and the most frequent (``top``)."""
 
 
-def _hash(ids: np.ndarray) -> np.ndarray:
-    """Mixes the 64 bits of each id (int64): the finalizer of SplitMix64."""
-    state = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+def make_counts(
+    buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
+) -> list[IdCounts]:
+    """Makes counters for features with so many ids each, None where they grow: exact ones while there is room."""
+    counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
+    bounded = [(number, index) for index, number in enumerate(buckets) if number is not None]
+    for number, index in sorted(bounded):
+        if number > dense_ids:
+            break
+        dense_ids -= number
+        counts[index] = DenseCounts(number)
+    return counts
+
+
+def _top(ids: np.ndarray, counts: np.ndarray, clicked: np.ndarray, most: int) -> list[tuple[int, int, int]]:
+    order = np.lexsort((ids, -counts))[:most]
+    return [(int(ids[at]), int(counts[at]), int(clicked[at])) for at in order]

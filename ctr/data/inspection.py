@@ -1,11 +1,11 @@
-"""Summarizes a log: rows, clicks and times, features with their ids, gaps, and sidecars.
+"""Summary of a log: rows, clicks and times, features with their ids, gaps, and sidecars.
 
-Counts of rows, queries and clicks by partition come from the manifests; everything else from one pass over the
-shards, of which only some columns are read (their page checksums are verified, the SHA-256 of whole files is not).
-Memory does not grow with the log: see ``ctr.data.id_counts`` for what is exact.
+Partitions are counted by their manifests, everything else in one pass over some columns of the shards (their page
+checksums are verified, the SHA-256 of whole files is not). Memory does not grow with the log.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.id_counts import IdCounts, make_counts
-from ctr.data.kept_values import read_all_values
-from ctr.data.log import Manifest, read_manifests, read_schema
-from ctr.data.lost_partitions import partitions_in
+from ctr.data.kept_values import has_raw_values, read_all_values
+from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
-from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, id_bounds
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Number, Schema, id_bounds
 from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
@@ -64,51 +63,31 @@ class Period:
 
 @dataclass(frozen=True)
 class TopId:
-    """A frequent id.
-
-    Attributes:
-        id: its number; where ids grow its fingerprint.
-        value: what it stands for, where the schema says so or the log's values were kept; else None.
-        share: of all values of the feature.
-        click_rate: share of its occurrences that are in clicked rows.
-    """
+    """A frequent id."""
 
     id: int
-    value: str | None
-    share: float
-    click_rate: float
+    value: str | None  # what it stands for, if known
+    share: float  # of all values of the feature
+    click_rate: float  # of its own occurrences
 
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """One feature of a log.
-
-    Attributes:
-        buckets: the number of ids that it may have; None where they grow.
-        ids: different ids that occur, but for the one of a missing value.
-        exact: whether ``ids`` and the shares of top ids are exact; else ``ids`` is estimated (standard error 0.8%), and
-            the counts of top ids may lack up to ``shortfall``.
-        missing: share of the rows without a value.
-        values_per_row: their mean; None for a single-valued feature.
-        full_rows: share of the rows with ``max_values`` values, some of which may have been cut; None for others.
-        values: estimated number of different values behind the ids; None where each id is one value.
-        shared: estimated share of these values that share their id with another one.
-        top: the most frequent ids.
-    """
+    """One feature of a log. If not ``exact``, ``ids`` has a standard error of 0.8%, and counts lack ``shortfall``."""
 
     name: str
     kind: str
     tower: str
     width: int | None
-    buckets: int | None
-    ids: int
-    exact: bool
+    buckets: int | None  # the number of ids that it may have; None where they grow
+    ids: int  # different ids that occur, but for the one of a missing value
+    exact: bool  # whether ``ids`` and the shares of top ids are
     shortfall: int
-    missing: float
-    values_per_row: float | None
-    full_rows: float | None
-    values: int | None
-    shared: float | None
+    missing: float  # share of the rows without a value
+    values_per_row: float | None  # their mean; None for a single-valued feature
+    full_rows: float | None  # share of rows with ``max_values`` values, some perhaps cut; None for others
+    values: int | None  # estimated number of different values behind the ids; None where each id is one value
+    shared: float | None  # estimated share of these values that share their id with another one
     top: tuple[TopId, ...]
 
 
@@ -125,26 +104,7 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class LogSummary:
-    """What a log holds. Times are query times in microseconds, UTC.
-
-    Attributes:
-        rows, queries, clicks: of the whole log, from its manifests.
-        bytes, shards: of its files.
-        faulty_rows: rows with a label that is neither 0 nor 1, or with an id outside the feature's buckets. They are
-            not in what follows.
-        first, last: query times of the first and of the last row; None without any.
-        max_query_rows: rows of the longest query.
-        ranked_queries: queries with both a click and a non-click, which PerQueryAUC is about.
-        metric_weight: mean of the rows' weights; 1 without weights.
-        weighted_click_rate: with these weights.
-        period: length of the entries of ``over_time``, in microseconds.
-        over_time: rows and clicks by period; periods without rows are there too.
-        pauses: the longest stretches between two queries, the longest first.
-        partitions: in order of time.
-        gaps: spans between two partitions that no partition covers.
-        counters: the input by its outcome, added up over the partitions.
-        samplings: names of the samplings that made this log from another one.
-    """
+    """Content of a log. Times are query times in microseconds, UTC."""
 
     log: str
     rows: int
@@ -152,37 +112,29 @@ class LogSummary:
     clicks: int
     bytes: int
     shards: int
-    faulty_rows: int
+    faulty_rows: int  # with another label than 0 and 1, or another id; they are not in what follows
     first: int | None
     last: int | None
     max_query_rows: int
-    ranked_queries: int
-    metric_weight: float
+    ranked_queries: int  # queries with both a click and a non-click, which PerQueryAUC is about
+    metric_weight: float  # mean of the rows' weights; 1 without weights
     weighted_click_rate: float | None
-    period: int
+    period: int  # length of the entries of ``over_time``, in microseconds; periods without rows are there too
     over_time: tuple[Period, ...]
-    pauses: tuple[Span, ...]
+    pauses: tuple[Span, ...]  # the longest stretches between two queries, the longest first
     partitions: tuple[Partition, ...]
-    gaps: tuple[Span, ...]
+    gaps: tuple[Span, ...]  # spans between two partitions that no partition covers
     features: tuple[FeatureSummary, ...]
     sidecars: tuple[Sidecar, ...]
-    samplings: tuple[str, ...]
-    counters: dict[str, int]
+    samplings: tuple[str, ...]  # names of the samplings that made this log from another one
+    counters: dict[str, int]  # the input by its outcome, added up over the partitions
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
         return asdict(self)
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Goes over a log once.
-
-    Args:
-        progress: called with the number of rows read since its last call.
-
-    Raises:
-        InputError: there is no log, or it is damaged.
-    """
+    """Goes over a log once; ``progress`` is called with the rows read since its last call. Raises InputError."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
@@ -197,10 +149,9 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
             progress(batch.num_rows)
     found.end_query()
     partitions = tuple(_partition(manifest) for manifest in manifests)
-    counters: dict[str, int] = {}
+    counters: Counter[str] = Counter()
     for manifest in manifests:
-        for name, count in manifest.counters.items():
-            counters[name] = counters.get(name, 0) + count
+        counters.update(manifest.counters)
     return LogSummary(
         log=str(log),
         rows=sum(part.rows for part in partitions),
@@ -219,28 +170,24 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         over_time=found.over_time() if shards else (),
         pauses=found.pauses(),
         partitions=partitions,
-        gaps=tuple(
-            Span(before.end, after.start)
-            for before, after in pairwise(partitions)
-            if after.start > before.end
-        ),
+        gaps=tuple(Span(a.end, b.start) for a, b in pairwise(partitions) if b.start > a.end),
         features=_with_values(log, tuple(found.summaries())),
         sidecars=tuple(_sidecars(log, manifests)),
         samplings=tuple(applied.name for applied in applied_samplings(log)),
-        counters=counters,
+        counters=dict(counters),
     )
 
 
 def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[FeatureSummary, ...]:
-    """The summaries with the raw values of their top ids, where these were kept."""
-    wanted = {one.name: [top.id for top in one.top if top.value is None] for one in features}
+    wanted = {feature.name: [top.id for top in feature.top if top.value is None] for feature in features}
     kept = read_all_values(log, wanted)
-    return tuple(
-        replace(
-            one, top=tuple(replace(top, value=top.value or kept[one.name].get(top.id)) for top in one.top)
-        )
-        for one in features
-    )
+
+    def named(feature: FeatureSummary) -> FeatureSummary:
+        values = kept[feature.name]
+        tops = (replace(top, value=top.value or values.get(top.id)) for top in feature.top)
+        return replace(feature, top=tuple(tops))
+
+    return tuple(map(named, features))
 
 
 def _partition(manifest: Manifest) -> Partition:
@@ -252,18 +199,13 @@ def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
     for name in list_sidecars(log):
         folder = sidecar_folder(log, name)
         published = set(partitions_in(folder))
-        found = [
-            read_sidecar_manifest(log, name, manifest)
-            for manifest in manifests
-            if (manifest.start, manifest.end) in published
-        ]
-        columns = tuple(dict.fromkeys(column for part in found for column in part.columns))
-        yield Sidecar(name, columns, len(found), sum(part.rows for part in found), (folder / RECORD).exists())
+        covered = [manifest for manifest in manifests if (manifest.start, manifest.end) in published]
+        parts = [read_sidecar_manifest(log, name, manifest) for manifest in covered]
+        columns = tuple(dict.fromkeys(column for part in parts for column in part.columns))
+        yield Sidecar(name, columns, len(parts), sum(part.rows for part in parts), (folder / RECORD).exists())
 
 
 class _Pass:
-    """What is counted while the rows go by."""
-
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema = schema
         self._names = (*schema.single_valued, *schema.multivalent)
@@ -289,13 +231,10 @@ class _Pass:
         return np.ones(len(values), bool) if buckets is None else (values >= 0) & (values < buckets)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Counts N rows."""
         label = batch.column("label").to_numpy()
-        matrix = (
-            unpack_ids(batch.column(IDS_COLUMN), self._schema)
-            if self._schema.single_valued
-            else np.zeros((len(label), 0), self._schema.id_type)
-        )
+        matrix = np.zeros((len(label), 0), self._schema.id_type)
+        if self._schema.single_valued:
+            matrix = unpack_ids(batch.column(IDS_COLUMN), self._schema)
         lists = {name: _lists(batch.column(name)) for name in self._schema.multivalent}
         good = (label == 0) | (label == 1)
         for column, name in enumerate(self._schema.single_valued):
@@ -309,10 +248,8 @@ class _Pass:
         weight = batch.column("metric_weight").to_numpy().astype(np.float64)
         if not good.all():
             self.faulty += int(np.count_nonzero(~good))
-            lists = {
-                name: (values[np.repeat(good, lengths)], lengths[good])
-                for name, (values, lengths) in lists.items()
-            }
+            for name, (values, lengths) in lists.items():
+                lists[name] = values[np.repeat(good, lengths)], lengths[good]
             label, matrix, time, query, weight = (x[good] for x in (label, matrix, time, query, weight))
         if not len(label):
             return
@@ -368,34 +305,26 @@ class _Pass:
         self._pauses = sorted(self._pauses, key=lambda pause: (pause[0] - pause[1], pause[0]))[:_PAUSES]
 
     def end_query(self) -> None:
-        """Counts the last query, of which no more rows come."""
         if self._query is not None:
             _, _, size, clicks = self._query
             self.ranked_queries += 0 < clicks < size
             self._query = None
 
     def pauses(self) -> tuple[Span, ...]:
-        """The longest ones."""
         return tuple(Span(*pause) for pause in self._pauses)
 
     def over_time(self) -> tuple[Period, ...]:
-        """Rows and clicks of each period."""
-        return tuple(
-            Period(self._start + number * self.period, int(rows), int(clicks))
-            for number, (rows, clicks) in enumerate(zip(self._period_rows, self._period_clicks, strict=True))
-        )
+        counts = zip(self._period_rows.tolist(), self._period_clicks.tolist(), strict=True)
+        return tuple(Period(self._start + n * self.period, *count) for n, count in enumerate(counts))
 
     def summaries(self) -> Iterator[FeatureSummary]:
-        """Of each feature, in the order of the schema."""
         for feature in self._schema.features:
             name = feature.name
             counts, rows = self._counts[name], max(self.rows, 1)
             multivalent = name in self._full
-            hashed = isinstance(feature, Text | Cross) or (
-                isinstance(feature, Category) and feature.vocabulary is None
-            )
             ids, buckets = counts.distinct(), feature.buckets
-            values, shared = shared_buckets(ids, buckets - 1) if hashed and buckets else (None, None)
+            hashed_to = buckets if has_raw_values(feature) else None
+            values, shared = shared_buckets(ids, hashed_to - 1) if hashed_to else (None, None)
             limited = multivalent and hasattr(feature, "max_values")
             yield FeatureSummary(
                 name=name,
@@ -414,19 +343,18 @@ class _Pass:
                 top=tuple(self._top_ids(feature, counts)),
             )
 
-    def _top_ids(self, feature: Category | Number | Text | Cross, counts: IdCounts) -> Iterator[TopId]:
+    def _top_ids(self, feature: AnyFeature, counts: IdCounts) -> Iterator[TopId]:
         total = max(self._values[feature.name], 1)
         for number, occurrences, clicks in counts.top(TOP_IDS):
             yield TopId(number, _value_of(feature, number), occurrences / total, clicks / occurrences)
 
 
 def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """The values of all rows, and how many each row has."""
     offsets = column.offsets.to_numpy()
     return column.flatten().to_numpy(), np.diff(offsets)
 
 
-def _value_of(feature: Category | Number | Text | Cross, number: int) -> str | None:
+def _value_of(feature: AnyFeature, number: int) -> str | None:
     if isinstance(feature, Number):
         edges = feature.edges()
         low = f"{edges[number - 2]:g}" if number >= 2 else "-inf"
@@ -438,17 +366,10 @@ def _value_of(feature: Category | Number | Text | Cross, number: int) -> str | N
 
 
 def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:
-    """Estimates the number of values that were hashed to some ids, and the share of them that shares its id.
+    """Estimates the number of values n that were hashed to some ids, and the share of them that shares its id.
 
-    n values thrown into m buckets are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket with
-    another one with probability 1 - (1 - 1/m)^(n - 1).
-
-    Args:
-        ids: how many of the buckets are filled.
-        buckets: m.
-
-    Returns:
-        The estimated n, rounded, and the share. Where every bucket is filled n is at least what is returned.
+    n values thrown into m ``buckets`` are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket
+    with probability 1 - (1 - 1/m)^(n - 1). Where every bucket is filled n is at least what is returned.
     """
     if buckets < 2:
         return ids, 0.0

@@ -1,4 +1,4 @@
-"""The text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
+"""Text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ _YEAR_1980_US = 315_532_800_000_000
 
 
 def log_warnings(summary: LogSummary) -> list[str]:
-    """What is unusual in a log, a line for each."""
+    """Lists what is unusual in a log, a line for each."""
     if not summary.rows:
         return ["the log has no rows"]
     return [*_row_warnings(summary), *_time_warnings(summary), *_feature_warnings(summary.features)]
@@ -94,26 +94,13 @@ def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
             yield f"feature {feature.name} has one value only: nothing can be learned from it"
         if feature.missing > MISSING:
             yield f"feature {feature.name} is missing in {_share(feature.missing)} of the rows"
-    yield from _collisions(features)
-
-
-def _collisions(features: Sequence[FeatureSummary]) -> Iterator[str]:
-    found = [
-        (feature.shared, feature.name, feature.values)
-        for feature in features
-        if feature.shared is not None and feature.values is not None and feature.shared > SHARED
-    ]
-    if found:
+    hashed = [(f.shared, f.name, f.values) for f in features if f.shared is not None and f.values is not None]
+    if found := [feature for feature in hashed if feature[0] > SHARED]:
         yield collision_text(found)
 
 
 def collision_text(found: Sequence[tuple[float, str, int]]) -> str:
-    """Warns of features whose values share ids, and names the worst and the remedy.
-
-    Args:
-        found: of each feature the share of its values that share an id, more than ``SHARED``; its name; the number of
-            its values.
-    """
+    """Warns of features whose values share ids, each with that share, its name, and the number of its values."""
     ordered = sorted(found, key=lambda item: (-item[0], item[1]))
     # 1 - (1 - 1/m)^n is about n / m.
     worst = [
@@ -128,13 +115,12 @@ def collision_text(found: Sequence[tuple[float, str, int]]) -> str:
 
 
 def _rounded_up(number: int) -> int:
-    """To two digits."""
     unit = 10 ** max(len(str(number)) - 2, 0)
     return -(-number // unit) * unit
 
 
 def inspection_text(summary: LogSummary) -> str:
-    """A log on a few lines, its click rate over time, its features, and the warnings."""
+    """Describes a log on a few lines: its click rate over time, its features, and the warnings."""
     lines = [
         f"{summary.log}: {_count(summary.rows, 'row')}, {_count(summary.queries, 'query')}, "
         f"{_count(summary.clicks, 'click')} ({_share(summary.clicks / max(summary.rows, 1))})",
@@ -145,11 +131,8 @@ def inspection_text(summary: LogSummary) -> str:
             (_time(p.start), f"{p.rows:,}", f"{p.clicks:,}", _share(p.clicks / p.rows) if p.rows else "-")
             for p in summary.over_time
         ]
-        lines += [
-            "",
-            f"every {_duration(summary.period)}",
-            *_table([("from", "rows", "clicks", "rate"), *rows], 1),
-        ]
+        table = _table([("from", "rows", "clicks", "rate"), *rows], 1)
+        lines += ["", f"every {_duration(summary.period)}", *table]
     lines += ["", *_table([_FEATURE_HEAD, *map(_feature_cells, summary.features)], 3)]
     if any(not feature.exact for feature in summary.features):
         lines.append("  ~ estimated: more ids than stay in memory; the number of ids to about 1%")
@@ -200,16 +183,8 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
 
 
 _FEATURE_HEAD = (
-    "feature",
-    "kind",
-    "tower",
-    "width",
-    "buckets",
-    "ids",
-    "missing",
-    "values/row",
-    "shared buckets",
-)
+    "feature", "kind", "tower", "width", "buckets", "ids", "missing", "values/row", "shared buckets",
+)  # fmt: skip
 
 
 def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
@@ -232,19 +207,17 @@ def _top(feature: FeatureSummary) -> str:
             return top.value
         return fingerprint(top.id) if feature.buckets is None else str(top.id)
 
-    return ", ".join(
-        f"{name(top)}: {_share(top.share)} ({_share(top.click_rate)})" for top in feature.top[:_TOP_SHOWN]
-    )
+    shown = feature.top[:_TOP_SHOWN]
+    return ", ".join(f"{name(top)}: {_share(top.share)} ({_share(top.click_rate)})" for top in shown)
 
 
 def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Aligned columns, the first ``left`` of them to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
+        padded = enumerate(zip(row, widths, strict=True))
         cells = [
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in padded
         ]
         lines.append("  " + "  ".join(cells).rstrip())
     return lines
@@ -257,13 +230,11 @@ def _count(count: int, word: str) -> str:
 
 
 def _share(share: float) -> str:
-    """In percent, with three digits."""
     percent = 100 * share
     return f"{percent:.0f}%" if percent in (0, 100) else f"{percent:.{2 if percent < 10 else 1}f}%"
 
 
 def _time(time_us: int) -> str:
-    """To the second, as a column of a table shows it."""
     return format_time(time_us // 1_000_000 * 1_000_000).removesuffix("Z").replace("T", " ")
 
 

@@ -1,22 +1,19 @@
 """A sidecar's columns for the rows of a log, joined by example_id; the sidecar may belong to another log.
 
-So a student on a short or sampled log reads the predictions of a teacher that was trained on a longer, denser
-one (FF 4.1.2). An example's row is searched in the partition of its query_time, since example_ids
-need be unique only within a partition.
+So a student on a short or sampled log reads the predictions of a teacher of a longer one (FF 4.1.2). A row is searched
+in the partition of its query_time, since example_ids need be unique only within a partition.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import Manifest, read_manifests, read_schema
-from ctr.data.lost_partitions import published_partitions
-from ctr.data.reader import rows_of_table
+from ctr.data.log import Manifest, published_partitions, read_manifests, read_schema
+from ctr.data.reader import Rows, rows_of_table
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, read_sidecar_partition, sidecar_folder
 from ctr.data.time_range import TimeRange
@@ -24,12 +21,10 @@ from ctr.io.errors import InputError
 
 FOUND = "found"
 _EXAMPLE_ID = "example_id"
-PLACES_NAMED = 5
+_PLACES_NAMED = 5
 
 
 class _Partition:
-    """One partition of the sidecar, in memory."""
-
     def __init__(self, where: str, example_id: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self.where = where
         self.example_id = example_id
@@ -39,7 +34,6 @@ class _Partition:
         self._next = 0
 
     def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-        """Finds the rows of examples; returns their places, and whether each example was found there."""
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
@@ -60,18 +54,9 @@ class _Partition:
 
 
 class JoinedSidecar:
-    """Some columns of one sidecar, for rows in the order of their time.
+    """Some columns, numbers or truth values, of one sidecar of ``log``, for rows in the order of their time.
 
-    Args:
-        log: the log of the sidecar.
-        name: of the sidecar.
-        columns: the wanted ones; numbers or truth values.
-        manifests: the log's partitions; None: those that are published.
-        begin: query time, microseconds; rows of partitions that end before it are never needed.
-
-    Raises:
-        InputError: there is no such sidecar, it lacks a column, or lost a partition's manifest. Later, in ``at``:
-            a partition of it is damaged or belongs to another log.
+    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: it lacks something.
     """
 
     def __init__(
@@ -128,8 +113,7 @@ class JoinedSidecar:
 
     def _array(self, column: pa.ChunkedArray, name: str, partition: Manifest) -> np.ndarray:
         where = f"{self._path(partition)}: the column {name}"
-        kind = column.type
-        types = pa.types
+        kind, types = column.type, pa.types
         if not (types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)):
             raise InputError(f"{where} is of type {kind}; numbers or booleans are required")
         if column.null_count and not types.is_floating(kind):
@@ -147,21 +131,10 @@ class JoinedSidecar:
         return self._cache[index]
 
     def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns for N rows.
+        """Returns the columns [N] for rows in their order, and ``found``, bool [N]; NaN, 0 or False where it is not.
 
-        Fast if the sidecar's rows are in the same order. What lies before the
-        first of these rows is forgotten; going back is possible and reads it again.
-
-        Args:
-            query_time: int64 [N], microseconds, not falling.
-            example_id: int64 [N].
-
-        Returns:
-            The columns [N] in their own dtypes, and ``found``, bool [N]. Where a row is not found, floats are
-            NaN, integers 0 and truth values False.
-
-        Raises:
-            InputError: a damaged partition, or one written for another log.
+        Fast if the sidecar's rows are in the same order. What lies before the first of these rows is forgotten; going
+        back is possible and reads it again. Raises InputError: a partition is damaged or another log's.
         """
         rows = len(example_id)
         found = np.zeros(rows, bool)
@@ -193,24 +166,22 @@ class JoinedSidecar:
         return {**result, FOUND: found}
 
 
-@dataclass(frozen=True)
 class MissingValues:
-    """How many of a log's rows have no finite value in a sidecar's column.
+    """Counts rows of a log without a finite value in a sidecar's column."""
 
-    Attributes:
-        rows: the number of rows checked.
-        missing: those without a value.
-        first: of up to five of these: example_id, query_time (microseconds), row of the log (from 0).
-    """
+    def __init__(self) -> None:
+        self.rows = self.missing = 0
+        self._first: list[str] = []
 
-    rows: int
-    missing: int
-    first: tuple[tuple[int, int, int], ...]
+    def add(self, rows: Rows, wanted: np.ndarray, values: np.ndarray) -> None:
+        lacking = np.flatnonzero(wanted & ~np.isfinite(values))
+        self.rows += int(np.count_nonzero(wanted))
+        self.missing += len(lacking)
+        for row in lacking[: _PLACES_NAMED - len(self._first)]:
+            self._first.append(f"example_id {rows.example_id[row]} (row {rows.position[row]} of the log)")
 
     def describe(self) -> str:
-        """Describes for an error how many they are, and the first ones."""
-        places = ", ".join(f"example_id {example} (row {row} of the log)" for example, _, row in self.first)
-        return f"no value for {self.missing} of {self.rows} rows, first: {places}"
+        return f"no value for {self.missing} of {self.rows} rows, first: {', '.join(self._first)}"
 
 
 def count_missing(
@@ -221,38 +192,23 @@ def count_missing(
     time_range: TimeRange | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> MissingValues:
-    """Counts the rows of a log that have no finite value in a column of floats.
+    """Counts the rows of a log, not necessarily the sidecar's, that have no finite value in a column of floats.
 
     Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either.
-
-    Args:
-        log: the log whose rows are checked, not necessarily the sidecar's.
-        manifests: its partitions to check.
-        time_range: rows outside it are passed over.
-        progress: called with the number of rows read since its last call.
-
-    Raises:
-        InputError: a damaged shard or sidecar.
     """
     schema = read_schema(log)
     selected = {manifest.name for manifest in manifests}
-    rows = missing = position = 0
-    first: list[tuple[int, int, int]] = []
+    missing, position = MissingValues(), 0
     for manifest in read_manifests(log):
         for entry in manifest.shards if manifest.name in selected else ():
             block = rows_of_table(read_shard(log, entry, schema), schema, position)
             wanted = block.fault == 0
             if time_range is not None:
                 wanted &= time_range.contains(block.query_time)
-            values = sidecar.at(block.query_time, block.example_id)[column]
-            lacking = np.flatnonzero(wanted & ~np.isfinite(values))
-            rows += int(np.count_nonzero(wanted))
-            missing += len(lacking)
-            for row in lacking[: PLACES_NAMED - len(first)].tolist():
-                first.append((int(block.example_id[row]), int(block.query_time[row]), position + row))
+            missing.add(block, wanted, sidecar.at(block.query_time, block.example_id)[column])
             position += entry.rows
             if progress is not None:
                 progress(entry.rows)
         if manifest.name not in selected:
             position += manifest.rows
-    return MissingValues(rows, missing, tuple(first))
+    return missing

@@ -1,4 +1,4 @@
-"""The raw values behind ids, kept beside a log where its mapping asks for them (``keep_values``).
+"""Raw values behind ids, kept beside a log where its mapping asks for them (``keep_values``).
 
 ::
 
@@ -21,7 +21,7 @@ from pydantic import BeforeValidator
 
 from ctr.data.log import Manifest, manifest_bytes, read_manifests
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
-from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.shards import unpack_ids
 from ctr.io.files import write_atomic_bytes
 
@@ -32,8 +32,6 @@ VALUE_PREFIX = "@value:"
 _COLUMNS = ("feature", "id", "value")
 _SHOWN = 3
 _MISSING = "missing"
-
-AnyFeature = Category | Number | Text | Cross
 
 
 def _all_or_names(content: Any) -> Any:
@@ -48,32 +46,29 @@ KeepValues = Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_all_or
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
-    """Whether an id of the feature does not say by itself what it stands for."""
+    """Tells a feature whose ids do not say by themselves what they stand for."""
     return not isinstance(feature, Number) and not _vocabulary(feature)
 
 
-def value_of_id(feature: AnyFeature, one: int) -> str | None:
-    """What an id of a feature stands for; None for a hash, which does not say."""
-    if one == MISSING_ID:
+def value_of_id(feature: AnyFeature, number: int) -> str | None:
+    """Returns what an id of a feature stands for; None for a hash, which does not say."""
+    if number == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
     if vocabulary:
-        return vocabulary[one - 1] if one <= len(vocabulary) else "other"
-    if isinstance(feature, Number):
-        edges = [f"{edge:.6g}" for edge in feature.edges()]
-        if one == 1:
-            return f"below {edges[0]}"
-        return f"{edges[-1]} and more" if one > len(edges) else f"{edges[one - 2]} to {edges[one - 1]}"
-    return None
+        return vocabulary[number - 1] if number <= len(vocabulary) else "other"
+    if not isinstance(feature, Number):
+        return None
+    edges = [f"{edge:.6g}" for edge in feature.edges()]
+    if number == 1:
+        return f"below {edges[0]}"
+    return f"{edges[-1]} and more" if number > len(edges) else f"{edges[number - 2]} to {edges[number - 1]}"
 
 
 def kept_features(names: KeepValues, features: Sequence[AnyFeature]) -> tuple[str, ...]:
-    """The features whose raw values are kept, in the order of ``features``."""
-    return tuple(
-        feature.name
-        for feature in features
-        if has_raw_values(feature) and (names == "all" or feature.name in names)
-    )
+    """Selects the features whose raw values are kept, in the order of ``features``."""
+    with_values = (feature.name for feature in features if has_raw_values(feature))
+    return tuple(name for name in with_values if names == "all" or name in names)
 
 
 def check_kept(names: KeepValues, features: Sequence[AnyFeature]) -> None:
@@ -97,11 +92,8 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
     return (feature.vocabulary or ()) if isinstance(feature, Category) else ()
 
 
-# ---------------------------------------------------------------- writing
-
-
 def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]:
-    """The columns with raw values that rows need so that values of the features ``kept`` can be written."""
+    """Returns the columns with raw values that rows need so that values of the features ``kept`` can be written."""
     known = schema.by_name
     needed = set(kept)
     for name in kept:
@@ -116,17 +108,12 @@ def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]
 
 
 def without_values(table: pa.Table) -> pa.Table:
-    """A table without the columns of ``value_columns``."""
+    """Drops the columns of ``value_columns``."""
     return table.drop_columns([name for name in table.column_names if name.startswith(VALUE_PREFIX)])
 
 
 def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
-    """The values behind the ids of some features, each combination once, sorted.
-
-    Args:
-        kept: names of categories, texts and crosses.
-        rows: columns of a shard and those of ``value_columns``; null where a row's values were not kept.
-    """
+    """Lists the values behind the ids of the features ``kept`` in ``rows``, each combination once, sorted."""
     known = schema.by_name
     ids = _IdsOfRows(schema, rows)
     parts = []
@@ -142,8 +129,6 @@ def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.
 
 
 class _IdsOfRows:
-    """Ids and raw values of the features of some rows; those of a multivalent feature are flat."""
-
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
         self._schema, self._rows = schema, rows
         self._matrix = np.zeros((rows.num_rows, 0), schema.id_type)
@@ -161,7 +146,7 @@ class _IdsOfRows:
         return self._rows.column(name).combine_chunks()
 
     def raw(self, name: str) -> pa.Array:
-        """Of multivalent features null where the values of a row were not kept."""
+        """Null where the values of a row of a multivalent feature were not kept."""
         column = self._rows.column(VALUE_PREFIX + name).combine_chunks()
         if name in self._schema.single_valued:
             return column
@@ -177,7 +162,7 @@ class _IdsOfRows:
         return np.diff(self._list(name).offsets.to_numpy())
 
     def crossed(self, feature: Cross) -> tuple[np.ndarray, pa.Array]:
-        """The different ids of a cross, each with the values of its parts where it first occurs with them."""
+        """Different ids of a cross, each with the values of its parts where it first occurs with them."""
         rows = np.arange(self._rows.num_rows)
         if feature.name in self._schema.multivalent:
             rows = np.repeat(rows, self._lengths(feature.name))
@@ -189,7 +174,6 @@ class _IdsOfRows:
         return ids, pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
 
     def _are_kept(self, feature: Cross) -> np.ndarray:
-        """Of each row whether the values of all parts were kept; bool."""
         kept = np.ones(self._rows.num_rows, bool)
         for name in feature.of:
             if not isinstance(self._schema.by_name[name], Number):
@@ -207,38 +191,25 @@ class _IdsOfRows:
 
 
 def values_path(log: Path, manifest: Manifest) -> Path:
-    """The path of the values of a partition."""
+    """Returns the path of the values of a partition."""
     digest = hashlib.sha256(manifest_bytes(manifest)).hexdigest()
     return log / FOLDER / f"{manifest.name}-{digest[:16]}.parquet"
 
 
 def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
-    """Writes the values of a partition, which is not published before; the same values give the same bytes.
-
-    Args:
-        values: from ``partition_values``.
-    """
+    """Writes the values of a partition, which is not published before; the same values give the same bytes."""
     path, content = values_path(log, manifest), parquet_bytes(values)
     if not path.exists() or path.read_bytes() != content:
         write_atomic_bytes(path, content)
 
 
-# ---------------------------------------------------------------- reading
-
-
 def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:
-    """The raw values behind some ids of a feature, as far as they were kept.
-
-    Of an id that several values share, the first ones are joined by ``|``.
-
-    Raises:
-        InputError: ``log`` is no log, or a file is damaged.
-    """
+    """Reads the raw values behind ids of a feature, as far as kept; several of one id are joined by ``|``."""
     return read_all_values(log, {feature: ids})[feature]
 
 
 def read_all_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """The same for several features in one pass."""
+    """Reads the same for several features in one pass."""
     log = Path(log)
     ids = {name: pa.array(sorted({*numbers} - {MISSING_ID}), pa.int64()) for name, numbers in wanted.items()}
     found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
@@ -260,11 +231,9 @@ def _collect(
         if name not in ids:
             continue
         of_feature = batch.filter(pc.and_(pc.equal(features, name), pc.is_in(batch.column("id"), ids[name])))
-        own = found[name]
-        for one, value in zip(
-            of_feature.column("id").to_pylist(), of_feature.column("value").to_pylist(), strict=True
-        ):
-            texts = own.setdefault(one, [])
+        columns = (of_feature.column(column).to_pylist() for column in ("id", "value"))
+        for number, value in zip(*columns, strict=True):
+            texts = found[name].setdefault(number, [])
             if value not in texts and len(texts) <= _SHOWN:
                 texts.append(value)
 
@@ -276,14 +245,7 @@ def _shown(texts: Sequence[str]) -> str:
 def name_ids(
     schema: Schema, log: Path, wanted: Mapping[str, Iterable[int]]
 ) -> Callable[[str, int], str | None]:
-    """What ids of a log's features stand for: by the schema, or by the values that were kept; None if neither says.
-
-    Args:
-        wanted: by the features' names the ids that are going to be asked for.
-
-    Raises:
-        InputError: see ``read_values``.
-    """
+    """Makes a function that names the ids in ``wanted``, by schema or kept values; None where neither says."""
     hashed = {name: ids for name, ids in wanted.items() if has_raw_values(schema.by_name[name])}
     kept = read_all_values(log, hashed)
 

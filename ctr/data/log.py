@@ -1,4 +1,4 @@
-"""The example log on disk: its schema, and one manifest per published partition, which names immutable shards.
+"""Example log on disk: its schema, and one manifest per published partition, which names immutable shards.
 
 ::
 
@@ -8,37 +8,35 @@
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
     LOG/values/                          the raw values behind ids, where they are kept (kept_values.py)
 
-A shard is complete before its name appears, and counts only once a manifest names it; a manifest is
-created exclusively. So a partition is there whole or not at all, also with several publishers, and
-publishing it again gives the same bytes.
+A shard is complete before its name appears, and counts only once a manifest names it; a manifest is created
+exclusively. So a partition is there whole or not at all, also with several publishers, and publishing it again gives
+the same bytes.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.lost_partitions import partitions_in, published_partitions
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
 from ctr.io.errors import InputError, joined, of_another_version
-from ctr.io.files import (
-    check_output_folder,
-    create_exclusively,
-    is_temporary,
-    names_in,
-)
+from ctr.io.files import check_output_folder, create_exclusively, is_temporary, names_in
 
 MAX_TIME_US = 2**62
 _FORMAT = 1
 _SCHEMA_FORMAT = 3
+_PARTITION = re.compile(r"([0-9]{19})-([0-9]{19})")
+_PARTITION_LENGTH = 39
 
 
 class ShardEntry(StrictModel):
-    """The entry of a shard in a manifest. Times are query times in microseconds."""
+    """Entry of a shard in a manifest. Times are query times in microseconds."""
 
     file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
     rows: int = Field(ge=1)
@@ -50,12 +48,7 @@ class ShardEntry(StrictModel):
 
 
 class Manifest(StrictModel):
-    """One published partition [start, end) of query time, in microseconds.
-
-    Attributes:
-        counters: the partition's input, counted by its outcome.
-        distinct: of each feature whose ids grow, how many different ones the partition has.
-    """
+    """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it."""
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
@@ -77,8 +70,7 @@ class Manifest(StrictModel):
 
     @property
     def name(self) -> str:
-        """The file name stem: sorts as the times do."""
-        return f"{self.start:019d}-{self.end:019d}"
+        return partition_name(self.start, self.end)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -99,20 +91,19 @@ class Manifest(StrictModel):
         return self
 
 
+def partition_name(start: int, end: int) -> str:
+    """Names the files of a partition, such that names sort as the times do."""
+    return f"{start:019d}-{end:019d}"
+
+
 def shard_file(partition: str, index: int, sha256: str) -> str:
-    """The name of a shard of a partition, by its number and its content."""
+    """Names a shard of a partition by its number and its content."""
     # The hash in the name lets two publishers of different content not overwrite each other's shard.
     return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
 
 
 def check_log(folder: Path, schema: Schema) -> None:
-    """Checks that the folder is a log with this schema or can become one; changes nothing.
-
-    Hidden files and ``rejects/`` may stand there before there is a log.
-
-    Raises:
-        InputError: the folder holds a log of another schema, or something else.
-    """
+    """Raises InputError where the folder neither is a log with this schema nor can become one; changes nothing."""
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
@@ -127,38 +118,32 @@ def check_log(folder: Path, schema: Schema) -> None:
 
 
 def check_log_folder(folder: Path) -> None:
-    """Checks that the folder is a log of any features or can become one; see ``check_log``."""
+    """Checks the same of a log of any features; hidden files and ``rejects/`` may stand there before there is a log."""
 
     def can_be_log(found: Path) -> bool:
         # A run directory has a schema too.
         is_log = (found / "schema.json").exists() and not (found / "config.yaml").exists()
-        return is_log or all(
-            other.name == "rejects" or other.name.startswith(".") or is_temporary(other)
-            for other in found.iterdir()
-        )
+        others = (other for other in found.iterdir() if not is_temporary(other))
+        return is_log or all(other.name == "rejects" or other.name.startswith(".") for other in others)
 
     check_output_folder(folder, "an example log", can_be_log)
 
 
 def create_log(folder: Path, schema: Schema) -> None:
-    """Makes the folder a log with this schema, or checks that it is one.
-
-    Raises:
-        InputError: the folder holds a log of another schema, or something else.
-    """
+    """Makes the folder a log with this schema, or checks that it is one; raises as ``check_log`` does."""
     check_log(folder, schema)
     if not create_exclusively(folder / "schema.json", schema_bytes(schema)):
         check_log(folder, schema)
 
 
 def schema_bytes(schema: Schema) -> bytes:
-    """The content of a file that ``read_schema_file`` reads."""
+    """Writes the content of a file that ``read_schema_file`` reads."""
     content = schema.model_dump(mode="json")
     return json_bytes({"format": _SCHEMA_FORMAT, "version": schema.version, **content})
 
 
 def read_schema(folder: Path) -> Schema:
-    """The features of a log. Raises InputError when it is missing, malformed or changed by hand."""
+    """Reads the features of a log. Raises InputError when it is missing, malformed or changed by hand."""
     absent = f"{folder} is not an example log: it has no schema.json"
     if folder.is_file():
         absent = (
@@ -176,7 +161,7 @@ def _is_table(path: Path) -> bool:
 
 
 def read_schema_file(path: Path, absent: str) -> Schema:
-    """The features in a file. Raises InputError: ``absent``, or that it is malformed or was changed by hand."""
+    """Reads the features in a file. Raises InputError: ``absent``, or that it is malformed or was changed by hand."""
     content = read_json_object(path, absent)
     if content.pop("format", None) != _SCHEMA_FORMAT:
         raise of_another_version(path)
@@ -199,13 +184,13 @@ def check_no_overlap(folder: Path, start: int, end: int) -> None:
 
 
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publishes a partition whose shards are complete.
-
-    Raises:
-        InputError: it overlaps a published one, or was published before with other content.
-    """
+    """Publishes a partition whose shards are complete. Raises InputError: others are there in its place."""
     check_no_overlap(folder, manifest.start, manifest.end)
-    path, content = manifest_path(folder, manifest), manifest_bytes(manifest)
+    publish_once(manifest_path(folder, manifest), manifest_bytes(manifest))
+
+
+def publish_once(path: Path, content: bytes) -> None:
+    """Creates the manifest of a partition. Raises InputError where it is there with other content."""
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(
             f"{path}: this partition was published before with other content; the first version is kept"
@@ -213,7 +198,7 @@ def publish_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def is_published(folder: Path, manifest: Manifest) -> bool:
-    """Whether the partition is published with exactly this content. Its shards are not read."""
+    """Tells whether the partition is published with exactly this content. Its shards are not read."""
     try:
         return manifest_path(folder, manifest).read_bytes() == manifest_bytes(manifest)
     except FileNotFoundError:
@@ -221,38 +206,34 @@ def is_published(folder: Path, manifest: Manifest) -> bool:
 
 
 def manifest_path(folder: Path, manifest: Manifest) -> Path:
-    """The path of a published manifest."""
+    """Returns the path of a published manifest."""
     return folder / "manifests" / f"{manifest.name}.json"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The content of a manifest's file, with a hash of itself."""
+    """Writes the content of a manifest's file, with a hash of itself."""
     return sealed_bytes(manifest.model_dump(mode="json"))
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """The inverse of ``manifest_bytes``. Raises InputError, which names ``where``, for a damaged one."""
+    """Inverts ``manifest_bytes``. Raises InputError, which names ``where``, for a damaged one."""
     return parse_model(Manifest, parse_sealed(content, where), where)
 
 
 def list_partitions(folder: Path) -> list[tuple[int, int]]:
-    """The published partitions (start, end) in order of time, from the names of the manifests."""
+    """Lists the published partitions (start, end) in order of time, from the names of the manifests."""
     return partitions_in(folder / "manifests")
 
 
 def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
-    """All published partitions in order of time, checked for overlaps and schema; ``known`` ones are not read.
-
-    Raises:
-        InputError: a manifest is damaged, overlaps another, or was lost while its shards are still there.
-    """
+    """Reads all partitions in order of time, but for those ``known``. Raises InputError: lost, damaged, overlapping."""
     version = read_schema(folder).version
     manifests: list[Manifest] = []
     for start, end in published_partitions(folder / "shards", folder / "manifests"):
-        path = f"{folder}/manifests/{start:019d}-{end:019d}.json"
-        manifest = (known or {}).get((start, end)) or parse_model(
-            Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path
-        )
+        path = f"{folder}/manifests/{partition_name(start, end)}.json"
+        manifest = (known or {}).get((start, end))
+        if manifest is None:
+            manifest = parse_model(Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path)
         if (manifest.start, manifest.end) != (start, end):
             raise InputError(f"{path}: names another partition, [{manifest.start}, {manifest.end})")
         if manifest.schema_version != version:
@@ -272,23 +253,15 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
 
 
 class PublishedPartitions:
-    """The published partitions of a log that grows; lists the manifests each time, but reads only the new ones.
-
-    So a manifest that was overwritten is noticed only by another reader; one that was deleted is gone.
-    """
+    """Published partitions of a log that grows; reads only new manifests, and misses one that is overwritten."""
 
     def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:
-        """Reads nothing. ``known``: manifests of the log in ``folder`` that were read already."""
         self._folder = folder
         self._names: frozenset[str] = frozenset()
         self._manifests = known
 
     def read(self) -> Sequence[Manifest]:
-        """All of them in order of time; the same object as before when there are no others.
-
-        Raises:
-            InputError: see ``ctr.data.log.read_manifests``.
-        """
+        """Reads all of them as ``read_manifests`` does; the same object as before when there are no others."""
         names = frozenset(names_in(self._folder / "manifests", ".json"))
         if names != self._names:
             known = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
@@ -296,3 +269,50 @@ class PublishedPartitions:
             # A manifest that appeared in between may be read now and listed next time, which is harmless.
             self._names = names
         return self._manifests
+
+
+def partitions_in(folder: Path) -> list[tuple[int, int]]:
+    """Lists the partitions (start, end) of a folder's manifests in order of time. Raises InputError: other JSON."""
+    partitions = []
+    for name in names_in(folder, ".json"):
+        match = _PARTITION.fullmatch(name.removesuffix(".json"))
+        if match is None:
+            raise InputError(f"{folder / name}: not the name of a manifest (START-END.json)")
+        partitions.append((int(match[1]), int(match[2])))
+    return sorted(partitions)
+
+
+def published_partitions(
+    shards: Path, manifests: Path, among: Set[str] | None = None
+) -> list[tuple[int, int]]:
+    """Lists ``partitions_in`` a folder of manifests, and raises InputError where one before the last is lost.
+
+    Shards that overlap a published partition never can be one: another publisher was first. Only names ``among`` are
+    checked.
+    """
+    while True:
+        partitions = partitions_in(manifests)
+        lost = _first_lost(shards, partitions, among)
+        if lost is None:
+            return partitions
+        # Unless it was published while names were listed, of which those that come meanwhile may be left out.
+        if not (manifests / f"{lost}.json").exists():
+            raise InputError(
+                f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "
+                "published: it was lost, or its publisher did not finish",
+                "restore it or publish the partition again, or delete those files if they should not be read",
+            )
+
+
+def _first_lost(shards: Path, partitions: Sequence[tuple[int, int]], among: Set[str] | None) -> str | None:
+    known = {partition_name(*partition) for partition in partitions}
+    unpublished = {name[:_PARTITION_LENGTH] for name in names_in(shards, ".parquet")} - known
+    for stem in sorted(unpublished if among is None else unpublished & among):
+        match = _PARTITION.fullmatch(stem)
+        if match is None:
+            continue
+        start, end = int(match[1]), int(match[2])
+        later = bisect_left(partitions, end, key=lambda partition: partition[0])
+        if later < len(partitions) and not (later and partitions[later - 1][1] > start):
+            return stem
+    return None

@@ -1,8 +1,4 @@
-"""How raw files become examples: the mapping file, described key by key in docs/mapping.md.
-
-A mapping says how the input is read, which columns hold time, query, label and weight, which columns are
-joined or derived, how the log is cut into partitions, and which features it has.
-"""
+"""Mapping file of tables, described key by key in docs/mapping.md: how raw files become examples."""
 
 import functools
 import re
@@ -29,8 +25,8 @@ class DelimitedInput(StrictModel):
 
     Attributes:
         type: the format of the files.
-        pattern: a glob for the files of an input directory. Null: ``*.csv`` or ``*.tsv``, also
-            with ``.gz`` and ``.zst``.
+        pattern: a glob for the files of an input directory. Null: ``*.csv`` or ``*.tsv``, also with ``.gz`` and
+            ``.zst``.
         skip_lines: so many lines at the beginning of each file are no header and no rows, such as comments.
         header: whether the first line, of those that are not skipped, names the columns.
         columns: the names of the columns, if ``header`` is false.
@@ -64,12 +60,10 @@ class DelimitedInput(StrictModel):
 
     @property
     def field_delimiter(self) -> str:
-        """The character between fields."""
         return self.delimiter or ("," if self.type == "csv" else "\t")
 
     @property
     def quotes(self) -> bool:
-        """Whether a value may stand in double quotes."""
         return self.type == "csv" if self.quoting is None else self.quoting
 
 
@@ -119,7 +113,7 @@ _COMPRESSIONS = ("", ".gz", ".zst")
 
 
 def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput | MindInput) -> tuple[str, ...]:
-    """The globs that choose a folder's files."""
+    """Returns the globs that choose a folder's files."""
     if form.pattern is not None:
         return (form.pattern,)
     if form.type == "parquet":
@@ -157,7 +151,6 @@ class RowOrder(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """Microseconds since 1970, UTC; a start without a zone is in UTC."""
         start = self.start if self.start.tzinfo is not None else self.start.replace(tzinfo=UTC)
         seconds = (start - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
         return round(seconds * 1_000_000)
@@ -217,12 +210,10 @@ class Time(StrictModel):
 
     @property
     def range_text(self) -> str:
-        """The days from and to which a time may be."""
         return f"{self.first or FIRST_TIME} to {self.last or LAST_TIME}"
 
     @property
     def form(self) -> str:
-        """Its unit or format, in words."""
         return f"unit {self.unit}" if self.unit is not None else f"format {self.format}"
 
 
@@ -243,7 +234,6 @@ class Session(StrictModel):
 
     @property
     def gap_us(self) -> int:
-        """The longest gap inside a session, in microseconds."""
         return duration_us(self.gap)
 
 
@@ -266,7 +256,6 @@ class Query(StrictModel):
 
     @property
     def group_column(self) -> str:
-        """The column whose values group rows."""
         if self.session is not None:
             return self.session.by
         assert self.column is not None
@@ -322,13 +311,13 @@ class Mapping(StrictModel):
         joins: side tables.
         time: when the impression was shown.
         query: which rows form a query. Null or ``none``: each row is its own query.
-        example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed.
-            Null: a hash of the name of the file, the number of the row and the time.
+        example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed. Null: a
+            hash of the name of the file, the number of the row and the time.
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
         weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.
         derive: new columns by name.
-        partition: a duration of query time: the log is published in units of this length. A partition must
-            fit in memory.
+        partition: a duration of query time: the log is published in units of this length. A partition must fit in
+            memory.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
         keep_values: features whose raw values are kept beside the log, or ``all``: reports and ``ctr vocabulary`` then
@@ -367,55 +356,44 @@ class Mapping(StrictModel):
             raise ValueError(
                 "joins: with jsonl, each join requires input: how its side table (csv, tsv, parquet) is read"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _values_to_keep(self) -> Self:
         check_kept(self.keep_values, self.features)
         return self
 
     @property
     def kept_values(self) -> tuple[str, ...]:
-        """The features whose raw values are kept, in the order of the schema."""
         return kept_features(self.keep_values, self.features)
 
     @property
     def feature_schema(self) -> Schema:
-        """The features of the log."""
         return make_schema(self.features, self.derive)
 
     @property
     def partition_us(self) -> int:
-        """The publishing unit, in microseconds of query time."""
         return duration_us(self.partition)
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The raw columns that time, query, example id, label and weight are read from."""
         group = None if self.query is None else self.query.group_column
         names = (self.time.column, group, self.example_id, self.label.column, self.weight)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
-        """The columns that the input and its side tables must have, each once."""
         derived_from = (d.source for d in self.derive.values() if not d.of_time)
         sources = (source for source in self.feature_schema.sources if source not in self.derive)
         return tuple(dict.fromkeys((*self.key_columns, *derived_from, *sources)))
 
     @property
     def number_sources(self) -> tuple[str, ...]:
-        """The sources of number features."""
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
 
     @property
     def text_sources(self) -> tuple[str, ...]:
-        """The sources of category and text features."""
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text)))
 
     @property
     def value_sources(self) -> tuple[str, ...]:
-        """The columns that are read for categories and texts alone: each different value of them is looked at once."""
+        """Columns that are read for categories and texts alone: each different value of them is looked at once."""
         others = {
             *self.key_columns,
             *self.number_sources,
@@ -426,7 +404,7 @@ class Mapping(StrictModel):
 
     @property
     def list_sources(self) -> dict[str, str | None]:
-        """The sources of multivalent categories, with the separator of their values; None where there are several."""
+        """Sources of multivalent categories, with the separator of their values; None where there are several."""
         return self.feature_schema.list_separators
 
 
@@ -436,26 +414,19 @@ def load_mapping(path: Path) -> Mapping:
 
 
 def keeping_values(mapping: MappingT, names: str) -> MappingT:
-    """A mapping, of a table or of events, that keeps the values of other features.
-
-    Args:
-        names: of the features, parted by commas, or ``all``.
-
-    Raises:
-        InputError: a name is not that of a feature with raw values.
-    """
+    """Makes a mapping keep the values of the features ``names``, parted by commas, or of ``all``; else InputError."""
     kept = names if names == "all" else tuple(name.strip() for name in names.split(","))
     return parse_model(type(mapping), {**dict(mapping), "keep_values": kept}, "--keep-values")
 
 
 def format_names() -> tuple[str, ...]:
-    """The formats that come with the package, in alphabetical order."""
+    """Lists the formats that come with the package, in alphabetical order."""
     return tuple(sorted(path.stem for path in FORMATS_FOLDER.glob("*.yaml")))
 
 
 @functools.cache
 def load_format(name: str) -> Mapping:
-    """The mapping of a shipped format. Raises InputError, which names the formats, for an unknown one."""
+    """Loads the mapping of a shipped format. Raises InputError, which names the formats, for an unknown one."""
     if name not in format_names():
         raise InputError(
             f"format {name}: unknown; the formats are {', '.join(format_names())}; or give --mapping"

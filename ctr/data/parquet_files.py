@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,18 +15,16 @@ from ctr.io.errors import InputError, one_line
 log = logging.getLogger(__name__)
 
 IDS_COLUMN = "ids"
-MOST_VALUES = 2**28
-"""That a column of a shard may have, each item of a list being one."""
+MOST_VALUES = 2**28  # most values that a column of a shard may have, each item of a list being one
 
 _FEW_VALUED = ("label", "train_weight", "metric_weight")
 
 
 def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
-    """A table as a Parquet file with page checksums; the same bytes for the same arguments.
+    """Writes a table as a Parquet file with page checksums; the same bytes for the same arguments.
 
-    Args:
-        are_ids_small: whether the higher bytes of ids are mostly 0, and are better stored apart; those of fingerprints
-            are as random as the lower ones, and LZ4 reads them in half the time of zstd.
+    Of small ids the higher bytes are mostly 0, and are better stored apart; those of fingerprints are as random as the
+    lower ones, and LZ4 reads them in half the time of zstd.
     """
     sink = io.BytesIO()
     packed = [IDS_COLUMN] if are_ids_small and IDS_COLUMN in table.column_names else False
@@ -51,20 +50,12 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
 
 
 def _column_path(field: pa.Field) -> str:
-    """The name that Parquet has for the values of a column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
-    """Reads a Parquet file whose size and SHA-256 a manifest records.
-
-    Raises:
-        InputError: it is missing, cannot be read, has other bytes, is no Parquet file, or a column has more than
-            ``MOST_VALUES`` values.
-    """
-    # A pipe or a device would never end.
-    if not path.is_file():
-        raise InputError(f"{path}: the file is missing, though a manifest names it")
+    """Reads a Parquet file of recorded size and SHA-256. Raises InputError where these or its lengths are others."""
+    _check_is_file(path)
     try:
         found = path.stat().st_size
         content = path.read_bytes() if found == size else b""
@@ -77,36 +68,37 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
             f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
             f"({size} bytes, {sha256[:16]}...)"
         )
-    try:
-        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
-            _check_size(path, file.metadata)
-            return file.read()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
+    with _open(path, pa.BufferReader(content)) as file:
+        return file.read()
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Reads some columns of a Parquet file in batches, with its page checksums verified and nothing else.
+    """Reads columns of a Parquet file in batches, verifying its page checksums alone. Raises InputError."""
+    _check_is_file(path)
+    with _open(path, path) as file:
+        log.info("reading %s of %s", ", ".join(columns), path)
+        lacking = [name for name in columns if name not in file.schema_arrow.names]
+        if lacking:
+            raise InputError(f"{path}: has no column {lacking[0]}")
+        for batch in file.iter_batches(columns=list(columns)):
+            for name in columns:
+                if batch.column(name).null_count:
+                    raise InputError(f"{path}: the column {name} has nulls")
+            yield batch.select(list(columns))
 
-    Raises:
-        InputError: it is missing, cannot be read, is damaged, lacks a column, or a column has more than
-            ``MOST_VALUES`` values or nulls.
-    """
+
+def _check_is_file(path: Path) -> None:
     # A pipe or a device would never end.
     if not path.is_file():
         raise InputError(f"{path}: the file is missing, though a manifest names it")
+
+
+@contextmanager
+def _open(path: Path, source: Path | pa.BufferReader) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
             _check_size(path, file.metadata)
-            log.info("reading %s of %s", ", ".join(columns), path)
-            lacking = [name for name in columns if name not in file.schema_arrow.names]
-            if lacking:
-                raise InputError(f"{path}: has no column {lacking[0]}")
-            for batch in file.iter_batches(columns=list(columns)):
-                for name in columns:
-                    if batch.column(name).null_count:
-                        raise InputError(f"{path}: the column {name} has nulls")
-                yield batch.select(list(columns))
+            yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
 
@@ -124,7 +116,7 @@ def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def cast_table(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table under ``schema``, whose columns it has, in one chunk. Raises InputError when a column does not fit."""
+    """Casts a table to ``schema``, in one chunk. Raises InputError when a column does not fit."""
     try:
         table = table.cast(schema).combine_chunks()
         table.validate(full=True)

@@ -1,4 +1,4 @@
-"""The example log as a stream of column blocks in its order, verified before a row of them is used."""
+"""Example log as a stream of column blocks in its order, verified before a row of them is used."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,30 +34,20 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Rows:
-    """N rows of a log.
+    """N rows of a log; times in microseconds, UTC."""
 
-    Attributes:
-        query_time, timestamp, query_id, example_id: int64 [N]; times in microseconds, UTC.
-        label, train_weight, metric_weight: float32 [N].
-        ids: [N, F], the single-valued features, of the schema's ``id_type``: int32, or int64 where one's ids grow.
-        position: int64 [N], rising: the number of rows of the log before each of these.
-        multivalent: for each multivalent feature its ids, of the same type, and offsets (int64 [N + 1]) into them.
-        fault: int8 [N], index into ``FAULTS``; 0 for a good row.
-        joined: columns [N] of sidecars, by names of the reader's own.
-    """
-
-    query_time: np.ndarray
+    query_time: np.ndarray  # int64 [N], and so the next three
     timestamp: np.ndarray
     query_id: np.ndarray
     example_id: np.ndarray
-    label: np.ndarray
+    label: np.ndarray  # float32 [N], and so the next two
     train_weight: np.ndarray
     metric_weight: np.ndarray
-    ids: np.ndarray
-    fault: np.ndarray
-    position: np.ndarray
-    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    joined: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ids: np.ndarray  # [N, F], the single-valued features, of the schema's ``id_type``: int32, or int64
+    fault: np.ndarray  # int8 [N], index into ``FAULTS``; 0 for a good row
+    position: np.ndarray  # int64 [N], rising: the number of rows of the log before each of these
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]  # ids, and offsets (int64 [N + 1]) into them
+    joined: Mapping[str, np.ndarray] = field(default_factory=dict)  # columns [N] of sidecars
 
     def __len__(self) -> int:
         return len(self.label)
@@ -65,7 +55,7 @@ class Rows:
     _COLUMNS = (*KEYS, "label", "train_weight", "metric_weight", "ids", "fault", "position")
 
     def slice(self, begin: int, end: int) -> "Rows":
-        """Rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
+        """Takes rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
         columns = {name: getattr(self, name)[begin:end] for name in self._COLUMNS}
         joined = {name: column[begin:end] for name, column in self.joined.items()}
         multivalent = {}
@@ -75,7 +65,6 @@ class Rows:
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def keep(self, mask: np.ndarray) -> "Rows":
-        """The rows where ``mask`` (bool [N]) holds."""
         columns = {name: getattr(self, name)[mask] for name in self._COLUMNS}
         joined = {name: column[mask] for name, column in self.joined.items()}
         multivalent = {}
@@ -86,7 +75,7 @@ class Rows:
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def query_begins(self) -> np.ndarray:
-        """int64: the row numbers at which a query begins."""
+        """Finds the row numbers at which a query begins, int64."""
         if not len(self):
             return np.zeros(0, np.int64)
         new = (self.query_time[1:] != self.query_time[:-1]) | (self.query_id[1:] != self.query_id[:-1])
@@ -112,14 +101,11 @@ def _single_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """bool [N]: whether one of a row's ids ([N, F]) is not below its feature's bound, or negative.
-
-    Where ids grow there is no bound, and any number is one.
-    """
+    """Rows of which an id ([N, F]) is negative or not below its feature's bound, which ids that grow do not have."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
-    buckets = np.array([np.iinfo(unsigned).max if one is None else one for one in bounds], unsigned)
-    bounded = np.array([one is not None for one in bounds], bool)
+    buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
+    bounded = np.array([bound is not None for bound in bounds], bool)
     if not bounded.any():
         return outside
     for begin in range(0, len(ids), _ROWS_AT_ONCE):
@@ -139,11 +125,9 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     for name in ("label", "train_weight", "metric_weight"):
         columns[name] = table.column(name).to_numpy().astype(np.float32, copy=False)
     names = schema.single_valued
-    ids = (
-        unpack_ids(_single_array(table.column(IDS_COLUMN)), schema)
-        if names
-        else np.zeros((count, 0), schema.id_type)
-    )
+    ids = np.zeros((count, 0), schema.id_type)
+    if names:
+        ids = unpack_ids(_single_array(table.column(IDS_COLUMN)), schema)
     multivalent = {}
     outside = _rows_beyond(ids, id_bounds(schema, names))
     for name in schema.multivalent:
@@ -170,16 +154,7 @@ def read_rows(
     start: int = 0,
     times: tuple[int, int] = (0, MAX_TIME_US),
 ) -> Iterator[Rows]:
-    """The log's rows shard by shard.
-
-    Args:
-        start: the position to begin at, a number of rows from the log's beginning.
-        times: the query times [begin, end) in microseconds to which the rows are restricted.
-
-    Raises:
-        InputError: a shard that is read is damaged, missing, not as its manifest describes it, or does not continue the
-            shard before it. Then none of its rows is returned.
-    """
+    """Reads rows shard by shard from position ``start`` on, with query times in [begin, end); raises InputError."""
     begin, end = times
     position = 0
     before: tuple[int, Key] | None = None

@@ -1,8 +1,7 @@
-"""From raw values to feature ids of a few rows, in Python: the ids of ``ctr.data.transform``, without TensorFlow.
+"""Feature ids of a few rows, made of raw values in Python: the ids of ``ctr.data.transform``, without TensorFlow.
 
-A call of TensorFlow takes longer than all ids of a row. Few values cannot be done here, since only TensorFlow's own
-libraries do exactly the same with them: texts beyond ASCII that are cut into words, and bytes that are no UTF-8 in a
-prefix.
+A call of TensorFlow takes longer. Few values are left to its own libraries: texts beyond ASCII that are cut into
+words, and bytes that are no UTF-8 in a prefix.
 """
 
 import functools
@@ -13,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from ctr.data.derived import Derived
-from ctr.data.number_ids import ids_of_numbers, number_edges
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED
 from ctr.io.farmhash import fingerprint64
 
 Ids = Sequence[int] | Sequence[Sequence[int]]
-"""The id of each row; of a multivalent feature those of each row. Ids that grow are signed."""
+"""Id of each row; of a multivalent feature those of each row. Ids that grow are signed."""
 
 Values = Sequence[str | bytes]
 
 _CACHED = 1 << 17
+# TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
+_SMALLEST_NORMAL = np.finfo(np.float32).tiny
 _MASK = (1 << 64) - 1
 _WHOLE = re.compile(WHOLE.replace("$", r"\Z").encode())
 _NOT_A_WORD = re.compile(rb"[^A-Za-z0-9]+")
@@ -45,11 +45,7 @@ class OtherWayError(Exception):
 
 
 class RowIds:
-    """Makes the ids of all features of a schema.
-
-    Args:
-        schema: the features.
-    """
+    """Makes the ids of all features of a schema."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -65,16 +61,11 @@ class RowIds:
             self._features.append((feature, spelled, known))
 
     def __call__(self, columns: Mapping[str, Any], rows: int) -> dict[str, Ids]:
-        """Makes the ids of N rows.
+        """Makes the ids of N rows of the columns ``schema.inputs``.
 
-        Args:
-            columns: by the names of ``schema.inputs``: texts as N strings or bytes, empty where missing; numbers as
-                float32 [N], NaN where missing; the time as int64 [N], negative where missing.
-            rows: N.
-
-        Raises:
-            OtherWayError: a value is to be left to TensorFlow.
-            UnicodeEncodeError: a string has no bytes.
+        Texts are N strings or bytes, empty where missing; numbers float32 [N], NaN where missing; the time int64 [N],
+        negative where missing. Raises OtherWayError: a value is to be left to TensorFlow; UnicodeEncodeError: a string
+        has no bytes.
         """
         ids: dict[str, Ids] = {}
         prints: dict[str, Any] = {}
@@ -90,8 +81,11 @@ class RowIds:
                 made[source] = values if rule is None else _derived(rule, values, source in self._numbers)
             values = made[source]
             if isinstance(feature, Number):
-                numbers = values if isinstance(values, np.ndarray) else _numbers(values)
-                ids[feature.name] = prints[feature.name] = _number_ids(known, numbers)
+                if not isinstance(values, np.ndarray):
+                    values = [_number(_bytes(value)) for value in values]
+                with np.errstate(over="ignore"):
+                    numbers = np.asarray(values, np.float32)
+                ids[feature.name] = prints[feature.name] = ids_of_numbers(known, numbers).tolist()
             elif isinstance(feature, Category) and not feature.multivalent:
                 own = list(map(_spelled_print if spelled else _print, values))
                 prints[feature.name] = own
@@ -100,21 +94,23 @@ class RowIds:
                 tokens = [_tokens(feature, value) for value in values]
                 made_print = _spelled_print if spelled and isinstance(feature, Category) else _print
                 prints[feature.name] = [list(map(made_print, row)) for row in tokens]
-                ids[feature.name] = [
-                    _ids(feature, known, of_row, row)
-                    for of_row, row in zip(prints[feature.name], tokens, strict=True)
-                ]
+                of_rows = zip(prints[feature.name], tokens, strict=True)
+                ids[feature.name] = [_ids(feature, known, own, row) for own, row in of_rows]
         return ids
 
 
 @functools.lru_cache(_CACHED)
 def _print(value: str | bytes) -> int:
-    return fingerprint64(value if isinstance(value, bytes) else value.encode())
+    return fingerprint64(_bytes(value))
 
 
 @functools.lru_cache(_CACHED)
 def _spelled_print(value: str | bytes) -> int:
-    return fingerprint64(_spelled(value if isinstance(value, bytes) else value.encode()))
+    return fingerprint64(_spelled(_bytes(value)))
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
 
 
 def _spelled(value: bytes) -> bytes:
@@ -126,16 +122,13 @@ def _spelled(value: bytes) -> bytes:
 def _ids(
     feature: Category | Text, known: Mapping[int, int] | None, prints: Sequence[int], values: Values
 ) -> list[int]:
-    """Ids of fingerprints; an empty value is missing."""
     if feature.buckets is None:
-        return [_signed(one) if value else MISSING_ID for one, value in zip(prints, values, strict=True)]
-    if known is not None:
-        other = len(known) + 1
-        return [
-            known.get(one, other) if value else MISSING_ID for one, value in zip(prints, values, strict=True)
-        ]
-    buckets = feature.buckets - 1
-    return [1 + one % buckets if value else MISSING_ID for one, value in zip(prints, values, strict=True)]
+        ids = [_signed(fingerprint) for fingerprint in prints]
+    elif known is not None:
+        ids = [known.get(fingerprint, len(known) + 1) for fingerprint in prints]
+    else:
+        ids = [1 + fingerprint % (feature.buckets - 1) for fingerprint in prints]
+    return [number if value else MISSING_ID for number, value in zip(ids, values, strict=True)]
 
 
 def _signed(fingerprint: int) -> int:
@@ -143,15 +136,8 @@ def _signed(fingerprint: int) -> int:
     return (fingerprint or 1) - ((fingerprint >> 63) << 64)
 
 
-def _number_ids(edges: np.ndarray, values: Any) -> list[int]:
-    with np.errstate(over="ignore"):
-        numbers = np.asarray(values, np.float32)
-    found: list[int] = ids_of_numbers(edges, numbers).tolist()
-    return found
-
-
 def _tokens(feature: Category | Text, value: str | bytes) -> list[bytes]:
-    text = value if isinstance(value, bytes) else value.encode()
+    text = _bytes(value)
     if isinstance(feature, Category):
         items = text.split(feature.separator.encode())
         if feature.strip:
@@ -178,10 +164,8 @@ def _cross(feature: Cross, ids: Mapping[str, Ids], prints: Mapping[str, Any], ro
     lists = [bool(rows) and isinstance(part[0], list) for part in parts]
     if not any(lists):
         missing = [not any(row) for row in zip(*(ids[part] for part in feature.of), strict=True)]
-        return [
-            MISSING_ID if lacking else _cross_id(feature, row)
-            for lacking, row in zip(missing, zip(*parts, strict=True), strict=True)
-        ]
+        rows_of_parts = zip(missing, zip(*parts, strict=True), strict=True)
+        return [MISSING_ID if lacking else _cross_id(feature, row) for lacking, row in rows_of_parts]
     (place,) = [number for number, is_list in enumerate(lists) if is_list]
     found = []
     for row in zip(*parts, strict=True):
@@ -200,7 +184,6 @@ def _cross_id(feature: Cross, parts: Sequence[int]) -> int:
 
 
 def _derived(rule: Derived, values: Any, as_number: bool) -> Any:
-    """A derived column of the values that it is made of."""
     if rule.of_time:
         length, shift, count = rule.periods
         periods = [int(value) // length + shift for value in values]
@@ -212,7 +195,7 @@ def _derived(rule: Derived, values: Any, as_number: bool) -> Any:
     if rule.is_copy:
         return values
     change = _prefix if rule.prefix is not None else _cast
-    return [change(rule, value if isinstance(value, bytes) else value.encode()) for value in values]
+    return [change(rule, _bytes(value)) for value in values]
 
 
 def _prefix(rule: Derived, value: bytes) -> bytes:
@@ -230,12 +213,8 @@ def _cast(rule: Derived, value: bytes) -> bytes:
     return b"" if match is None else match.expand(spelled)
 
 
-def _numbers(texts: Values) -> list[float]:
-    """Numbers of texts, NaN where they are none, as ``ctr.data.feature_ops.number_of`` reads them."""
-    return [_number(value if isinstance(value, bytes) else value.encode()) for value in texts]
-
-
 def _number(value: bytes) -> float:
+    """A number as ``ctr.data.feature_ops.number_of`` reads it, NaN where it is none."""
     if value in (b"true", b"false"):
         return float(value == b"true")
     try:
@@ -243,3 +222,19 @@ def _number(value: bytes) -> float:
     except UnicodeDecodeError:
         return np.nan
     return np.nan if match is None else float(match[1])
+
+
+def number_edges(feature: Number) -> np.ndarray:
+    """Returns the boundaries between a feature's buckets, float32, rising."""
+    edges = np.asarray(feature.edges(), np.float32)
+    edges[np.abs(edges) < _SMALLEST_NORMAL] = 0
+    return edges
+
+
+def ids_of_numbers(edges: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Makes the ids of float32 [N], int32 [N], as ``feature_ops.number_ids`` does; NaN is missing."""
+    normal = np.where(np.abs(values) < _SMALLEST_NORMAL, np.float32(0), values)
+    ids = np.searchsorted(edges, normal, side="right").astype(np.int32)
+    ids += 1
+    ids[np.isnan(values)] = MISSING_ID
+    return ids

@@ -1,4 +1,4 @@
-"""The order of a log's rows: by (query_time, query_id, example_id), in a shard and from one to the next."""
+"""Order of a log's rows: by (query_time, query_id, example_id), in a shard and from one to the next."""
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +17,7 @@ def sort_rows(table: pa.Table) -> pa.Table:
 
 
 def check_order(table: pa.Table, where: str) -> np.ndarray:
-    """Checks the order.
-
-    Returns:
-        int64: the row numbers at which a query begins.
-
-    Raises:
-        InputError: a row is out of order, or repeats an example of its query.
-    """
+    """Finds the row numbers at which a query begins, int64. Raises InputError where rows are out of order."""
     time, query, example = (table.column(name).to_numpy() for name in KEY_COLUMNS)
     later = time[1:] > time[:-1]
     same_time = time[1:] == time[:-1]
@@ -41,21 +34,13 @@ def check_order(table: pa.Table, where: str) -> np.ndarray:
 
 
 def key_at(table: pa.Table, row: int) -> Key:
-    """The key of a row; -1 is the last one."""
+    """Reads the key of a row; -1 is the last one."""
     time, query, example = (int(table.column(name)[row].as_py()) for name in KEY_COLUMNS)
     return time, query, example
 
 
 def check_goes_on(last: Key, first: Key, where: str) -> None:
-    """Checks that a shard continues the one before it, with another query.
-
-    Args:
-        last, first: the keys of the one's last and the other's first row.
-        where: the other shard.
-
-    Raises:
-        InputError: it goes back in time or order, or its first query began in the shard before.
-    """
+    """Raises InputError where a shard does not continue the one before it, or not with another query."""
     if first[:2] > last[:2]:
         return
     problem = (

@@ -1,13 +1,13 @@
-"""Samples a log: writes the decisions as a sidecar, or the kept examples as a smaller log (FF 3.3).
+"""Sampling of a log: the decisions as a sidecar, or the kept examples as a smaller log (FF 3.3).
 
 ::
 
     LOG/sidecars/NAME/sampling.yaml   the configuration behind the decisions in this folder
     LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
 
-Either file is created before anything beside it, so that one name, or one smaller log, never mixes the
-decisions of two configurations. Partitions are published one by one: the same command completes an interrupted
-sampling, and samples partitions that were added to LOG since.
+Either file is created before anything beside it, so that one name, or one smaller log, never mixes the decisions of
+two configurations. Partitions are published one by one: the same command completes an interrupted sampling, and
+samples partitions that were added to LOG since.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from ctr.config import StrictModel, differing_keys, dump_yaml, load_model
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import Manifest, check_log, create_log, list_partitions, read_manifests, read_schema
 from ctr.data.reader import rows_of_table
-from ctr.data.sampling import LowVisibility, SamplingConfig, condition_names, decide
+from ctr.data.sampling import LowVisibility, SamplingConfig, Strata, condition_names, decide
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition, read_shard, shard_schema
 from ctr.data.sidecar import (
@@ -34,7 +34,6 @@ from ctr.data.sidecar import (
     sidecar_folder,
     write_sidecar_partition,
 )
-from ctr.data.strata import Strata
 from ctr.data.times import format_time
 from ctr.io.errors import InputError, joined
 from ctr.io.files import create_exclusively
@@ -44,15 +43,10 @@ Progress = Callable[[int], None]
 RECORD = "sampling.yaml"
 _WEIGHTS = ("train_weight", "metric_weight")
 
-# ---------------------------------------------------------------- the result
-
 
 @dataclass
 class Count:
-    """Examples that meet a condition: how many there are, how many were kept, and the sum of their weights.
-
-    The sum of the weights estimates the number of examples without bias.
-    """
+    """Examples that meet a condition, and those kept; the sum of their weights is an unbiased estimate."""
 
     rows: int = 0
     kept: int = 0
@@ -60,7 +54,6 @@ class Count:
 
     @property
     def kept_fraction(self) -> float | None:
-        """The share of examples that were kept; None without examples."""
         return self.kept / self.rows if self.rows else None
 
     def add(self, mask: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> None:
@@ -71,18 +64,7 @@ class Count:
 
 
 class SamplingResult:
-    """The counts of a sampling.
-
-    Attributes:
-        name: of the sampling.
-        output: the folder that was written: a sidecar's, or a log's.
-        rows: of the sampled log.
-        partitions: published ones, those of an earlier run among them.
-        outside_time_range, faulty: rows that no condition counts; they are dropped. The faulty ones are those
-            inside the range that no model can train on (``ctr.data.reader.FAULTS``).
-        conditions: the counts by the conditions of ``Decisions``.
-        sidecars: those carried along to a smaller log, and the number of their partitions.
-    """
+    """Counts of a sampling; rows outside the time range, and faulty ones within, are in no condition's counts."""
 
     def __init__(self, name: str, output: Path, conditions: Sequence[str], rows: int) -> None:
         self.name, self.output, self.rows = name, output, rows
@@ -91,16 +73,12 @@ class SamplingResult:
         self.sidecars: Counter[str] = Counter()
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        conditions = {
-            name: {**vars(count), "kept_fraction": count.kept_fraction}
-            for name, count in self.conditions.items()
-        }
+        counts = self.conditions.items()
+        conditions = {name: {**vars(count), "kept_fraction": count.kept_fraction} for name, count in counts}
         content = {**vars(self), "output": str(self.output), "sidecars": dict(self.sidecars)}
         return {**content, "conditions": conditions}
 
     def as_text(self) -> str:
-        """The result as a table."""
         lines = [f"{self.output}: {self.rows} rows in, {self.partitions} partitions written"]
         lines.append(f"  {'':<16}{'rows':>12}{'kept':>12}{'kept share':>12}{'weight sum':>16}")
         for name, count in self.conditions.items():
@@ -114,9 +92,6 @@ class SamplingResult:
         return "\n".join(lines)
 
 
-# ---------------------------------------------------------------- what was sampled how
-
-
 class AppliedSampling(StrictModel):
     """A sampling that the rows and weights of a log have been through."""
 
@@ -125,13 +100,13 @@ class AppliedSampling(StrictModel):
 
 
 class SampledLog(AppliedSampling):
-    """The content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
+    """Content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
 
     earlier: tuple[AppliedSampling, ...] = ()
 
 
 def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
-    """The samplings behind a log, the first one first; none for a log that was not made by sampling."""
+    """Lists the samplings behind a log, the first one first; none for a log that was not made by sampling."""
     path = log / RECORD
     if not path.exists():
         return ()
@@ -140,11 +115,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> None:
-    """Creates the file, or checks that it has the same content. Raises InputError when it does not.
-
-    Args:
-        free: keys that may have changed since; the file keeps the first values.
-    """
+    """Creates the file, or raises InputError where it has other content, but for the keys ``free``, which it keeps."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
@@ -157,13 +128,10 @@ def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> N
         )
 
 
-# ---------------------------------------------------------------- the walk over the log
-
-
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
-    """The ids of a rule's values. Raises InputError for an unknown feature or value."""
+    """Makes the ids of a rule's values. Raises InputError for an unknown feature or value."""
     # TensorFlow, which takes seconds to load, is needed for nothing else here.
-    from ctr.data.feature_values import feature_ids
+    from ctr.data.feature_ops import feature_ids
 
     try:
         return feature_ids(schema, rule.feature, rule.values)
@@ -172,7 +140,6 @@ def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
 
 
 def _stratum_column(log: Path, schema: Schema, config: SamplingConfig) -> int | None:
-    """The column of the id matrix that ``stratify_by`` names. Raises InputError where the log has none."""
     name = config.stratify_by
     if name is None:
         return None
@@ -184,8 +151,6 @@ def _stratum_column(log: Path, schema: Schema, config: SamplingConfig) -> int | 
 
 @dataclass(frozen=True)
 class _Source:
-    """A log that is sampled, and the inputs of the decisions on its rows."""
-
     log: Path
     schema: Schema
     manifests: Sequence[Manifest]
@@ -198,14 +163,12 @@ class _Source:
 
 
 def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -> _Source:
-    """Checks everything that can be checked before something is written."""
     schema, manifests = read_schema(log), read_manifests(log)
     if not any(config.time_range.selects(manifest) for manifest in manifests):
-        reach = (
-            f"its partitions reach from {format_time(manifests[0].start)} to {format_time(manifests[-1].end)}"
-            if manifests
-            else "it has no partition"
-        )
+        reach = "it has no partition"
+        if manifests:
+            first, last = format_time(manifests[0].start), format_time(manifests[-1].end)
+            reach = f"its partitions reach from {first} to {last}"
         raise InputError(f"{log} has nothing inside time_range: {reach}")
     teacher = low_visibility = None
     rule = config.uninformative
@@ -216,17 +179,8 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
         _, recorded = config.by_teacher
         teacher = JoinedSidecar(recorded.log or log, recorded.teacher, ["logit"])
     stratum = _stratum_column(log, schema, config)
-    source = _Source(
-        log,
-        schema,
-        manifests,
-        config,
-        teacher,
-        low_visibility,
-        stratum,
-        Strata(config.salt),
-        progress or (lambda count: None),
-    )
+    strata, progress = Strata(config.salt), progress or (lambda count: None)
+    source = _Source(log, schema, manifests, config, teacher, low_visibility, stratum, strata, progress)
     if teacher is not None:
         selected = _selected(source)
         source.progress(sum(m.rows for m in manifests) - sum(m.rows for m in selected))
@@ -253,7 +207,6 @@ def _refuse_late(source: _Source, folder: Path, decided: Callable[[Manifest], bo
 
 
 def _refuse_late_decisions(source: _Source, folder: Path) -> None:
-    """``_refuse_late`` for a sidecar with decisions."""
     _refuse_late(source, folder, lambda manifest: (folder / f"{manifest.name}.json").is_file())
 
 
@@ -272,7 +225,6 @@ class _Decided:
 
 
 def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult) -> Iterator[_Decided]:
-    """The partition's shards with the decisions on their rows, which are counted in ``result``."""
     for entry in manifest.shards:
         table = read_shard(source.log, entry, source.schema)
         rows = rows_of_table(table, source.schema, 0)
@@ -290,28 +242,16 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
         keep = None
         if source.stratum is not None:
             keep = partial(source.strata.keep, rows.ids[:, source.stratum].astype(np.int64))
-        decisions = decide(
-            source.config,
-            rows.example_id,
-            rows.query_time,
-            rows.label,
-            logit,
-            low_visibility,
-            keep,
-        )
-        decided = _Decided(
-            table,
-            keep_probability=np.zeros(len(good), np.float32),
-            kept=np.zeros(len(good), bool),
-            weight=np.zeros(len(good), np.float32),
-        )
-        decided.keep_probability[good] = decisions.keep_probability
-        decided.kept[good] = decisions.kept
-        decided.weight[good] = decisions.weight
+        columns = rows.example_id, rows.query_time, rows.label
+        decisions = decide(source.config, *columns, logit, low_visibility, keep)
+        probability, kept, weight = (np.zeros(len(good), kind) for kind in (np.float32, bool, np.float32))
+        probability[good] = decisions.keep_probability
+        kept[good] = decisions.kept
+        weight[good] = decisions.weight
         for name, mask in decisions.conditions.items():
             result.conditions[name].add(mask, decisions.kept, decisions.weight)
         source.progress(entry.rows)
-        yield decided
+        yield _Decided(table, probability, kept, weight)
 
 
 def _empty_result(name: str, output: Path, source: _Source) -> SamplingResult:
@@ -324,15 +264,10 @@ def write_decisions(
 ) -> SamplingResult:
     """Writes the decisions on all rows of a log as the sidecar ``name``.
 
-    Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool).
-
-    Args:
-        progress: called with the number of rows read since its last call; all rows are read once, and once
-            more if a teacher's recordings are checked first.
-
-    Raises:
-        InputError: the name is taken by another configuration or another kind of sidecar; the teacher lacks
-            values; an unknown feature or value; nothing inside the time range; a damaged log.
+    Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool). ``progress``
+    is called with the number of rows read since its last call; all rows are read once, and once more if a teacher's
+    recordings are checked first. Raises InputError: the name is taken by another configuration or another kind of
+    sidecar; the teacher lacks values; an unknown feature or value; nothing inside the time range; a damaged log.
     """
     folder = sidecar_folder(log, name)
     if name in list_sidecars(log) and not (folder / RECORD).exists():
@@ -343,9 +278,8 @@ def write_decisions(
     adopt_record(folder / RECORD, config)
     result = _empty_result(name, folder, source)
     for manifest in source.manifests:
-        ids, weight, probability, kept = (
-            [np.zeros(0, kind)] for kind in (np.int64, np.float32, np.float32, np.bool_)
-        )
+        kinds = (np.int64, np.float32, np.float32, np.bool_)
+        ids, weight, probability, kept = ([np.zeros(0, kind)] for kind in kinds)
         for shard in _decided_shards(source, manifest, result):
             ids.append(shard.table.column("example_id").to_numpy())
             weight.append(shard.weight)
@@ -372,16 +306,9 @@ def write_sampled_log(
 ) -> SamplingResult:
     """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
-    It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept
-    rows. Decisions of samplings are not carried along: those that made ``out`` are in its weights already.
-
-    Args:
-        name: of the sampling, for the record in ``out``.
-        progress: as for ``write_decisions``.
-
-    Raises:
-        InputError: ``out`` is another log or was made under another configuration; and what
-            ``write_decisions`` raises.
+    It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept rows.
+    Decisions of samplings are not carried along: those that made ``out`` are in its weights already. Raises InputError
+    as ``write_decisions`` does, or where ``out`` is another log.
     """
     sidecar_folder(log, name)
     schema = read_schema(log)

@@ -1,14 +1,14 @@
-"""Which examples to train on, with which importance weights (FF 3.3).
+"""Examples to train on, and their importance weights (FF 3.3).
 
-Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of
-low loss by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that
-is uninformative in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss
-the size of an example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of
-its keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
+Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of low loss
+by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that is uninformative
+in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss the size of an
+example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of its
+keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
 
-Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in
-every log and order, and a higher rate keeps all that a lower one does. With strata (``ctr.data.strata``) it follows
-from the rows of the log up to it instead.
+Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in every
+log and order, and a higher rate keeps all that a lower one does. With ``Strata`` it follows from the rows of the log
+up to it instead.
 """
 
 import math
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Self
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
 from ctr.config import LocalPath, StrictModel
@@ -28,6 +29,9 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 
 # A product of rates may come out a rounding below the floor that it is meant to equal.
 _ROUNDING = 1e-9
+
+_UNIT = 2**32
+_SHIFT, _FRACTION = np.uint64(32), np.uint64(_UNIT - 1)
 
 
 class ByTeacher(StrictModel):
@@ -60,17 +64,10 @@ class LowLoss(ByTeacher):
     max_loss: float = Field(gt=0)
 
     def holds(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """Whether the loss is below the threshold, without a logarithm for each row.
+        """Tells whether the loss is below the threshold, bool [N], without a logarithm for each row.
 
-        The loss is log(1 + exp(z)) with z = -logit for a click and logit otherwise, which is below b where z
-        is below log(exp(b) - 1).
-
-        Args:
-            label: [N], 1 for a click.
-            logit: float [N], finite.
-
-        Returns:
-            Bool [N].
+        The loss is log(1 + exp(z)) with z = -logit for a click and logit otherwise, which is below b where z is below
+        log(exp(b) - 1). Logits are finite.
         """
         threshold = self.max_loss + math.log(-math.expm1(-self.max_loss))
         return np.where(label > 0, -logit, logit).astype(np.float64) < threshold
@@ -80,8 +77,8 @@ class Gradient(ByTeacher):
     """A rate for each example in proportion to |y - p|, the size of its loss's gradient by the logit.
 
     Of all rates with the same expected number of kept examples, those in proportion to the size of what is summed give
-    the sum the least variance. ``teacher`` may be a run of the same model: its recorded predictions were made before it
-    learned from the examples.
+    the sum the least variance. ``teacher`` may be a run of the same model: its recorded predictions were made before
+    it learned from the examples.
 
     Attributes:
         threshold: examples of at least this size are all kept; one of half that at the rate 0.5.
@@ -92,15 +89,7 @@ class Gradient(ByTeacher):
     lowest_rate: Rate = 0.05
 
     def rates(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """The rates of N examples.
-
-        Args:
-            label: [N], 1 for a click.
-            logit: float [N], finite.
-
-        Returns:
-            Float64 [N], in (0, 1].
-        """
+        """Computes the rates of N examples, float64 in (0, 1], of their labels and finite logits."""
         wrong_way = np.where(label > 0, -logit, logit).astype(np.float64)
         # |y - p| is 1 / (1 + exp(-z)), of a logit of any size without overflow.
         size = np.exp(-np.logaddexp(0.0, -wrong_way))
@@ -112,8 +101,8 @@ class LowVisibility(StrictModel):
 
     Attributes:
         feature: a single-valued category or number of the log's schema.
-        values: its raw values, null for missing. A number stands for its whole bucket, a hashed value for all
-            values with the same id.
+        values: its raw values, null for missing. A number stands for its whole bucket, a hashed value for all values
+            with the same id.
     """
 
     feature: str
@@ -175,7 +164,7 @@ class SamplingConfig(StrictModel):
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @model_validator(mode="after")
-    def _rates_above_the_floor(self) -> Self:
+    def _consistent(self) -> Self:
         rates = {"non_click_rate": self.non_click_rate}
         if self.uninformative is not None:
             rates["uninformative.rate"] = self.uninformative.rate
@@ -190,21 +179,14 @@ class SamplingConfig(StrictModel):
                     f"{name} is {rate:g}, below min_rate {self.min_rate:g}: "
                     f"a kept example would have the weight {1 / rate:.6g}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _one_teacher(self) -> Self:
-        if (
-            self.gradient is not None
-            and self.uninformative is not None
-            and self.uninformative.low_loss is not None
-        ):
+        rule = self.uninformative
+        if self.gradient is not None and rule is not None and rule.low_loss is not None:
             raise ValueError("gradient and uninformative.low_loss: allowed is one of them")
         return self
 
     @property
     def by_teacher(self) -> tuple[str, ByTeacher] | None:
-        """The rule that reads a teacher's predictions, after its key; None: there is none."""
+        """Rule that reads a teacher's predictions, after its key; None: there is none."""
         if self.gradient is not None:
             return "gradient", self.gradient
         if self.uninformative is not None and self.uninformative.low_loss is not None:
@@ -213,36 +195,26 @@ class SamplingConfig(StrictModel):
 
 
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:
-    """What examples are counted by.
+    """Names what examples are counted by.
 
-    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are
-    configured; with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient
-    is below its threshold, if that is configured.
+    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are configured;
+    with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient is below its
+    threshold, if that is configured.
     """
     rule = config.uninformative
     last = () if config.gradient is None else ("low_gradient",)
     if rule is None:
         return ("all", "clicks", "non_clicks", *last)
-    configured = {
-        "low_loss": rule.low_loss is not None,
-        "low_visibility": rule.low_visibility is not None,
-        "both": rule.low_loss is not None and rule.low_visibility is not None,
-    }
-    return (
-        "all", "clicks", "non_clicks", *(name for name, there in configured.items() if there), "uninformative",
-        *last,
-    )  # fmt: skip
+    names = [name for name in ("low_loss", "low_visibility") if getattr(rule, name) is not None]
+    both = ["both"] if len(names) == 2 else []
+    return ("all", "clicks", "non_clicks", *names, *both, "uninformative", *last)
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions on N examples.
+    """Decisions on N examples: keep-probability, 0 outside the time range, and its inverse as weight where kept.
 
-    Attributes:
-        keep_probability: float64 [N]; 0 outside the time range.
-        kept: bool [N].
-        weight: float32 [N], 1 / keep_probability where kept, else 0.
-        conditions: for each of ``condition_names`` the examples inside the time range that meet it, bool [N].
+    ``conditions`` has for each of ``condition_names`` the examples inside the time range that meet it, bool [N].
     """
 
     keep_probability: np.ndarray
@@ -251,8 +223,7 @@ class Decisions:
     conditions: Mapping[str, np.ndarray]
 
 
-Keep = Callable[[np.ndarray], np.ndarray]
-"""Decides by rates, float64 [N], whether each example is kept, bool [N]."""
+Keep = Callable[[np.ndarray], np.ndarray]  # by rates, float64 [N], whether each example is kept, bool [N]
 
 
 def decide(
@@ -266,17 +237,9 @@ def decide(
 ) -> Decisions:
     """Decides for each of N examples whether it is kept, and with which weight.
 
-    Args:
-        example_id: int64 [N].
-        query_time: int64 [N], microseconds, UTC.
-        label: [N], 1 for a click, 0 for none.
-        teacher_logit: float [N], needed with ``uninformative.low_loss`` and with ``gradient``.
-        low_visibility: bool [N], whether the feature has one of the values; needed with
-            ``uninformative.low_visibility``.
-        keep: decides by the examples' rates (``ctr.data.strata``); needed with ``stratify_by``, and used with it alone.
-
-    Raises:
-        InputError: the teacher has no finite logit for an example inside the time range.
+    ``teacher_logit`` is needed with ``uninformative.low_loss`` and with ``gradient``, ``low_visibility`` (bool [N])
+    with the condition of this name, and ``keep`` (of ``Strata``) with ``stratify_by``. Raises InputError: the teacher
+    has no finite logit for an example inside the time range.
     """
     inside = config.time_range.contains(query_time)
     clicks = inside & (label > 0)
@@ -284,9 +247,9 @@ def decide(
     conditions = {"all": inside, "clicks": clicks, "non_clicks": non_clicks}
     probability = inside.astype(np.float64)
     probability[non_clicks] *= config.non_click_rate
-    logit = (
-        None if config.by_teacher is None else _finite(*config.by_teacher, example_id, inside, teacher_logit)
-    )
+    logit = None
+    if config.by_teacher is not None:
+        logit = _finite(*config.by_teacher, example_id, inside, teacher_logit)
     if config.uninformative is not None:
         met = _conditions_met(config.uninformative, label, inside, logit, low_visibility)
         probability[met["uninformative"]] *= config.uninformative.rate
@@ -342,3 +305,54 @@ def _conditions_met(
         met["both"] = met["low_loss"] & met["low_visibility"]
     met["uninformative"] = np.logical_or.reduce([met[name] for name in met if name != "both"])
     return met
+
+
+class Strata:
+    """Systematic sampling within strata: of each, as many rows are kept as their rates add up to.
+
+    The rows of a stratum lie one after the other on a line, each as long as its rate, and the line begins at a place u
+    in [0, 1) that a hash of the stratum draws. A row is kept if a whole number lies on it. So each is kept with the
+    probability of its rate; but the number of rows that are kept of any run of consecutive rows of the stratum differs
+    from the sum of their rates by less than one. Sums over the rows of one ad, from which its embedding learns, have
+    far less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics 20, 1949).
+    Places are whole multiples of 2^-32, so that they do not depend on how the rows are divided into calls.
+    """
+
+    def __init__(self, salt: str) -> None:
+        self._salt = f"{salt} strata"
+        self._ids = np.zeros(0, np.int64)
+        self._places = np.zeros(0, np.uint64)
+
+    def keep(self, stratum: np.ndarray, rate: np.ndarray) -> npt.NDArray[np.bool_]:
+        """Decides on the next rows of the log, by stratum, int64 [N], and rate, float64 in [0, 1]: bool [N]."""
+        if not len(stratum):
+            return np.zeros(0, np.bool_)
+        order = np.argsort(stratum, kind="stable")
+        ids = stratum[order].astype(np.int64)
+        begins = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+        lengths = np.diff(np.append(begins, len(ids)))
+        steps = np.rint(rate[order] * _UNIT).astype(np.uint64)
+        before = np.cumsum(steps) - steps
+        first = self._reached(ids[begins])
+        # Unsigned numbers wrap around, and back.
+        before += np.repeat(first - before[begins], lengths)
+        after = before + steps
+        self._store(ids[begins], after[begins + lengths - 1] & _FRACTION)
+        kept = np.zeros(len(ids), np.bool_)
+        kept[order] = (after >> _SHIFT) > (before >> _SHIFT)
+        return kept
+
+    def _reached(self, ids: np.ndarray) -> npt.NDArray[np.uint64]:
+        """Place of each of these strata, which rise; new ones begin where their hash says."""
+        places = np.floor(uniform_hash(ids, self._salt) * _UNIT).astype(np.uint64)
+        if len(self._ids):
+            at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+            known = self._ids[at] == ids
+            places[known] = self._places[at[known]]
+        return places
+
+    def _store(self, ids: np.ndarray, places: npt.NDArray[np.uint64]) -> None:
+        others = ~np.isin(self._ids, ids)
+        ids, places = np.concatenate([self._ids[others], ids]), np.concatenate([self._places[others], places])
+        order = np.argsort(ids)
+        self._ids, self._places = ids[order], places[order]

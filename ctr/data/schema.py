@@ -1,16 +1,16 @@
-"""What an example's features are: their kinds, sources, buckets, widths and towers.
+"""Features of an example: their kinds, sources, buckets, widths and towers.
 
-The schema is fixed when a log is written: its hash is the log's schema version. All features are
-categorical (FF section 2): whatever comes in leaves as an id. Of a feature with ``buckets`` it is a number in
-``[0, buckets)``; where none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept
-for "missing", so that a missing value has a meaning of its own. The schema has all that it takes to make
-these ids of raw values: also the rules of derived columns, and how categories spell numbers.
+The schema is fixed when a log is written: its hash is the log's schema version. All features are categorical (FF
+section 2): whatever comes in leaves as an id. Of a feature with ``buckets`` it is a number in ``[0, buckets)``; where
+none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept for "missing". The schema has all
+that it takes to make these ids of raw values: also the rules of derived columns, and how categories spell numbers.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -61,8 +61,8 @@ class Category(FeatureBase):
         source: the column that is read.
         buckets: the number of ids that values are hashed to. Id 0 is "missing". Null: ids grow, each value has one of
             its own. With a vocabulary it follows from the list and must not be set.
-        vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values.
-            Null: there is none.
+        vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values. Null:
+            there is none.
         multivalent: whether a row has any number of values: a list, or text split at ``separator``.
         separator: the text between the values of a multivalent feature that is given as text.
         strip: ASCII characters that are taken off both ends of each value of a multivalent feature: with the separator
@@ -155,8 +155,8 @@ class StepBuckets(StrictModel):
 class Number(FeatureBase):
     """A number put into buckets, by exactly one of ``boundaries``, ``log`` and ``step``.
 
-    Id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
-    Boundaries and values are compared as float32.
+    Id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it. Boundaries and
+    values are compared as float32.
 
     Attributes:
         kind: the kind of the feature.
@@ -179,7 +179,7 @@ class Number(FeatureBase):
         if self.boundaries is not None:
             if not self.boundaries:
                 raise ValueError("boundaries is empty")
-            if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
+            if any(a >= b for a, b in pairwise(self.boundaries)):
                 raise ValueError("boundaries must be strictly increasing")
         edges = self.edges()
         if max(-edges[0], edges[-1]) > _LARGEST_FLOAT32:
@@ -187,17 +187,14 @@ class Number(FeatureBase):
         return self
 
     def edges(self) -> list[float]:
-        """The rising boundaries between buckets."""
         if self.boundaries is not None:
             return list(self.boundaries)
         if self.step is not None:
             count = math.floor((self.step.high - self.step.low) / self.step.size + 1e-9) + 1
             return [self.step.low + index * self.step.size for index in range(count)]
         assert self.log is not None
-        octaves = math.log2(self.log.maximum)
-        positive = [
-            2 ** (k / self.log.per_octave) for k in range(math.floor(octaves * self.log.per_octave) + 1)
-        ]
+        octaves, parts = math.log2(self.log.maximum), self.log.per_octave
+        positive = [2 ** (k / parts) for k in range(math.floor(octaves * parts) + 1)]
         if self.log.signed:
             return [-edge for edge in reversed(positive)] + [0.0] + positive
         return [0.0, *positive]
@@ -255,17 +252,12 @@ class Cross(FeatureBase):
     buckets: Buckets | None = None
 
 
-Feature = Annotated[Category | Number | Text | Cross, Field(discriminator="kind")]
+AnyFeature = Category | Number | Text | Cross
+Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
 class Schema(StrictModel):
-    """The features of a log, in the order in which they are stored.
-
-    Attributes:
-        features: the features.
-        derive: by name, the rules of the sources that are made of other columns or of the row's time.
-        spelling: how categories spell numbers (``ctr.data.spelling``): 12.0 as 12.
-    """
+    """Features of a log, in their stored order, with the rules of sources made of other columns or of the time."""
 
     features: tuple[Feature, ...] = Field(min_length=1)
     derive: dict[Column, Derived] = {}
@@ -296,43 +288,41 @@ class Schema(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        known: dict[str, Category | Number | Text | Cross] = {}
+        known: dict[str, AnyFeature] = {}
         kinds: dict[str, Category | Number | Text] = {}
         for feature in self.features:
-            if feature.name in known:
-                raise ValueError(f"feature {feature.name} is defined twice")
-            if feature.name in RESERVED_NAMES:
-                raise ValueError(
-                    f"feature {feature.name} has the name of a column of the log: choose another name"
-                )
+            name = feature.name
+            if name in known:
+                raise ValueError(f"feature {name} is defined twice")
+            if name in RESERVED_NAMES:
+                raise ValueError(f"feature {name} has the name of a column of the log: choose another name")
             if isinstance(feature, Cross):
                 for part in feature.of:
                     if part not in known:
                         raise ValueError(
-                            f"feature {feature.name} crosses {part}, which is not a feature defined before it"
+                            f"feature {name} crosses {part}, which is not a feature defined before it"
                         )
                     if isinstance(known[part], Cross):
                         raise ValueError(
-                            f"feature {feature.name} crosses {part}, itself a cross: name its parts instead"
+                            f"feature {name} crosses {part}, itself a cross: name its parts instead"
                         )
                 if len(set(feature.of)) != len(feature.of):
-                    raise ValueError(f"feature {feature.name} crosses a feature with itself")
+                    raise ValueError(f"feature {name} crosses a feature with itself")
                 if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
-                    raise ValueError(f"feature {feature.name} crosses more than one multivalent feature")
+                    raise ValueError(f"feature {name} crosses more than one multivalent feature")
             else:
                 # The exported model gets one tensor for each source: of numbers, or of strings.
                 other = kinds.setdefault(feature.source, feature)
                 if isinstance(other, Number) != isinstance(feature, Number):
                     raise ValueError(
-                        f"features {other.name} and {feature.name} read the column {feature.source} as a number and as "
+                        f"features {other.name} and {name} read the column {feature.source} as a number and as "
                         "a string: give the column twice, under two names"
                     )
-            known[feature.name] = feature
+            known[name] = feature
         return self
 
     @property
-    def by_name(self) -> dict[str, Category | Number | Text | Cross]:
-        """The features by their names."""
+    def by_name(self) -> dict[str, AnyFeature]:
         return {feature.name: feature for feature in self.features}
 
     @property
@@ -343,7 +333,6 @@ class Schema(StrictModel):
 
     @property
     def multivalent(self) -> tuple[str, ...]:
-        """Names of the features with any number of ids a row."""
         known = self.by_name
         return tuple(f.name for f in self.features if is_multivalent(f, known))
 
@@ -354,27 +343,25 @@ class Schema(StrictModel):
 
     @property
     def id_type(self) -> np.dtype:
-        """The type of the ids of all features: int64 where one's ids grow, else int32."""
+        """Type of the ids of all features: int64 where one's ids grow, else int32."""
         return np.dtype(np.int64 if self.growing else np.int32)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The raw columns that the features read, each once."""
         return tuple(dict.fromkeys(f.source for f in self.features if not isinstance(f, Cross)))
 
     def _is_of_time(self, source: str) -> bool:
         return source in self.derive and self.derive[source].of_time
 
     def column_of(self, source: str) -> str:
-        """The raw column that a source is made of, or is."""
         return self.derive[source].column if source in self.derive else source
 
     @property
     def inputs(self) -> dict[str, InputKind]:
-        """The raw columns that the features are made of, each once, and how each is given.
+        """Raw columns that the features are made of, each once, and how each is given.
 
-        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that
-        is read both as a number and as a category or text.
+        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that is
+        read both as a number and as a category or text.
         """
         kinds: dict[str, InputKind] = {}
         for feature in self.features:
@@ -392,7 +379,7 @@ class Schema(StrictModel):
 
     @property
     def list_separators(self) -> dict[str, str | None]:
-        """The raw columns that may hold lists, with the separator that joins them; None where features read several."""
+        """Raw columns that may hold lists, with the separator that joins them; None where features read several."""
         found: dict[str, set[str]] = {}
         for feature in self.features:
             if isinstance(feature, Category) and feature.multivalent:
@@ -402,11 +389,11 @@ class Schema(StrictModel):
         return {column: next(iter(texts)) if len(texts) == 1 else None for column, texts in found.items()}
 
     def spells_numbers(self, source: str) -> bool:
-        """Whether categories of a source spell 12.0 as 12."""
+        """Tells whether categories of a source spell 12.0 as 12."""
         return not (source in self.derive and self.derive[source].cast == "text")
 
     def only(self, names: Iterable[str]) -> "Schema":
-        """The named features, and the parts of those that are crosses."""
+        """Selects the named features, and the parts of those that are crosses."""
         wanted = set(names)
         for name in tuple(wanted):
             feature = self.by_name[name]
@@ -416,7 +403,6 @@ class Schema(StrictModel):
         return make_schema(kept, self.derive)
 
     def made_of(self, columns: Container[str]) -> "Schema":
-        """The features that can be made of these raw columns alone."""
         known = self.by_name
 
         def is_made(feature: Feature) -> bool:
@@ -427,27 +413,24 @@ class Schema(StrictModel):
         return make_schema(list(filter(is_made, self.features)), self.derive)
 
     def canonical_json(self) -> str:
-        """The schema as text that depends on nothing but its meaning."""
+        """Writes the schema as text that depends on nothing but its meaning."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
     @property
     def version(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of the canonical text."""
+        """First 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
 
 
-def make_schema(
-    features: Sequence[Feature],
-    derive: Mapping[str, Derived],
-) -> Schema:
-    """A schema of some features and of those rules of derived columns that they read."""
+def make_schema(features: Sequence[Feature], derive: Mapping[str, Derived]) -> Schema:
+    """Makes a schema of some features and of those rules of derived columns that they read."""
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
     return Schema(features=tuple(features), derive=read)
 
 
 def differing_features(before: Schema, now: Schema) -> list[str]:
-    """What differs between two schemas, a text for each feature that came, went or changed, and for the order."""
+    """Describes each feature that came, went or changed between two schemas, and a new order."""
     old, new = before.by_name, now.by_name
     differences = [f"feature {name} was added" for name in new if name not in old]
     differences += [f"feature {name} was removed" for name in old if name not in new]
@@ -457,15 +440,13 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
             differences += [f"feature {name}: {key}" for key in keys]
     if [name for name in old if name in new] != [name for name in new if name in old]:
         differences.append(f"the order was {', '.join(old)}, now {', '.join(new)}")
-    rules = [
-        {name: rule.model_dump(mode="json") for name, rule in one.derive.items()} for one in (before, now)
-    ]
+    rules = [schema.model_dump(mode="json")["derive"] for schema in (before, now)]
     differences += [f"derived column {key}" for key in differing_keys(rules[0], rules[1])]
     return differences
 
 
 def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
-    """By each feature's name what decides its ids; two features with the same have the same ids for the same input."""
+    """Describes by name what decides a feature's ids; two with the same have the same ids for the same input."""
     meanings: dict[str, dict[str, Any]] = {}
     for feature in schema.features:
         meaning = feature.model_dump(mode="json", exclude={"name", "width", "tower"})
@@ -477,15 +458,13 @@ def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
     return meanings
 
 
-def is_multivalent(
-    feature: Category | Number | Text | Cross, known: dict[str, Category | Number | Text | Cross]
-) -> bool:
-    """Whether a row can have any number of ids of the feature; ``known`` resolves the parts of crosses."""
+def is_multivalent(feature: AnyFeature, known: dict[str, AnyFeature]) -> bool:
+    """Tells whether a row can have any number of ids; ``known`` resolves the parts of crosses."""
     if isinstance(feature, Cross):
         return any(is_multivalent(known[part], known) for part in feature.of)
     return isinstance(feature, Text) or (isinstance(feature, Category) and feature.multivalent)
 
 
 def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
-    """The numbers below which the ids of the named features lie, from 0 on; None where ids grow: any number."""
+    """Returns the numbers below which the ids of the named features lie, from 0 on; None where ids grow."""
     return [schema.by_name[name].buckets for name in names]

@@ -1,11 +1,11 @@
-"""The shards of an example log: their columns, how a partition's are written, and how one is read and verified.
+"""Shards of an example log: their columns, how a partition's are written, and how one is read and verified.
 
 A partition's shards are written first and count only once its manifest names them (log.py).
 
-Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC),
-``label`` (int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued
-features, little-endian, packed in one fixed-size binary), and a list of ids for each multivalent
-feature. Ids are int32, or int64 in a log that has a feature whose ids grow.
+Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC), ``label``
+(int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued features, little-endian,
+packed in one fixed-size binary), and a list of ids for each multivalent feature. Ids are int32, or int64 in a log that
+has a feature whose ids grow.
 """
 
 import hashlib
@@ -16,7 +16,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import MAX_TIME_US, Manifest, ShardEntry, publish_manifest, read_schema, shard_file
+from ctr.data.log import (
+    MAX_TIME_US,
+    Manifest,
+    ShardEntry,
+    partition_name,
+    publish_manifest,
+    read_schema,
+    shard_file,
+)
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import MISSING_ID, Schema
@@ -25,7 +33,7 @@ from ctr.io.files import file_sha256, write_atomic_bytes
 
 
 def shard_schema(schema: Schema) -> pa.Schema:
-    """The Arrow schema of the shards of a log with these features."""
+    """Makes the Arrow schema of the shards of a log with these features."""
     keys = ("query_time", "timestamp", "query_id", "example_id")
     fields = [pa.field(name, pa.int64(), nullable=False) for name in keys]
     fields.append(pa.field("label", pa.int8(), nullable=False))
@@ -39,7 +47,7 @@ def shard_schema(schema: Schema) -> pa.Schema:
 
 
 def pack_ids(ids: np.ndarray) -> pa.Array:
-    """Ids [N, F], int32 or int64, as the packed column of a shard."""
+    """Packs ids [N, F], int32 or int64, into a shard's column."""
     rows, features = ids.shape
     content = np.ascontiguousarray(ids, dtype=ids.dtype.newbyteorder("<"))
     width = ids.itemsize * features
@@ -47,7 +55,7 @@ def pack_ids(ids: np.ndarray) -> pa.Array:
 
 
 def unpack_ids(column: pa.FixedSizeBinaryArray, schema: Schema) -> np.ndarray:
-    """The inverse of ``pack_ids``, without a copy."""
+    """Inverts ``pack_ids``, without a copy."""
     features = len(schema.single_valued)
     flat = np.frombuffer(column.buffers()[1], dtype=schema.id_type.newbyteorder("<"))
     return flat[column.offset * features : (column.offset + len(column)) * features].reshape(-1, features)
@@ -62,11 +70,7 @@ def publish_partition(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
 ) -> Manifest:
-    """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_partition``, then the manifest.
-
-    Raises:
-        InputError: see ``stage_partition`` and ``publish_manifest``.
-    """
+    """Publishes a partition whole: ``stage_partition``, then the manifest; raises what these raise."""
     manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows)
     publish_manifest(folder, manifest)
     return manifest
@@ -85,14 +89,10 @@ def stage_partition(
     """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
 
     Args:
-        rows: the partition's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
-            (query, example_id) twice.
+        rows: under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no (query, example_id) twice.
         counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows.
-        write: False only makes the manifest.
-
-    Returns:
-        The manifest that publishes it.
+        write: False only makes the manifest, which publishes the partition.
 
     Raises:
         InputError: rows out of order or outside the partition, or not under the log's schema.
@@ -113,7 +113,7 @@ def stage_partition(
     times = rows.column("query_time").to_numpy()
     if len(times) and not start <= times[0] <= times[-1] < end:
         raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
-    stem = f"{start:019d}-{end:019d}"
+    stem = partition_name(start, end)
     # Both take about as long, most of it outside Python.
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)
@@ -134,7 +134,6 @@ def stage_partition(
 def _write_shards(
     folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int, write: bool
 ) -> tuple[ShardEntry, ...]:
-    """Writes the shards of sorted rows, whose queries begin at ``begins``, unless they are there already."""
     times = rows.column("query_time").to_numpy()
     shards: list[ShardEntry] = []
     for index, (first, last) in enumerate(_shard_ranges(begins, len(times), shard_rows)):
@@ -160,7 +159,6 @@ def _write_shards(
 
 
 def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
-    """Of each feature whose ids grow, how many different ones there are."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
@@ -189,11 +187,7 @@ def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tu
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
-    """Reads a shard after verifying its bytes; nothing of a damaged shard is returned.
-
-    Raises:
-        InputError: missing, truncated or changed file, or one that does not hold what the manifest says.
-    """
+    """Reads a shard after verifying its bytes; of one that is not as the manifest says, raises InputError."""
     path = folder / "shards" / entry.file
     table = read_verified_parquet(path, entry.bytes, entry.sha256)
     expected = shard_schema(schema)

@@ -19,12 +19,11 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
-from ctr.data.lost_partitions import partitions_in
+from ctr.data.log import MAX_TIME_US, Manifest, log_sha256, partition_name, partitions_in, publish_once
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.io.documents import read_bytes, read_sealed, sealed_bytes
 from ctr.io.errors import InputError
-from ctr.io.files import create_exclusively, file_sha256, write_atomic_bytes
+from ctr.io.files import file_sha256, write_atomic_bytes
 
 _EXAMPLE_ID = "example_id"
 _FORMAT = 1
@@ -45,27 +44,22 @@ class SidecarManifest(StrictModel):
 
 
 def sidecar_folder(log: Path, name: str) -> Path:
-    """The sidecar's folder. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
+    """Returns the sidecar's folder. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise InputError(f"sidecar {name!r}: a name consists of letters, digits, _ and -")
     return log / "sidecars" / name
 
 
 def list_sidecars(log: Path) -> list[str]:
-    """The names of the log's sidecars that have at least one published partition."""
+    """Lists the names of the log's sidecars that have at least one published partition."""
     return sorted({path.parent.name for path in (log / "sidecars").glob("*/*.json")})
 
 
 def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa.Table) -> SidecarManifest:
     """Publishes a sidecar's columns for one published partition of the log.
 
-    Args:
-        partition: the log's manifest of the partition.
-        table: ``example_id`` (int64) and at least one more column; one row for each row of the partition,
-            in any order (that of the log is the fastest to read), no example_id twice.
-
-    Raises:
-        InputError: a bad name or table, or the partition published before with other content.
+    ``table`` has ``example_id`` (int64), none twice, and at least one more column, for each row of the partition, in
+    any order (that of the log is the fastest to read). Raises InputError: it does not, or there is other content.
     """
     folder = sidecar_folder(log, name)
     where = f"{folder}, partition [{partition.start}, {partition.end})"
@@ -78,11 +72,10 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
         raise InputError(
             f"{where}: example_id must be int64 without nulls, not {ids.type}, {ids.null_count} nulls"
         )
-    if table.num_rows != partition.rows:
-        raise InputError(
-            f"{where}: {table.num_rows} rows are given, the log's partition has {partition.rows}"
-        )
-    if len(np.unique(ids.to_numpy())) != table.num_rows:
+    rows = table.num_rows
+    if rows != partition.rows:
+        raise InputError(f"{where}: {rows} rows are given, the log's partition has {partition.rows}")
+    if len(np.unique(ids.to_numpy())) != rows:
         raise InputError(f"{where}: an example_id appears twice; it must identify a row")
     content = parquet_bytes(table.combine_chunks())
     digest = hashlib.sha256(content).hexdigest()
@@ -94,26 +87,17 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
         end=partition.end,
         interval_sha256=log_sha256([partition]),
         file=path.name,
-        rows=table.num_rows,
+        rows=rows,
         columns=tuple(table.column_names),
         bytes=len(content),
         sha256=digest,
     )
-    target = folder / f"{partition.name}.json"
-    text = sealed_bytes(manifest.model_dump(mode="json"))
-    if not create_exclusively(target, text) and target.read_bytes() != text:
-        raise InputError(
-            f"{target}: this partition was published before with other content; the first version is kept"
-        )
+    publish_once(folder / f"{partition.name}.json", sealed_bytes(manifest.model_dump(mode="json")))
     return manifest
 
 
 def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Table:
-    """Reads and verifies a sidecar's columns for one partition of the log, as they were written.
-
-    Raises:
-        InputError: the sidecar lacks the partition, belongs to another log, or is damaged.
-    """
+    """Reads a sidecar's columns for one partition of the log. Raises InputError: absent, damaged, or of another log."""
     folder = sidecar_folder(log, name)
     path = folder / f"{partition.name}.json"
     manifest = read_sidecar_manifest(log, name, partition)
@@ -123,46 +107,37 @@ def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Tabl
         raise InputError(f"{path}: was written for a partition with other content: the log is not the same")
     if manifest.rows != partition.rows:
         raise InputError(f"{path}: has {manifest.rows} rows, the log's partition has {partition.rows}")
-    table = read_verified_parquet(folder / manifest.file, manifest.bytes, manifest.sha256)
+    file = folder / manifest.file
+    table = read_verified_parquet(file, manifest.bytes, manifest.sha256)
     if tuple(table.column_names) != manifest.columns or table.num_rows != manifest.rows:
-        raise InputError(
-            f"{folder / manifest.file}: does not hold the rows and columns that {path.name} names"
-        )
+        raise InputError(f"{file}: does not hold the rows and columns that {path.name} names")
     ids = table.column(_EXAMPLE_ID) if _EXAMPLE_ID in manifest.columns else pa.chunked_array([], pa.null())
     if ids.type != pa.int64() or ids.null_count:
-        raise InputError(f"{folder / manifest.file}: has no column example_id of int64 without nulls")
+        raise InputError(f"{file}: has no column example_id of int64 without nulls")
     return table.combine_chunks()
 
 
 class SidecarHash:
     """Hashes the content of a sidecar's first partitions, repeatedly as more are read.
 
-    Each manifest is read once, when it is first needed, and again only if another one before it has appeared or was
-    deleted. So the hash is that of the manifests at that time.
+    Each manifest is read once, and again only if another one before it has appeared or was deleted.
     """
 
     def __init__(self, log: Path, name: str) -> None:
-        """Reads nothing. Raises InputError for a bad name."""
         self._folder = sidecar_folder(log, name)
         self._hashed: list[tuple[int, int]] = []
         self._digest = hashlib.sha256()
 
     def until(self, time: int = MAX_TIME_US) -> str:
-        """SHA-256 of names and contents of the manifests of partitions that begin before ``time`` (microseconds).
-
-        Raises:
-            InputError: a file among them has not the name of a manifest.
-        """
+        """Hashes names and contents of the manifests of partitions before ``time`` (microseconds): SHA-256."""
         partitions = partitions_in(self._folder)
         partitions = partitions[: bisect_left(partitions, time, key=lambda partition: partition[0])]
         done = len(self._hashed)
         if partitions[:done] != self._hashed:
             done, self._digest = 0, hashlib.sha256()
         for start, end in partitions[done:]:
-            name = f"{start:019d}-{end:019d}.json"
-            self._digest.update(
-                name.encode() + read_bytes(self._folder / name, f"{self._folder / name}: vanished")
-            )
+            path = self._folder / f"{partition_name(start, end)}.json"
+            self._digest.update(path.name.encode() + read_bytes(path, f"{path}: vanished"))
         self._hashed = partitions
         return self._digest.hexdigest()
 
@@ -176,16 +151,7 @@ def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarM
 
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:
-    """The sidecar's rows for these examples, in their order.
-
-    Args:
-        table: what ``read_sidecar_partition`` returned.
-        example_ids: int64 [N], of examples of that partition.
-        where: names the sidecar in the error.
-
-    Raises:
-        InputError: an example is not in the sidecar.
-    """
+    """Puts a sidecar's rows into the order of these examples, int64 [N]. Raises InputError: one is not there."""
     known = table.column(_EXAMPLE_ID).to_numpy()
     if np.array_equal(known, example_ids):
         return table

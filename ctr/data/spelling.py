@@ -1,12 +1,12 @@
-"""How a category spells numbers, so that a value has one id whatever file or client it comes from.
+"""Spelling of numbers by categories, so that a value has one id whatever file or client it comes from.
 
 A value first becomes text: a string as it is, an integer in decimal digits, a truth value as ``true`` or ``false``, a
 floating-point number as the shortest decimal text that reads back as the same number, as Python, pandas and JSON write
 it (``12.0``, ``0.1``, ``1e+16``). NaN is missing.
 
 A category then spells a whole number that has a fraction of zeros without it: an optional ``-``, digits without a
-leading zero, a point and one or more zeros lose the point and what follows. So ``12``, ``12.0`` and ``12.00`` are
-one value, ``-0.0`` is ``0``. Nothing else changes: not ``01234`` or ``01234.0`` (a leading zero), ``12.50``, ``1.10``,
+leading zero, a point and one or more zeros lose the point and what follows. So ``12``, ``12.0`` and ``12.00`` are one
+value, ``-0.0`` is ``0``. Nothing else changes: not ``01234`` or ``01234.0`` (a leading zero), ``12.50``, ``1.10``,
 ``12.``, ``+12.0``, ``1e3``, ``0x0c``, nor ids in hexadecimal digits.
 
 All patterns are of RE2, which Arrow and TensorFlow share, and match the same text in Python.
@@ -20,16 +20,12 @@ import numpy as np
 Cast = Literal["text", "integer", "number", "decimal_comma"]
 
 WHOLE = r"^(?:-?(0)|(-?[1-9][0-9]*))\.0+$"
-WHOLE_SPELLED = r"\1\2"
-"""The rule above: a pattern, and what replaces the text that it matches."""
+WHOLE_SPELLED = r"\1\2"  # the rule above: a pattern, and what replaces the text that it matches
 
 _ZERO = r"[+-]?0*(0)(?:\.0*)?"
 CASTS: dict[Cast, tuple[str, str]] = {
     "integer": (rf"^\s*(?:{_ZERO}|(?:\+|(-))?0*([1-9][0-9]*)(?:\.0*)?)\s*$", r"\1\2\3"),
-    "number": (
-        rf"^\s*(?:{_ZERO}|(?:\+|(-))?0*(0|[1-9][0-9]*)(?:\.0*|(\.[0-9]*[1-9])0*)?)\s*$",
-        r"\1\2\3\4",
-    ),
+    "number": (rf"^\s*(?:{_ZERO}|(?:\+|(-))?0*(0|[1-9][0-9]*)(?:\.0*|(\.[0-9]*[1-9])0*)?)\s*$", r"\1\2\3\4"),
     "decimal_comma": (
         r"^\s*(?:\+|(-))?(?:([0-9]{1,3})\.([0-9]{3})(?:\.([0-9]{3}))?(?:\.([0-9]{3}))?|([0-9]+))(?:,([0-9]+))?\s*$",
         r"\1\2\3\4\5\6.\7",
@@ -47,13 +43,13 @@ _WHOLE_PYTHON = re.compile(WHOLE.replace("$", r"\Z"), re.ASCII)
 
 
 def spell(text: str) -> str:
-    """One text, as a category spells it."""
+    """Spells one text as a category does."""
     match = _WHOLE_PYTHON.match(text)
     return text if match is None else match[1] or match[2]
 
 
 def float_text(value: float | np.floating) -> str:
-    """The text of a floating-point number; of NaN the empty string."""
+    """Writes a floating-point number; NaN as the empty string."""
     if value != value:
         return ""
     if isinstance(value, np.floating) and value.dtype.itemsize < 8:

@@ -1,4 +1,4 @@
-"""The rows of a log that a run reads: those of a time range, weighted by a sample, with a teacher's logits."""
+"""Rows of a log that a run reads: those of a time range, weighted by a sample, with a teacher's logits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr.data.joined_sidecar import FOUND, PLACES_NAMED, JoinedSidecar, MissingValues
+from ctr.data.joined_sidecar import FOUND, JoinedSidecar, MissingValues
 from ctr.data.log import Manifest
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Schema
@@ -14,37 +14,24 @@ from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 
 TEACHER_LOGIT = "teacher_logit"
-"""The column of ``Rows.joined`` with the teacher's logits, float32 [N], NaN where it has none."""
+"""Column of ``Rows.joined`` with the teacher's logits, float32 [N], NaN where it has none."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows, and what is joined to them.
-
-    Attributes:
-        time_range: of query times.
-        sample: the sidecar of a sample (``ctr.data.sampling``) with its column ``weight``; None: all rows.
-        only_kept: rows that the sample dropped are left out, and metric weights multiplied like the train
-            weights; else every row is there, those that were dropped with train weight 0.
-        teacher: a sidecar with the column ``logit``.
-        every_row_taught: ``check_selection`` refuses rows without a teacher's logit.
-    """
+    """Choice of rows, and what is joined; a sample multiplies train weights, with ``only_kept`` metric weights, too."""
 
     time_range: TimeRange = field(default_factory=TimeRange)
-    sample: JoinedSidecar | None = None
-    only_kept: bool = False
+    sample: JoinedSidecar | None = None  # has a column ``weight``; None: all rows
+    only_kept: bool = False  # else rows that the sample dropped are there with train weight 0
     teacher: JoinedSidecar | None = None
-    every_row_taught: bool = True
+    every_row_taught: bool = True  # ``check_selection`` refuses rows without a teacher's logit
 
 
 def read_selection(
     log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
 ) -> Iterator[Rows]:
-    """The selected rows from position ``start`` of the log on, block by block.
-
-    Raises:
-        InputError: a row is not in the sample's sidecar, or a shard or sidecar is damaged.
-    """
+    """Reads the selected rows from a position of the log on. Raises InputError: the sample lacks one, or damage."""
     times = (selection.time_range.start_us, selection.time_range.end_us)
     for block in read_rows(log, schema, manifests, start, times):
         rows = block if selection.sample is None else _weighted(block, selection.sample, selection.only_kept)
@@ -77,34 +64,17 @@ def check_selection(
     start: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Checks a log's selected rows, from position ``start`` on, before they are trained on.
-
-    Args:
-        stop: called between two blocks; whether to give up.
-
-    Returns:
-        Whether it has checked all of them.
-
-    Raises:
-        InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from: how many,
-            and which are the first.
-    """
-    learned = missing = 0
-    first: list[tuple[int, int, int]] = []
+    """Checks the rows from ``start`` on, unless ``stop`` says to give up; InputError: one to train on lacks a value."""
+    missing = MissingValues()
     for rows in read_selection(log, schema, manifests, selection, start):
         if stop():
             return False
         if selection.teacher is None or not selection.every_row_taught:
             continue
-        needed = (rows.fault == 0) & (rows.train_weight > 0)
-        lacking = np.flatnonzero(needed & ~np.isfinite(rows.joined[TEACHER_LOGIT]))
-        learned += int(np.count_nonzero(needed))
-        missing += len(lacking)
-        for row in lacking[: PLACES_NAMED - len(first)]:
-            first.append((int(rows.example_id[row]), int(rows.query_time[row]), int(rows.position[row])))
-    if missing:
+        missing.add(rows, (rows.fault == 0) & (rows.train_weight > 0), rows.joined[TEACHER_LOGIT])
+    if missing.missing:
         raise InputError(
-            f"{selection.teacher}: {MissingValues(learned, missing, tuple(first)).describe()}, of those to train on; "
+            f"{selection.teacher}: {missing.describe()}, of those to train on; "
             "objective.distillation.missing: train_without trains these without a teacher"
         )
     return True

@@ -6,19 +6,11 @@ import pyarrow as pa
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64
 
-_FEW = 4096
-"""Up to which Python is faster than loading TensorFlow."""
+_FEW = 4096  # up to which Python is faster than loading TensorFlow
 
 
 def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
-    """Returns the FarmHash Fingerprint64 of strings, its 64 bits read as signed: int64 [N].
-
-    Args:
-        values: [N] strings without nulls.
-
-    Raises:
-        InputError: a value is null, or the values are not strings.
-    """
+    """Hashes N strings to int64: FarmHash Fingerprint64, its 64 bits read as signed. Raises InputError for others."""
     array = pa.array(values) if isinstance(values, np.ndarray) else values
     if array.null_count:
         raise InputError(

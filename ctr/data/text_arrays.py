@@ -1,4 +1,4 @@
-"""The text of values in Arrow arrays, and its spelling (spelling.py), many at a time."""
+"""Text of values in Arrow arrays, and its spelling (spelling.py), many at a time."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -7,21 +7,21 @@ from ctr.data.spelling import WHOLE, WHOLE_SPELLED, float_text
 
 
 def may_spell(strings: pa.Array) -> bool:
-    """Whether a string of an Arrow array may have another spelling: a quick test that excludes most columns."""
+    """Tells whether a string of an Arrow array may have another spelling: a quick test that excludes most columns."""
     content = strings.buffers()[2]
     # One byte is found many times faster than two.
     return content is not None and b"." in (found := content.to_pybytes()) and b".0" in found
 
 
 def spell_array(strings: pa.Array) -> pa.Array:
-    """Arrow strings, each as a category spells it; null stays null."""
+    """Spells Arrow strings as a category does; null stays null."""
     if not may_spell(strings):
         return strings
     return pc.replace_substring_regex(strings, WHOLE, WHOLE_SPELLED)
 
 
 def text_array(values: pa.Array) -> pa.Array:
-    """The text of each value of an Arrow array of strings, integers, decimals, truth values or floats; NaN is null."""
+    """Writes strings, integers, decimals, truth values or floats of an Arrow array as text; NaN is null."""
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return values

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-ZONES = ("UTC", "GMT")
-"""What %Z reads; Python would also read the names of the machine's own zone."""
+ZONES = ("UTC", "GMT")  # names that %Z reads; Python would also read the names of the machine's own zone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIRECTIVES = frozenset("aAbBcdfGHIjmMpSuUVwWxXyYzZ%")
@@ -47,37 +46,24 @@ _HOURS = tuple(
 
 @dataclass(frozen=True)
 class Rewriting:
-    """How texts of a format become ISO 8601.
+    """Rewriting of texts of a format as ISO 8601."""
 
-    Attributes:
-        pattern: of the texts that are rewritten, for RE2; the others are left to ``TimeFormat.read``.
-        steps: patterns and what replaces them, one after another; the first pattern is ``pattern``.
-        words: texts, and what replaces them after the steps.
-        has_offset: whether the result has an offset from UTC.
-    """
-
-    pattern: str
-    steps: tuple[tuple[str, str], ...]
-    words: tuple[tuple[str, str], ...]
+    pattern: str  # of the texts that are rewritten, for RE2; others are left to ``TimeFormat.read``
+    steps: tuple[tuple[str, str], ...]  # patterns and what replaces them, one after another
+    words: tuple[tuple[str, str], ...]  # texts, and what replaces them after the steps
     has_offset: bool
 
 
 @dataclass(frozen=True)
 class TimeFormat:
-    """A format of ``strptime`` as it is read.
+    """A format of ``strptime`` as it is read."""
 
-    Attributes:
-        formats: for Python, tried one after another.
-        parts: splits a text into the parts of the format; None where none touch.
-        rewriting: for Arrow; None where it cannot read the format.
-    """
-
-    formats: tuple[str, ...]
-    parts: re.Pattern[str] | None
-    rewriting: Rewriting | None
+    formats: tuple[str, ...]  # for Python, tried one after another
+    parts: re.Pattern[str] | None  # splits a text into the parts of the format; None where none touch
+    rewriting: Rewriting | None  # for Arrow; None where it cannot read the format
 
     def read(self, text: str) -> int | None:
-        """Microseconds since 1970, in UTC where the text has no offset; None for a text of another form."""
+        """Returns microseconds since 1970, in UTC where the text has no offset; None for a text of another form."""
         text = text.strip()
         if self.parts is not None:
             found = self.parts.fullmatch(text)
@@ -109,7 +95,7 @@ def check_format(form: str) -> str:
 
 @cache
 def time_format(form: str) -> TimeFormat:
-    """How texts of a format are read."""
+    """Finds how texts of a format are read."""
     tokens = _TOKEN.findall(form)
     numbers = [token[0] == "%" and token[1:] in _WIDTHS for token in tokens]
     around = zip([False, *numbers[:-1]], numbers, [*numbers[1:], False], strict=True)
@@ -139,7 +125,7 @@ def _group(token: str, touches: bool) -> str:
 
 
 def _rewriting(tokens: list[str], touches: list[bool]) -> Rewriting | None:
-    """How a format becomes ISO 8601; None where it has other parts, or not all that it takes."""
+    """None where the format has other parts than ISO 8601, or not all that it takes."""
     found = [token for token in tokens if token in _QUICK]
     kinds = {{"%b": "%m", "%B": "%m", "%I": "%H", "%a": "%A"}.get(token, token) for token in found}
     directives = [token for token in tokens if token.startswith("%") and token != "%%"]

@@ -1,4 +1,4 @@
-"""A range of event time: the part of a log that is sampled or trained on (FF 3.3)."""
+"""Range of event time: the part of a log that is sampled or trained on (FF 3.3)."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Self
@@ -49,23 +49,19 @@ class TimeRange(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """Microseconds since 1970, UTC, of the start; 0 when it is open."""
         return 0 if self.start is None else (self.start - _EPOCH) // timedelta(microseconds=1)
 
     @property
     def end_us(self) -> int:
-        """Microseconds since 1970, UTC, of the end; above every time of a log when it is open."""
         return MAX_TIME_US if self.end is None else (self.end - _EPOCH) // timedelta(microseconds=1)
 
     def contains(self, query_time: np.ndarray) -> np.ndarray:
-        """Bool [N]: whether each query time (int64 [N], microseconds) lies in the range."""
         return (query_time >= self.start_us) & (query_time < self.end_us)
 
     def selects(self, partition: Manifest) -> bool:
-        """Whether the log's partition shares any time with the range."""
         return partition.start < self.end_us and self.start_us < partition.end
 
 
 def read_time_range(start: str | None, end: str | None) -> TimeRange:
-    """The range that two options ``--start`` and ``--end`` ask for. Raises InputError, which names the option."""
+    """Reads the options ``--start`` and ``--end``. Raises InputError, which names the option."""
     return parse_model(TimeRange, {"start": start, "end": end}, "time range of --start and --end")

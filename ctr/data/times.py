@@ -8,24 +8,16 @@ from pydantic import AfterValidator, Field
 
 from ctr.io.errors import InputError
 
-LONGEST = "36500d"
-"""No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
+LONGEST = "36500d"  # no duration of a mapping is longer: sums of times and durations must fit into 64 bits
 
 DAY_US = 86_400_000_000
 
 _DURATION = re.compile(r"([1-9][0-9]{0,17})(us|ms|s|m|h|d)")
-_UNIT_US = {
-    "us": 1,
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "h": 3_600_000_000,
-    "d": DAY_US,
-}
+_UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": DAY_US}
 
 
 def duration_us(text: str) -> int:
-    """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError for any other text."""
+    """Reads a duration such as ``30m`` or ``1d``, in microseconds. Raises ValueError for any other text."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("a duration is a whole number and a unit of us, ms, s, m, h, d, such as 30m")
@@ -39,7 +31,7 @@ def _check_duration(text: str) -> str:
 
 
 def read_duration(key: str, text: str) -> int:
-    """Microseconds of a duration given as an option, 0 for ``0s``. Raises InputError, which names the option."""
+    """Reads a duration given as an option, in microseconds, 0 for ``0s``. Raises InputError, which names the option."""
     try:
         return 0 if text == "0s" else duration_us(_check_duration(text))
     except ValueError as error:
@@ -52,7 +44,7 @@ Duration = Annotated[
 
 
 def format_time(time_us: int) -> str:
-    """A time in microseconds since 1970 as ISO 8601 in UTC; a fraction of a second only where there is one."""
+    """Writes microseconds since 1970 as ISO 8601 in UTC; a fraction of a second only where there is one."""
     seconds, fraction = divmod(time_us, 1_000_000)
     # Python knows no year after 9999, in which the last partition may end.
     text = str(np.datetime64(seconds, "s"))

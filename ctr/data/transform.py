@@ -1,24 +1,24 @@
-"""From raw columns to feature ids, with operations that exist in the TensorFlow graph.
+"""Feature ids of raw columns, by operations that exist in the TensorFlow graph.
 
-The exported model takes raw strings and numbers, so what ingestion did must be done again inside the
-graph. Both ways therefore run the same functions (feature_ops.py): ``transform_tensors`` on every row,
-``transform_table`` on the distinct values of each column, whose ids are then gathered with NumPy.
+The exported model takes raw strings and numbers, so what ingestion did must be done again inside the graph. Both ways
+therefore run the same functions (feature_ops.py): ``transform_tensors`` on every row, ``transform_table`` on the
+distinct values of each column, whose ids are then gathered with NumPy.
 
 Derived columns are there already in ingestion (``ctr.pipelines.rows.raw_columns``), and inside the graph by the rules
 of the schema. Categories spell numbers in one way (``ctr.data.spelling``).
 
-Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0,
-everything else ``1 + fingerprint mod (buckets - 1)``, or, where ids grow, the fingerprint itself, its 64 bits
-read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other values. A number gives 0 when missing, else
-``1 + count(edges <= x)`` in float32. A cross mixes the full 64-bit fingerprints of its parts (not their ids,
-which collide), for numbers their ids, in the order in which they are named; a missing part counts as a value of
-its own, and if all are missing the id is 0.
+Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0, everything else
+``1 + fingerprint mod (buckets - 1)``, or, where ids grow, the fingerprint itself, its 64 bits read as signed; a
+vocabulary gives ``1..n``, and ``n + 1`` to other values. A number gives 0 when missing, else ``1 + count(edges <= x)``
+in float32. A cross mixes the full 64-bit fingerprints of its parts (not their ids, which collide), for numbers their
+ids, in the order in which they are named; a missing part counts as a value of its own, and if all are missing the id
+is 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -42,46 +42,38 @@ from ctr.data.feature_ops import (
     text_tokens,
 )
 from ctr.data.kept_values import VALUE_PREFIX
-from ctr.data.number_ids import ids_of_numbers, number_edges
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.data.row_ids import ids_of_numbers, number_edges
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.text_arrays import may_spell, text_array
 from ctr.io.errors import InputError
 from ctr.io.farmhash_arrays import LONGEST, fingerprints_of
 from ctr.io.words import listed
 
-Lists = tuple[np.ndarray, np.ndarray]
-"""Of a multivalent feature: ids, flat, and lengths int32 of each row."""
+Tensors: TypeAlias = tf.Tensor | tf.RaggedTensor
+Lists = tuple[np.ndarray, np.ndarray]  # of a multivalent feature: ids, flat, and lengths int32 of each row
 
-_SAMPLED = 1024
-"""Rows of a number that show whether its values recur."""
-
-# ---------------------------------------------------------------- every row, in the graph
+_SAMPLED = 1024  # rows of a number that show whether its values recur
 
 
-def transform_tensors(
-    schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
-) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    """The ids of all features of N rows, in pure graph operations without state.
+def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Makes the ids of all features of N rows, in pure graph operations without state.
 
     Args:
-        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing;
-            of a text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent
-            category reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since
-            1970-01-01 UTC, negative where missing. Derived columns are made of these.
+        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing; of a
+            text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent category
+            reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since 1970-01-01 UTC,
+            negative where missing.
 
     Returns:
         [N] for each single-valued feature, RaggedTensor [N, None] for each multivalent one: int32, or int64 where a
         feature's ids grow.
-
-    Raises:
-        InputError: a source column is absent.
     """
     raw = _with_derived(schema, raw)
-    ids: dict[str, tf.Tensor | tf.RaggedTensor] = {}
-    prints: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    ids: dict[str, Tensors] = {}
+    prints: dict[str, Tensors] = {}
     hashed: list[Any] = [feature for feature in schema.features if _is_hashed(feature)]
     for spelled in (True, False):
         alike = [feature for feature in hashed if schema.spells_numbers(feature.source) == spelled]
@@ -97,38 +89,30 @@ def transform_tensors(
             ids[feature.name] = number_ids(feature, number_of(value))
             prints[feature.name] = tf.cast(ids[feature.name], tf.uint64)
             continue
-        strings = _strings(value)
+        strings = _on_values(text_of, value)
         if isinstance(feature, Text):
             strings = text_tokens(feature, strings)
         elif feature.multivalent:
-            items = (
-                strings
-                if isinstance(strings, tf.RaggedTensor)
-                else tf.strings.split(strings, feature.separator)
-            )
+            is_list = isinstance(strings, tf.RaggedTensor)
+            items = strings if is_list else tf.strings.split(strings, feature.separator)
             items = items.with_values(strip_values(feature, items.values))
             strings = keep_values(feature, items, tf.not_equal(items.values, ""))
         if isinstance(feature, Category) and schema.spells_numbers(feature.source):
-            strings = (
-                strings.with_values(spell_numbers(strings.values))
-                if isinstance(strings, tf.RaggedTensor)
-                else spell_numbers(strings)
-            )
-        if isinstance(strings, tf.RaggedTensor):
-            ids[feature.name] = strings.with_values(category_ids(feature, strings.values))
-            prints[feature.name] = strings.with_values(fingerprints(strings.values))
-        else:
-            ids[feature.name] = category_ids(feature, strings)
-            prints[feature.name] = fingerprints(strings)
+            strings = _on_values(spell_numbers, strings)
+        ids[feature.name] = _on_values(partial(category_ids, feature), strings)
+        prints[feature.name] = _on_values(fingerprints, strings)
     return ids
 
 
-def _with_derived(
-    schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
-) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    """The columns that features read: those of ``raw``, and those that are made of them."""
+def _on_values(function: Callable[[tf.Tensor], tf.Tensor], tensor: Tensors) -> Tensors:
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor.with_values(function(tensor.values))
+    return function(tensor)
+
+
+def _with_derived(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
     numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
-    columns: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    columns: dict[str, Tensors] = {}
     for feature in schema.features:
         if isinstance(feature, Cross) or feature.source in columns:
             continue
@@ -141,11 +125,7 @@ def _with_derived(
     return columns
 
 
-def _strings(value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
-    return value.with_values(text_of(value.values)) if isinstance(value, tf.RaggedTensor) else text_of(value)
-
-
-def _is_hashed(feature: Category | Number | Text | Cross) -> bool:
+def _is_hashed(feature: AnyFeature) -> bool:
     return isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None
 
 
@@ -153,13 +133,13 @@ def _hash_together(
     features: Sequence[Any],
     spelled: bool,
     raw: Mapping[str, tf.Tensor],
-    ids: dict[str, tf.Tensor | tf.RaggedTensor],
-    prints: dict[str, tf.Tensor | tf.RaggedTensor],
+    ids: dict[str, Tensors],
+    prints: dict[str, Tensors],
 ) -> None:
     """Single-valued hashed categories in a few operations: a model that is served has few rows of many features."""
     if not features:
         return
-    strings = tf.stack([_strings(raw[feature.source]) for feature in features])
+    strings = tf.stack([text_of(raw[feature.source]) for feature in features])
     strings = spell_numbers(strings) if spelled else strings
     hashed = tf.reshape(fingerprints(tf.reshape(strings, [-1])), tf.shape(strings))
     missing = tf.equal(strings, "")
@@ -168,41 +148,29 @@ def _hash_together(
         if not places:
             continue
         # Mostly all of them: then nothing is copied.
-        own = (
-            [hashed, missing]
-            if len(places) == len(features)
-            else [tf.gather(hashed, places), tf.gather(missing, places)]
-        )
+        are_all = len(places) == len(features)
+        values, lacking = (each if are_all else tf.gather(each, places) for each in (hashed, missing))
         if growing:
-            numbers = growing_ids(*own)
+            numbers = growing_ids(values, lacking)
         else:
             buckets = tf.constant([[features[place].buckets - 1] for place in places], tf.uint64)
-            numbers = 1 + tf.cast(tf.math.floormod(own[0], buckets), tf.int32)
-            numbers = tf.where(own[1], MISSING_ID, numbers)
-        ids |= zip(
-            [features[place].name for place in places], tf.unstack(numbers, num=len(places)), strict=True
-        )
+            numbers = 1 + tf.cast(tf.math.floormod(values, buckets), tf.int32)
+            numbers = tf.where(lacking, MISSING_ID, numbers)
+        names = [features[place].name for place in places]
+        ids |= zip(names, tf.unstack(numbers, num=len(names)), strict=True)
     names = [feature.name for feature in features]
     prints |= zip(names, tf.unstack(hashed, num=len(names)), strict=True)
 
 
-def _cross_tensors(
-    feature: Cross,
-    ids: Mapping[str, tf.Tensor | tf.RaggedTensor],
-    prints: Mapping[str, tf.Tensor | tf.RaggedTensor],
-) -> tf.Tensor | tf.RaggedTensor:
+def _cross_tensors(feature: Cross, ids: Mapping[str, Tensors], prints: Mapping[str, Tensors]) -> Tensors:
     ragged = next((prints[part] for part in feature.of if isinstance(prints[part], tf.RaggedTensor)), None)
     if ragged is None:
         missing = tf.reduce_all([tf.equal(ids[part], 0) for part in feature.of], axis=0)
         return cross_ids(feature, [prints[part] for part in feature.of], missing)
     rows = row_numbers(ragged)
-    parts = [
-        ragged.values if prints[part] is ragged else tf.gather(prints[part], rows) for part in feature.of
-    ]
+    part_prints = [prints[part] for part in feature.of]
+    parts = [ragged.values if part is ragged else tf.gather(part, rows) for part in part_prints]
     return ragged.with_values(cross_ids(feature, parts, tf.zeros_like(rows, tf.bool)))
-
-
-# ---------------------------------------------------------------- distinct values, for ingestion
 
 
 @dataclass(frozen=True)
@@ -220,30 +188,24 @@ class _Encoded:
 
     @cached_property
     def prints(self) -> np.ndarray:
-        """uint64, of each distinct value."""
         return fingerprint_array(self.texts)
 
     @cached_property
     def missing(self) -> np.ndarray:
-        """bool, of each distinct value."""
         return np.diff(_offsets(self.texts)) == 0
 
 
 def _absent(feature: Category | Number | Text, columns: Sequence[str], column: str) -> str:
-    return (
-        f"feature {feature.name}: its source column {column} is absent; "
-        f"the columns are {listed(columns, column)}"
-    )
+    known = listed(columns, column)
+    return f"feature {feature.name}: its source column {column} is absent; the columns are {known}"
 
 
 def _strings_tensor(strings: pa.Array) -> tf.Tensor:
-    """An Arrow large_string array without nulls as a TensorFlow one."""
     content = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     return tf.constant(content, tf.string, shape=(len(content),))
 
 
 def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
-    """Raises InputError for a column type that the feature cannot read."""
     lengths = None
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -261,8 +223,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
     if pa.types.is_dictionary(kind):
         return _of_dictionary(column.unify_dictionaries(), lengths)
     text = _is_text(kind) or pa.types.is_string_view(kind)
-    number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
-    if not (text or number or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
+    if not (text or _is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
         raise InputError(
             f"feature {feature.name}: its source column {feature.source} is of type {kind}; a {feature.kind} reads "
             "strings, numbers and booleans: convert the column to strings"
@@ -270,7 +231,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
     if pa.types.is_float16(kind):
         # Arrow finds no distinct values among them.
         column = column.cast(pa.float32())
-    elif not number:
+    elif not _is_number(kind):
         column = column.cast(pa.large_string())
     return _of_dictionary(pc.dictionary_encode(column).unify_dictionaries(), lengths)
 
@@ -288,8 +249,11 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
 def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Encoded:
-    """The values of a dictionary column, whose chunks have one dictionary."""
     distinct = pa.array([], pa.large_string())
     if encoded.num_chunks:
         distinct = pc.fill_null(text_array(encoded.chunk(0).dictionary), "").cast(pa.large_string())
@@ -300,25 +264,20 @@ def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Enc
 
 
 def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
-    """A numeric column as float32, NaN where missing."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         column = column.cast(kind)
-    types = pa.types
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-            or types.is_decimal(kind) or types.is_null(kind)):  # fmt: skip
+    if not (_is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
         raise InputError(
             f"feature {feature.name}: its source column {feature.source} is of type {kind}; a number is required"
         )
-    if types.is_boolean(kind):
+    if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
     return pc.fill_null(column.cast(pa.float32(), safe=False), np.nan).to_numpy()
 
 
-def _gather_lists(
-    values: np.ndarray, lengths: np.ndarray, codes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _gather_lists(values: np.ndarray, lengths: np.ndarray, codes: np.ndarray) -> Lists:
     """Concatenates the lists number ``codes`` of a list of lists; returns (values, lengths)."""
     begins = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
     chosen = lengths[codes]
@@ -328,10 +287,7 @@ def _gather_lists(
 
 @dataclass(frozen=True)
 class _Column:
-    """A transformed feature: ids [M], its fingerprints [M] uint64 if a cross asks, lengths if multivalent.
-
-    What a category or text was hashed from: the distinct strings, and the place of each id's among them.
-    """
+    """A transformed feature: ids [M], fingerprints if a cross asks, lengths if multivalent, and the strings."""
 
     ids: np.ndarray
     prints: np.ndarray | None
@@ -340,7 +296,6 @@ class _Column:
     places: np.ndarray | None = None
 
     def raw_values(self) -> pa.Array:
-        """The strings of each row; lists of them where the feature is multivalent."""
         assert self.strings is not None
         distinct = self.strings
         if not isinstance(distinct, pa.Array):
@@ -406,9 +361,9 @@ def _number_column(feature: Number, values: np.ndarray) -> _Column:
 def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
     parts = [columns[part] for part in feature.of]
     lengths = next((part.lengths for part in parts if part.lengths is not None), None)
-    missing = np.logical_and.reduce(
-        [np.zeros(1, bool) if lengths is not None else part.ids == MISSING_ID for part in parts]
-    )
+    missing = np.zeros(1, bool)
+    if lengths is None:
+        missing = np.logical_and.reduce([part.ids == MISSING_ID for part in parts])
     prints = [
         part.prints if lengths is None or part.lengths is not None else np.repeat(part.prints, lengths)
         for part in parts
@@ -418,20 +373,13 @@ def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
 
 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
-    """The ids of all features of a table's N rows, equal to those of ``transform_tensors``.
+    """Makes the ids of all features of a table's N rows, equal to those of ``transform_tensors``.
 
-    Args:
-        table: the source columns, derived ones among them. Categories and text: strings, numbers and booleans
-            (which become text as ``ctr.data.spelling`` says), or dictionaries of them; multivalent categories also
-            lists of these; numbers: any numeric type. Null, NaN and the empty string are missing. Other columns are
-            ignored.
-
-    Returns:
-        [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for each
-        multivalent feature its ids (flat) and lengths (int32 [N]); ids are of the schema's ``id_type``.
-
-    Raises:
-        InputError: a source column is absent or of a type that its feature cannot read.
+    Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
+    dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type. Null, NaN and the
+    empty string are missing. Returns [N, F], the single-valued ids in the schema's order (C-contiguous), and for each
+    multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a source column is absent or of a
+    type that its feature cannot read.
     """
     return _packed(schema, _transformed(schema, table), table.num_rows)
 
@@ -452,10 +400,8 @@ def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
         else:
             if feature.source not in encoded:
                 encoded[feature.source] = _encode(feature, column)
-            spelled = schema.spells_numbers(feature.source)
-            columns[feature.name] = _string_column(
-                feature, encoded[feature.source], spelled, feature.name in crossed
-            )
+            source, spelled = encoded[feature.source], schema.spells_numbers(feature.source)
+            columns[feature.name] = _string_column(feature, source, spelled, feature.name in crossed)
     return columns
 
 
@@ -468,18 +414,11 @@ def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[
 
 
 def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str] = ()) -> pa.Table:
-    """Rows of a shard from key columns and raw source columns, in the given order.
+    """Makes rows of a shard of key columns (those of ``shard_schema`` that are not features) and raw source columns.
 
-    Args:
-        keys: the columns of ``shard_schema`` that are not features (times, query_id, example_id, label and
-            the weights), without nulls.
-        raw: the source columns of the same rows.
-        kept: categories and texts whose raw values, as they are hashed, follow in columns of their own
-            (``ctr.data.kept_values.value_columns``).
-
-    Raises:
-        InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
-            ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
+    Of the features ``kept`` raw values follow in columns of their own (``ctr.data.kept_values.value_columns``). Raises
+    InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to ``LARGEST_WEIGHT``); and
+    all that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
     transformed = _transformed(schema, raw)
@@ -488,13 +427,11 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str
     for field in target:
         if field.name == IDS_COLUMN:
             columns.append(pack_ids(matrix))
-        elif field.name in lists:
-            values, lengths = lists[field.name]
+        elif (name := field.name) in lists:
+            values, lengths = lists[name]
             offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             if offsets[-1] >= 2**31:
-                raise InputError(
-                    f"feature {field.name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit"
-                )
+                raise InputError(f"feature {name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
             columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=field.type))
         else:
             columns.append(_key_column(keys, field))
@@ -505,28 +442,24 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str
 
 
 def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in keys.column_names:
+    name = field.name
+    if name not in keys.column_names:
         raise InputError(
-            f"the key column {field.name} is absent; the columns are {listed(keys.column_names, field.name)}"
+            f"the key column {name} is absent; the columns are {listed(keys.column_names, name)}"
         )
-    column = keys.column(field.name)
+    column = keys.column(name)
     if column.null_count:
-        raise InputError(
-            f"the key column {field.name} has {column.null_count} nulls; every row requires a value"
-        )
+        raise InputError(f"the key column {name} has {column.null_count} nulls; every row requires a value")
     try:
         column = column.cast(field.type)
     except pa.ArrowException as error:
-        raise InputError(f"the key column {field.name} is not {field.type}: {error}") from None
-    if (
-        field.name == "label"
-        and not pc.all(pc.is_in(column, pa.array([0, 1], pa.int8())), min_count=0).as_py()
-    ):
+        raise InputError(f"the key column {name} is not {field.type}: {error}") from None
+    if name == "label" and not np.isin(column.to_numpy(), (0, 1)).all():
         raise InputError("the key column label holds values other than 0 and 1")
-    if field.name.endswith("weight"):
+    if name.endswith("weight"):
         weights = column.to_numpy()
         if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():
-            raise InputError(f"the key column {field.name} holds values outside 0 to {LARGEST_WEIGHT:,.0f}")
+            raise InputError(f"the key column {name} holds values outside 0 to {LARGEST_WEIGHT:,.0f}")
     return column
 
 
@@ -536,7 +469,7 @@ def _offsets(strings: pa.Array) -> np.ndarray:
 
 
 def fingerprint_array(strings: pa.Array) -> np.ndarray:
-    """FarmHash Fingerprint64 of an Arrow large_string array without nulls, uint64 [N]."""
+    """Hashes an Arrow large_string array without nulls: FarmHash Fingerprint64, uint64 [N]."""
     if not len(strings):
         return np.zeros(0, np.uint64)
     offsets, content = _offsets(strings), strings.buffers()[2]

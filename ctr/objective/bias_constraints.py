@@ -2,17 +2,16 @@
 
     min_W max_lambda   sum_i L(y_i, p_i) + sum_k sum_{i in S_k} lambda_k (y_i - p_i) - alpha3 / 2 lambda_k^2
 
-The weights W descend along the gradient of the first two sums (``constraint_term``), lambda held fixed; each lambda_k
-climbs by ``dual_step``, whose mean over the slice in place of the sum makes it independent of the batch's size. Both
-are at rest where the weighted mean of y - p over S_k is alpha3 lambda_k, zero for alpha3 = 0. Serving knows no lambda.
+The weights descend along the first two sums (``constraint_term``), lambda held fixed; each lambda_k climbs by
+``dual_step``, whose mean over the slice in place of the sum makes it independent of the batch's size. Both rest where
+the weighted mean of y - p over S_k is alpha3 lambda_k. Serving knows no lambda.
 
-A family of slices is the product of its axes. What a row's features say about it is found with NumPy while reading
-(``feature_slices``), the bucket of its estimated CTR in the graph (``slice_index``). Slices are numbered
+A family of slices is the product of its axes: features, found with NumPy while reading (``feature_slices``), and the
+bucket of the estimated CTR, found in the graph (``slice_index``). Slices are numbered
 
     k = ((axis_1 * size_2 + axis_2) * ... ) * buckets + bucket
 
-features in alphabetical order (that of a configuration's keys decides nothing), values in the order given, -1 for no
-slice.
+features in alphabetical order, values in the order given, -1 for no slice.
 """
 
 import math
@@ -22,27 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.feature_values import feature_ids
+from ctr.data.feature_ops import feature_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.objective.config import BiasConstraintsConfig, SliceConfig
 
 MOST_SLICES = 1_000_000
-"""Of one family."""
-
 _FORGETTING = 0.01
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A feature of a family.
-
-    Attributes:
-        column: of the matrix of single-valued ids.
-        size: the number of its slices.
-        ids: the ids that have a slice, in the order of the slices; None: slice i is id i.
-    """
+    """A feature of a family: its column in the matrix of single-valued ids, and the ids with a slice (None: all)."""
 
     column: int
     size: int
@@ -51,15 +42,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of slices of a log of known features.
-
-    Attributes:
-        name: as configured.
-        source: 0 for the training log, i for the i-th constraint log.
-        axes: its features.
-        boundaries: of the estimated CTR; empty: no such axis.
-        learning_rate: eta of its dual variables.
-    """
+    """A family of slices: of the training log (source 0) or the i-th constraint log, with eta of its dual variables."""
 
     name: str
     source: int
@@ -69,17 +52,11 @@ class Family:
 
     @property
     def slices(self) -> int:
-        """K, the number of its slices and so of its dual variables."""
         return math.prod(axis.size for axis in self.axes) * (len(self.boundaries) + 1)
 
 
 def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
-    """Resolves the families of a configuration for logs of this schema.
-
-    Raises:
-        InputError: a feature is unknown or multivalent, a value has no id of its own, or a family has more than
-            ``MOST_SLICES`` slices.
-    """
+    """Resolves the configured families for logs of this schema. Raises InputError where a value cannot have a slice."""
     return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))
 
 
@@ -118,16 +95,7 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
 
 
 def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Finds each row's slice by its features, before the estimated CTR.
-
-    Args:
-        family: from ``resolve_families``.
-        ids: [N, F], the single-valued ids (``Rows.ids``).
-        source: int8 [N], the log of each row: 0 the training log, i the i-th constraint log.
-
-    Returns:
-        int32 [N]; -1 for rows of other logs and for values that have no slice.
-    """
+    """Finds each row's slice by its features: int32 [N]; -1 for rows of another ``source`` and other values."""
     index = np.zeros(len(ids), np.int32)
     inside = source == family.source
     for axis in family.axes:
@@ -145,16 +113,9 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
 
 
 def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Sequence[float]) -> tf.Tensor:
-    """Finds each row's slice by its features and its estimated CTR together.
+    """Finds each row's slice by its features and its estimated CTR together: int32 [B], -1 for none; no gradient.
 
-    Args:
-        feature_index: int32 [B], from ``feature_slices``; -1: in no slice.
-        probability: float32 [B], predictions; no gradient goes through the choice of a slice.
-        boundaries: of the family, n increasing numbers. Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared
-            in the precision of ``probability``, the first bucket all below and the last all from its boundary on.
-
-    Returns:
-        int32 [B], in 0..K-1, or -1.
+    Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared in the precision of ``probability``.
     """
     if not boundaries:
         return feature_index
@@ -168,16 +129,8 @@ def constraint_term(
 ) -> tf.Tensor:
     """Sums w_i lambda_k (y_i - p_i) over the rows of one family's slices; lambda is constant for the gradient.
 
-    Args:
-        duals: float32 [K].
-        index: int32 [B], each row's slice, -1 for none.
-        label: float32 [B].
-        probability: float32 [B].
-        weight: float32 [B], train weights. Rows of weight 0 or without a slice have a gradient of zero, also where
-            p is not finite (with respect to p; that of the logit below it may be NaN, as in ``weighted_sum``).
-
-    Returns:
-        float32 scalar.
+    Rows of weight 0 or without a slice (index -1) have a gradient of zero with respect to p, also where p is not
+    finite (that of the logit below it may be NaN, as in ``weighted_sum``).
     """
     _, error = _errors(index, label, probability, weight)
     factor = tf.gather(tf.stop_gradient(duals), tf.maximum(index, 0)) * weight
@@ -195,22 +148,18 @@ def dual_step(
     regularization: tf.Tensor | float,
     total_of: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = lambda sums: sums,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k).
+    """Computes lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k), and ``seen``.
 
-    c is the slice's weight in the batch over its running mean, 1 where all batches are alike. With c the steps add up
-    to the weighted sum of y - p over S_k; without, a batch in which a sample has left little of the slice, and of that
-    more clicks, would count as much as any, and lambda_k would settle where the slice is over-predicted.
+    c is the slice's weight in the batch over its running mean. With c the steps add up to the weighted sum of y - p
+    over S_k; without, a batch in which a sample has left little of the slice, and of that more clicks, would count as
+    much as any, and lambda_k would settle where the slice is over-predicted. Slices without weight in the batch keep
+    both to the last bit.
 
     Args:
-        duals: float32 [K].
         seen: float32 [2, K], of the batches that had any of the slice their mean weight and their number; from 0 on.
-        index, label, probability, weight: as in ``constraint_term``.
         learning_rate: eta, times the ramp.
         regularization: alpha3.
         total_of: makes sums over these rows those over the whole batch, where workers divide it.
-
-    Returns:
-        The next ``duals`` and ``seen``; those of slices without weight in the batch to the last bit as they were.
     """
     inside, error = _errors(index, label, probability, weight)
     weight = tf.where(inside, weight, tf.zeros_like(weight))
@@ -235,6 +184,6 @@ def dual_step(
 def _errors(
     index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
+    """Which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
     inside = (index >= 0) & (weight > 0)
     return inside, tf.where(inside, label - probability, tf.zeros_like(probability))

@@ -4,13 +4,12 @@ A query with C clicked and N other rows has n = C N pairs, numbered row by row o
 
     pair m:   clicked row m // N,   other row m % N
 
-Of a query with more pairs than ``max_pairs`` = K a systematic sample is taken, pairs (k n + S) // K for k in
-0..K-1, where S is uniform in 0..n-1, from a hash of the query_id. Over S each pair is in K of n samples, so that with
-weights n / K the sum over the sample has the sum over all pairs as its mean. The sample is spread evenly: each
-clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the order of rows, a
-sampled query's rows are first put in the order of a hash of their example_id; and so that it meets none in the
-rectangle (a stride of N would pair all clicked rows with the same other row), each clicked row has its N pairs turned
-around by a hash of its own. Both renumber the pairs, and leave each its K / n.
+Of a query with n > ``max_pairs`` = K a systematic sample is taken: pairs (k n + S) // K for k in 0..K-1, with S
+uniform in 0..n-1 from a hash of the query_id. With weights n / K the sample's sum has the sum over all pairs as its
+mean, and each clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the
+order of rows, a sampled query's rows are first put in the order of a hash of their example_id; and so that it meets
+none in the rectangle (a stride of N would pair all clicked rows with the same other row), each clicked row has its N
+pairs turned around by a hash of its own.
 
 All hashes are of ids, so that a query has the same pairs in every run and beside every other query.
 """
@@ -24,19 +23,14 @@ from ctr.models.rows import padded_size
 
 
 class Pairs(NamedTuple):
-    """P pairs of rows of one batch.
-
-    Attributes:
-        clicked, other: int32 [P], row numbers.
-        weight: float32 [P], the product of the two rows' train weights, times n / K in a sampled query.
-    """
+    """P pairs of rows of one batch: row numbers, int32 [P], and float32 weights, times n / K in a sampled query."""
 
     clicked: np.ndarray
     other: np.ndarray
     weight: np.ndarray
 
     def padded(self, smallest: int = 64) -> "Pairs":
-        """Pads the pairs to one of a few capacities, at least ``smallest``; the added ones have weight 0."""
+        """Pads to one of a few capacities, at least ``smallest``, with pairs of weight 0."""
         count = len(self.weight)
         added = padded_size(count, smallest) - count
         return Pairs(*(np.concatenate([part, np.zeros(added, part.dtype)]) for part in self))
@@ -51,20 +45,11 @@ def click_pairs(
     max_pairs: int,
     query_exponent: float = 0.0,
 ) -> Pairs:
-    """Lists all pairs of a clicked and another row of one query; of a query with too many, a sample.
+    """Lists all pairs of a clicked and another row of one query, query by query; of a query with too many, a sample.
 
-    Args:
-        query_begins: int64 [Q], rising from 0, the row at which each query begins (``Rows.query_begins``).
-        label: float32 [N], 1 for a clicked row and 0 for another.
-        weight: float32 [N], train weights, not negative; rows of weight 0 are in no pair.
-        query_id: int64 [N].
-        example_id: int64 [N].
-        max_pairs: K, at most this many pairs of a query, in 1..2^20.
-        query_exponent: e in 0..1. The weights of a query's pairs are divided by their sum to the power e, over all
-            pairs, also those that a sample leaves out.
-
-    Returns:
-        The pairs, query by query. Memory grows with their number, not with that of all pairs.
+    Memory grows with the pairs listed, not with all pairs. Rows of weight 0 are in no pair. ``query_begins`` is int64
+    [Q], ``max_pairs`` at most 2^20. The weights of a query's pairs are divided by their sum to the power
+    ``query_exponent``, over all pairs, also those that a sample leaves out.
     """
     rows = len(label)
     queries = len(query_begins)
@@ -109,7 +94,6 @@ def click_pairs(
 
 
 def _begins(counts: np.ndarray) -> np.ndarray:
-    """Returns the begins of consecutive groups."""
     return np.cumsum(counts) - counts
 
 
@@ -126,5 +110,5 @@ def _order_by_hash(
 
 
 def _random_below(ids: np.ndarray, purpose: str, bounds: np.ndarray) -> np.ndarray:
-    """Draws int64 [M], each uniform in 0..bound-1, from the hash of an id; bounds are at most 2^42."""
+    """Draws int64 [M], uniform in 0..bound-1, from the hash of an id; bounds are at most 2^42."""
     return np.floor(uniform_hash(ids, f"rank pairs: {purpose}") * bounds).astype(np.int64)

@@ -12,7 +12,6 @@ class Ramp(NamedTuple):
     end: int = 0
 
     def at(self, examples: int) -> float:
-        """Returns the weight for a batch before which ``examples`` examples were trained on."""
         if examples < self.start:
             return 0.0
         return 1.0 if examples >= self.end else (examples - self.start) / (self.end - self.start)

@@ -1,6 +1,5 @@
-"""What the slices of a family of bias constraints hold, in words."""
+"""Names of the slices of a family of bias constraints."""
 
-from collections.abc import Sequence
 from itertools import pairwise, product
 
 from ctr.objective.bias_constraints import Family
@@ -8,21 +7,17 @@ from ctr.objective.config import RawValue, SliceConfig
 
 
 def slice_names(config: SliceConfig, family: Family) -> list[str]:
-    """What each slice holds, in the order of ``ctr.objective.bias_constraints``."""
+    """Says in words what each slice holds, in the order of ``ctr.objective.bias_constraints``."""
     axes = []
     for (feature, values), axis in zip(sorted(config.features.items()), family.axes, strict=True):
         if values == "all":
             axes.append([f"{feature} id {place}" for place in range(axis.size)])
         else:
             axes.append([f"{feature} {_value(value)}" for value in values])
-    if family.boundaries:
-        axes.append(_bucket_names(family.boundaries))
+    if bounds := family.boundaries:
+        inner = [f"estimated CTR {low:g} to {high:g}" for low, high in pairwise(bounds)]
+        axes.append([f"estimated CTR < {bounds[0]:g}", *inner, f"estimated CTR >= {bounds[-1]:g}"])
     return [", ".join(parts) or "all examples" for parts in product(*axes)]
-
-
-def _bucket_names(boundaries: Sequence[float]) -> list[str]:
-    inner = [f"estimated CTR {low:g} to {high:g}" for low, high in pairwise(boundaries)]
-    return [f"estimated CTR < {boundaries[0]:g}", *inner, f"estimated CTR >= {boundaries[-1]:g}"]
 
 
 def _value(value: RawValue) -> str:

@@ -1,4 +1,4 @@
-"""The targets of a batch: what its losses need of its rows, in arrays of a few sizes. NumPy, in the reading thread."""
+"""Targets of a batch: what its losses need of its rows, in arrays of a few sizes. NumPy, in the reading thread."""
 
 from collections.abc import Sequence
 
@@ -22,20 +22,12 @@ def make_targets(
     capacity: int,
     pairs: Pairs | None = None,
 ) -> Targets:
-    """Makes the targets of N rows, padded to ``capacity`` B with weight 0.
+    """Makes the targets of N rows, whole queries, padded to ``capacity`` B with weight 0.
 
-    Args:
-        families: the resolved families of ``config.bias_constraints``.
-        rows: whole queries.
-        source: int8 [N], 0 for a row of the training log, i for one of the i-th constraint log.
-        capacity: B >= N.
-        pairs: those of ``rank_pairs``, padded; None: those of these rows, padded to one of few sizes.
-
-    Returns:
-        ``query``, the number of each row's query, int32 [B]; ``label``, ``weight`` (train weights) and ``own_weight``
-        (those of the rows whose own losses count), float32 [B]; with distillation ``teacher_logit``, float32 [B], NaN
-        for none; with ranking ``pairs_clicked``, ``pairs_other``, int32 [P], and ``pairs_weight``, float32 [P]; for
-        each family ``slice/NAME``, int32 [B].
+    ``source`` is 0 for a row of the training log, i for one of the i-th constraint log. Returns ``query``, the number
+    of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses
+    count), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
+    ``pairs_other`` and ``pairs_weight``, [P]; for each family ``slice/NAME``, [B].
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:
@@ -55,18 +47,14 @@ def make_targets(
         targets["teacher_logit"] = padded(rows.joined[TEACHER_LOGIT], np.nan, np.float32)
     if config.ranking is not None:
         pairs = rank_pairs(config, rows, source).padded() if pairs is None else pairs
-        targets |= {
-            "pairs_clicked": pairs.clicked,
-            "pairs_other": pairs.other,
-            "pairs_weight": pairs.weight,
-        }
+        targets |= {"pairs_clicked": pairs.clicked, "pairs_other": pairs.other, "pairs_weight": pairs.weight}
     for family in families:
         targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
     return targets
 
 
 def rank_pairs(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> Pairs:
-    """The pairs of N rows that the rank loss compares, without padding; none without such a loss."""
+    """Returns the pairs of N rows that the rank loss compares, unpadded; none without such a loss."""
     if config.ranking is None:
         return Pairs(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
     ranking = config.ranking
@@ -76,7 +64,7 @@ def rank_pairs(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> Pairs
 
 
 def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Where queries begin, int64; the same query in two logs is two queries."""
+    """Finds where queries begin, int64; the same query in two logs is two queries."""
     return np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
 
 
@@ -90,7 +78,7 @@ def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.n
 
 
 def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """What ``ctr.objective.total.normalizer`` gives for a batch that workers divide: float32 scalar."""
+    """Computes ``ctr.objective.total.normalizer`` for a batch that workers divide: float32 scalar."""
     weight = _own_weight(config, rows, source).sum(dtype=np.float64)
     constraints = config.bias_constraints
     if constraints is not None and constraints.logs and not weight > 0:
@@ -110,10 +98,8 @@ def target_signature(
 ) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of what ``make_targets`` returns.
 
-    Args:
-        is_divided: whether it is of a part of a batch: then ``batch_weight`` is there, too (``whole_batch_weight``).
-        is_numbered: whether there are also each row's ``number`` in the whole batch, and ``batch_capacity``, the rows
-            of that batch with the padding that a process alone would give it.
+    A part of a batch has ``batch_weight``, too; if numbered, each row's ``number`` in the whole batch, and its padded
+    size.
     """
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}

@@ -1,14 +1,15 @@
-"""The objective: the weighted sum of all losses of a batch, and the step of the duals of its constraints.
+"""Losses, their weighted sum over a batch, and the step of the duals of its constraints.
 
     (1 - a) L_logistic + a L_rank + d L_distillation + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
 with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
-pairs, multiplied by train weights. All are divided by one number, ``normalizer``: the train weights of the rows
-that have losses of their own. So the balance between the terms is FF's, none depends on the size of the batch, and rows
-that are there for a constraint alone leave the gradient of the others as it is.
+pairs, multiplied by train weights. All are divided by one number, ``normalizer``. So the balance between the terms is
+FF's, none depends on the size of the batch, and rows that are there for a constraint alone leave the gradient of the
+others as it is.
 
 In an ensemble each L is the mean of the components' own losses, while the constraints are about the prediction, whose
-probability is the components' mean. Anti-distillation then adds what its components have in common.
+probability is the components' mean. Anti-distillation adds what its components have in common. Losses are exact for
+logits of any size: sums of positive terms, no differences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,22 +18,73 @@ import tensorflow as tf
 
 from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.losses import (
-    distillation_loss,
-    logistic_loss,
-    rank_loss,
-    squared_correlation,
-    weighted_sum,
-)
 from ctr.workers.collectives import ALONE, Workers
 
 
-def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the divisor of the sums over a batch, float32 scalar; 0 for a batch without any weight.
+def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
+    """Computes the cross-entropy of a click (1) or none (0) with sigmoid(logit), [B] (FF section 2)."""
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=logit)
 
-    The sum of the train weights of rows with losses of their own. A batch that has none, where a sample dropped all
-    rows of the training log, still learns from its constraint logs: there it is the sum of all train weights.
-    Where workers divide a batch it is that of the whole batch, which comes with the targets.
+
+def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
+    """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2); NaN logits give 0."""
+    known = ~tf.math.is_nan(teacher_logit)
+    teacher = tf.stop_gradient(teacher_logit)
+    # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
+    student = tf.where(known, logit, tf.zeros_like(logit))
+    # With 1 - sigmoid(t) in place of sigmoid(-t), or max(s, 0) - s sigmoid(t)
+    # in place of the sum, large logits would leave nothing but rounding.
+    clicked = tf.sigmoid(teacher) * tf.nn.softplus(-student)
+    other = tf.sigmoid(-teacher) * tf.nn.softplus(student)
+    return tf.where(known, clicked + other, tf.zeros_like(student))
+
+
+def rank_loss(
+    logit: tf.Tensor, pairs_clicked: tf.Tensor, pairs_other: tf.Tensor, pair_weight: tf.Tensor
+) -> tf.Tensor:
+    """Sums weight * -log sigmoid(s_i - s_j) over pairs: RankNet's loss (FF 4.1.1).
+
+    The gradient adds up in the order of the pairs, so that it is the same at every run. ``pair_weight`` is 0 for
+    padding, which counts nothing even where its logits are not finite.
+    """
+    margin = tf.gather(logit, pairs_clicked) - tf.gather(logit, pairs_other)
+    margin = tf.where(pair_weight > 0, margin, tf.zeros_like(margin))
+    return tf.reduce_sum(pair_weight * tf.nn.softplus(-margin))
+
+
+def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, workers: Workers = ALONE) -> tf.Tensor:
+    """Averages the squared correlation of the logits of two components in the batch over all pairs: in [0, 1] (FF 5).
+
+    De-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push components apart. Constant
+    logits correlate with no others. ``logits``: [n, B], n at least 2; ``weight``: [B], of all workers' rows.
+    """
+    count = logits.shape[0]
+    logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
+    total, sums = workers.all_reduce([tf.reduce_sum(weight), tf.linalg.matvec(logits, weight)])
+    mean = tf.math.divide_no_nan(sums, total)
+    # The derivative of a covariance by the mean is zero, but not that of some of its terms.
+    mean = mean if workers.size == 1 else tf.stop_gradient(mean)
+    deviation = logits - mean[:, tf.newaxis]
+    (covariance,) = workers.total([tf.matmul(deviation * weight, deviation, transpose_b=True)])
+    variance = tf.linalg.diag_part(covariance)
+    squared = tf.math.divide_no_nan(tf.square(covariance), variance[:, tf.newaxis] * variance)
+    upper = tf.linalg.band_part(squared, 0, -1) - tf.linalg.diag(tf.linalg.diag_part(squared))
+    return tf.reduce_sum(upper) / (count * (count - 1) / 2)
+
+
+def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Sums ``weight * loss``, both [B]. Rows of weight 0 do not count, not even with a loss that is not finite.
+
+    (Its gradient may still be NaN: where the logit is not finite, zero times its derivative is not zero.)
+    """
+    return tf.reduce_sum(weight * tf.where(weight > 0, loss, tf.zeros_like(loss)))
+
+
+def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Returns the divisor of the sums over a (whole) batch: the train weights of the rows with losses of their own.
+
+    A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
+    there it is the sum of all train weights.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]
@@ -43,7 +95,7 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
 
 
 def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
-    """Returns the names of the terms that the objective adds up, in the order of ``loss_and_terms``."""
+    """Names the terms that the objective adds up, in the order of ``loss_and_terms``."""
     return "logistic", *config.terms
 
 
@@ -59,26 +111,18 @@ def loss_and_terms(
     workers: Workers = ALONE,
     shifted: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the loss that the weights minimize, and what each term contributes to it.
+    """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it to rounding.
 
     Where workers divide the batch it is this one's share: the sums of all shares are the loss and its terms, and the
     gradient by this worker's rows is that of the loss.
 
     Args:
-        targets: of ``ctr.objective.targets.make_targets``, B rows.
         logit: float32 [B], the prediction.
         logits: float32 [n, B], the predictions of its components; of a single one again ``logit``.
         rank_scores: float32 [n, B], the scores of the rank loss: the same logits, or those of a head of its own.
-        ramps: ``ranking``, ``distillation``, ``anti_distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
-        duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
-        workers: those that divide the batch.
         shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
-            labels; all other terms are about ``logits``. None: ``logits``.
-
-    Returns:
-        The loss, float32 scalar, and its terms, float32 [T], in the order of ``loss_terms``: each with its weight and
-        its ramp, so that they add up to the loss to rounding.
+            labels.
     """
     total_weight = normalizer(config, targets)
 
@@ -86,14 +130,14 @@ def loss_and_terms(
         return tf.math.divide_no_nan(weighted_sum(losses, targets["own_weight"]), total_weight)
 
     def of_component(
-        logit: tf.Tensor, rank_score: tf.Tensor, clicked: tf.Tensor
+        logit: tf.Tensor, score: tf.Tensor, clicked: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         loss = mean(logistic_loss(targets["label"], clicked))
         parts = [loss]
         if config.ranking is not None:
             share = config.ranking.weight * ramps["ranking"]
             pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
-            ranked = tf.math.divide_no_nan(rank_loss(rank_score, *pairs), total_weight)
+            ranked = tf.math.divide_no_nan(rank_loss(score, *pairs), total_weight)
             parts = [(1 - share) * loss, share * ranked]
             loss = parts[0] + parts[1]
         if config.distillation is not None:
@@ -103,22 +147,20 @@ def loss_and_terms(
         return loss, parts
 
     of_each = map(tf.unstack, (logits, rank_scores, logits if shifted is None else shifted))
-    components = [of_component(*own) for own in zip(*of_each, strict=True)]
+    components = [of_component(*component) for component in zip(*of_each, strict=True)]
     loss = tf.add_n([loss for loss, _ in components]) / len(components)
     by_term = zip(*(parts for _, parts in components), strict=True)
     terms = [tf.add_n(list(parts)) / len(components) for parts in by_term]
     if config.anti_distillation is not None:
         share = config.anti_distillation.weight * ramps["anti_distillation"]
-        terms.append(
-            share * _counted_once(squared_correlation(logits, targets["own_weight"], workers), workers)
-        )
+        correlation = squared_correlation(logits, targets["own_weight"], workers)
+        terms.append(share * _counted_once(correlation, workers))
         loss += terms[-1]
     if config.bias_constraints is not None:
         probability = tf.sigmoid(logit)
-        constraints = [
-            constraint_term(dual, index, targets["label"], probability, targets["weight"])
-            for dual, index in zip(duals, slices, strict=True)
-        ]
+        columns = targets["label"], probability, targets["weight"]
+        pairs = zip(duals, slices, strict=True)
+        constraints = [constraint_term(dual, index, *columns) for dual, index in pairs]
         terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
         loss += terms[-1]
     return loss, tf.stack(terms)
@@ -137,9 +179,8 @@ def slices_of(
 ) -> list[tf.Tensor]:
     """Finds each row's slice in each family, int32 [B], -1 for none. The estimated CTR has no gradient here."""
     probability = tf.stop_gradient(tf.sigmoid(logit))
-    return [
-        slice_index(targets[f"slice/{family.name}"], probability, family.boundaries) for family in families
-    ]
+    indices = [(targets[f"slice/{family.name}"], family.boundaries) for family in families]
+    return [slice_index(index, probability, boundaries) for index, boundaries in indices]
 
 
 def next_duals(
@@ -153,10 +194,7 @@ def next_duals(
     slices: Sequence[tf.Tensor],
     workers: Workers = ALONE,
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with.
-
-    ``workers`` are those that divide the batch.
-    """
+    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with."""
     constraints = config.bias_constraints
     if constraints is None:
         return []

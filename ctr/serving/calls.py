@@ -1,7 +1,4 @@
-"""Example calls of an exported model with its own inputs, ready to run: ``curl``, gRPC, and ``Scorer``.
-
-They are made from the description of the exported functions, so they name every input and nothing else.
-"""
+"""Example calls of an exported model with its own inputs, ready to run: ``curl``, gRPC, and ``Scorer``."""
 
 import json
 import shlex
@@ -91,23 +88,14 @@ print(p)
 def calls_text(
     signatures: Mapping[str, Any], schema: Schema, name: str = "model", folder: str = "models/model"
 ) -> str:
-    """Writes a page in Markdown with the calls.
-
-    Args:
-        signatures: the functions as ``ctr.json`` describes them: inputs by name, each with its column and dtype.
-        schema: the model's features, of which the example values are.
-        name: of the model in TensorFlow Serving.
-        folder: of the model's versions.
-    """
+    """Writes a page in Markdown with the calls, by the ``signatures`` of ``ctr.json``, with example values."""
     inputs = signatures["predict"]["inputs"]
     examples = {key: _examples(inputs[key], schema) for key in inputs}
     instances = [{key: values[row] for key, values in examples.items()} for row in range(_ROWS)]
     body = json.dumps({"signature_name": "predict", "instances": instances}, ensure_ascii=False)
     page = _PAGE.format(
         count=len(inputs),
-        described=", ".join(
-            f"`{key}` ({one['dtype']}{_renamed(key, one, ', ')})" for key, one in inputs.items()
-        ),
+        described=", ".join(f"`{key}` ({i['dtype']}{_renamed(key, i, ', ')})" for key, i in inputs.items()),
         name=name,
         quoted_name=_quoted(name),
         shell_folder=shlex.quote(folder),
@@ -126,19 +114,16 @@ def calls_text(
 
 
 def _renamed(key: str, described: Mapping[str, Any], before: str) -> str:
-    """Which column an input is, where TensorFlow does not allow the column's own name; else nothing."""
+    """Names an input's column where TensorFlow does not allow the column's own name; else nothing."""
     return "" if key == described["column"] else f"{before}the column {_quoted(described['column'])}"
 
 
 def _columns(inputs: Mapping[str, Any], schema: Schema) -> str:
-    return "\n".join(
-        f"        {_quoted(described['column'])}: {_list(_examples(described, schema))},"
-        for described in inputs.values()
-    )
+    columns = {described["column"]: _examples(described, schema) for described in inputs.values()}
+    return "\n".join(f"        {_quoted(name)}: {_list(values)}," for name, values in columns.items())
 
 
 def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | float]:
-    """Makes a value for each row of an input, of the kind that its feature reads."""
     features = [f for f in schema.features if getattr(f, "source", None) == described["column"]]
     if described["dtype"] == "string":
         for feature in features:
@@ -162,9 +147,7 @@ def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | 
 
 
 def _list(values: list[str | int | float]) -> str:
-    return (
-        "[" + ", ".join(_quoted(value) if isinstance(value, str) else repr(value) for value in values) + "]"
-    )
+    return f"[{', '.join(_quoted(value) if isinstance(value, str) else repr(value) for value in values)}]"
 
 
 def _quoted(text: str) -> str:

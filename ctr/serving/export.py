@@ -1,4 +1,4 @@
-"""From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
+"""Export of a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
 
 import contextlib
 import gc
@@ -23,7 +23,6 @@ from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
 from ctr.models.click_model import transfers_as_pieces
 from ctr.serving.calls import calls_text
-from ctr.serving.delta import change_counts, find_changes
 from ctr.serving.metadata import (
     FORMAT,
     MAPPING,
@@ -33,14 +32,8 @@ from ctr.serving.metadata import (
     read_chain,
     read_metadata,
 )
-from ctr.serving.saved_model import (
-    rewrite_model,
-    snapshot_weights,
-    weights_hash,
-    write_metadata,
-    write_model,
-)
-from ctr.serving.weights import VARIABLES, read_weights
+from ctr.serving.saved_model import rewrite_model, snapshot_weights, weights_hash, write_metadata, write_model
+from ctr.serving.weights import VARIABLES, change_counts, find_changes, read_weights
 from ctr.training.run.directory import check_models_folder, delete_model, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 
@@ -64,11 +57,7 @@ class Exported:
 
 
 def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) -> Exported:
-    """Publishes the model of a run's checkpoint (its newest, or that of a position) as a version in ``out``.
-
-    Raises:
-        InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
-    """
+    """Publishes the model of a run's checkpoint, by default its newest, as a version in ``out``; raises InputError."""
     return publish(read_snapshot(Path(run), checkpoint), Path(out))
 
 
@@ -81,10 +70,7 @@ def example_calls(exported: Exported) -> str:
 
 
 def export_from_run(snapshot: Snapshot) -> None:
-    """Publishes a model in its own run directory and deletes the oldest there, as ``config.export`` says.
-
-    What ``ctr.training.loop.train`` takes as its exporter.
-    """
+    """Publishes a model in its own run directory and deletes the oldest there, as ``config.export`` says."""
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration has no export section")
@@ -94,11 +80,7 @@ def export_from_run(snapshot: Snapshot) -> None:
 
 
 def export_model(model: Path | str, out: Path | str) -> Exported:
-    """Publishes an exported model as a full version in ``out``, also where it is a delta.
-
-    Raises:
-        InputError: the model or one that it builds on is damaged or missing, or as for ``export_run``.
-    """
+    """Publishes an exported model as a full version in ``out``, also where it is a delta; raises InputError."""
     model, out = Path(model), Path(out)
     chain, metadata = read_chain(model), read_metadata(model)
     check_files(model, metadata)
@@ -124,16 +106,9 @@ def publish(
 ) -> Exported:
     """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
 
-    Args:
-        snapshot: the model.
-        out: the folder of versions. A version that is there already stays as it is.
-        keep: how many of the newest versions stay, beside those that these build on; None: all.
-        wait: until no other process publishes in ``out``; otherwise that is an error.
-        full_every: number of versions from one full model to the next; those between are deltas.
-
-    Raises:
-        InputError: the version is there already and is another model's, the newest one is of another run, or another
-            process is publishing in ``out``.
+    Of the newest versions ``keep`` stay, beside those that these build on. Versions between every ``full_every``-th
+    are deltas. Raises InputError: the version is there already and is another model's, the newest one is of another
+    run, or, without ``wait``, another process is publishing.
     """
     with _publishing(out, wait):
         examples, described = snapshot.examples, describe(snapshot)
@@ -142,10 +117,8 @@ def publish(
             if path.exists():
                 return Exported(path, False, _check_same(path, described))
         _check_same_run(out, described)
-        if (
-            keep is not None
-            and len([path for path in versions(out) if version_number(path) > examples]) >= keep
-        ):
+        newer = [path for path in versions(out) if version_number(path) > examples]
+        if keep is not None and len(newer) >= keep:
             # A resumed run does not repeat an export that it had deleted.
             return Exported(final, False, described)
         write = _delta_writer(snapshot, out, described, full_every)
@@ -191,10 +164,7 @@ def _delete_all_but(out: Path, keep: int) -> None:
 def _delta_writer(
     snapshot: Snapshot, out: Path, described: Mapping[str, Any], full_every: int
 ) -> Callable[[Path], dict[str, Any]] | None:
-    """Returns a function that writes a model as a delta to the version before it; None: it has to be a full model.
-
-    The weights of the version before are read from the disk, so a run that was killed writes the same delta later.
-    """
+    """Returns what writes a delta to the version before, as it is on the disk; None: it has to be a full model."""
     earlier = [path for path in versions(out) if version_number(path) < snapshot.examples]
     if full_every == 1 or not earlier:
         return None
@@ -248,12 +218,11 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
 
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
-    hashes = [{log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other)]
-    if hashes[0].keys() != hashes[1].keys():
+    """Whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
+    first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other))
+    if first.keys() != second.keys():
         return True
-    pairs = [(hashes[0][name], hashes[1][name]) for name in hashes[0]]
-    return any(first[0] == second[0] and first != second for first, second in pairs)
+    return any(first[name][0] == second[name][0] and first[name] != second[name] for name in first)
 
 
 def describe(snapshot: Snapshot) -> dict[str, Any]:
@@ -271,11 +240,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "components": snapshot.architecture.components,
             "alpha2": snapshot.alpha2,
             "transfer": [
-                {
-                    "joints": pieces.joints.tolist(),
-                    "slopes": pieces.slopes.tolist(),
-                    "bias": pieces.bias,
-                }
+                {"joints": pieces.joints.tolist(), "slopes": pieces.slopes.tolist(), "bias": pieces.bias}
                 for pieces in transfers_as_pieces(snapshot.architecture, snapshot.weights)
             ],
             **({"ids": dict(snapshot.ids)} if snapshot.keys else {}),
@@ -297,7 +262,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _own_mapping(run_dir: Path) -> dict[str, Any]:
-    """Returns the mapping by which ``ctr quickstart`` read the table of a run, for ``ctr score`` to read others by."""
+    """The mapping by which ``ctr quickstart`` read the table of a run, for ``ctr score`` to read others by."""
     path = run_dir.resolve().parent / "mapping.yaml"
     if not (path.with_name("quickstart.json").is_file() and path.is_file()):
         return {}
@@ -313,8 +278,5 @@ def _sync_tree(folder: Path) -> None:
         if path.is_dir():
             sync_folder(path)
         else:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

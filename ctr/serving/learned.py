@@ -1,23 +1,17 @@
-"""The rows that an exported model has learned from, told by how far it got in time.
-
-Training passes over a log in the order of query time and query id, so the model has learned from what is not later than
-the last row that it learned from. The scores of such rows say nothing about rows that are new.
-"""
+"""Rows that a model has learned from, by how far it got in time; their scores say nothing about new rows."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-LEARNED = "learned"
-"""The column of scores: true for rows that are not later than the last one that the model learned from."""
+LEARNED = "learned"  # column of scores: true for rows that are not later than the last one that the model learned from
 
-TIME = "time"
-"""The key of raw rows that has their time, in microseconds; null where times are made of the numbers of rows."""
+TIME = "time"  # key of raw rows that has their time, in microseconds; null where times are made of the numbers of rows
 
 
 def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Query time, in microseconds, and query id of the last row that a model learned from; None: from none."""
+    """Returns query time, in microseconds, and query id of the last row that a model learned from; None: from none."""
     until = metadata["position"]["learned_until"]
     return None if until is None else (int(until[0]), int(until[1]))
 
@@ -25,16 +19,7 @@ def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
 def is_learned(
     until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray | None = None
 ) -> np.ndarray:
-    """Tells rows that are not later than the last one that was learned from.
-
-    Args:
-        until: of ``learned_until``.
-        times: query times in microseconds, int64 [N].
-        queries: query ids, int64 [N]; None: rows of the last time count as learned from.
-
-    Returns:
-        bool [N].
-    """
+    """Tells rows that are not later than the last one that was learned from, bool [N], by time and query id."""
     if until is None:
         return np.zeros(len(times), bool)
     if queries is None:

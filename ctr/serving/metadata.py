@@ -1,4 +1,4 @@
-"""The metadata of an exported model, ``assets.extra/ctr.json``, and the folders that models are published in.
+"""Metadata of an exported model, ``assets.extra/ctr.json``, and the folders that models are published in.
 
 ::
 
@@ -6,7 +6,7 @@
     DIR/<version>/assets.extra/ctr.json          features, configuration, position, signatures, hashes of the files
     DIR/<version>/assets.extra/CALLS.md          calls of the model that can be run as they are
     DIR/<version>/assets.extra/tf_serving_warmup_requests
-    DIR/<version>.delta/delta.npz                differences from an earlier version (``ctr.serving.delta``)
+    DIR/<version>.delta/delta.npz                differences from an earlier version (``ctr.serving.weights``)
     DIR/<version>.delta/assets.extra/ctr.json    as above, and the version that the delta builds on
 
 The version is the run's position in the log, a number of examples.
@@ -28,14 +28,12 @@ FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
-MAPPING = "mapping"
-"""The key of the mapping by which ``ctr quickstart`` read raw rows; models of other runs have none."""
-NETWORK = "network"
-"""The key of the description of network and tables (``ctr.serving.saved_model.describe_network``)."""
+MAPPING = "mapping"  # key of the mapping by which ``ctr quickstart`` read raw rows; others have none
+NETWORK = "network"  # key of ``ctr.serving.saved_model.describe_network``
 
 
 def is_delta(model: Path) -> bool:
-    """Returns whether a model is a delta to an earlier one."""
+    """Tells a delta to an earlier model."""
     return (model / DELTA_FILE).is_file()
 
 
@@ -47,7 +45,7 @@ def find_exported(path: Path) -> Path | None:
 
 
 def find_model(path: Path) -> Path:
-    """Returns ``path`` where it is a model, else the newest version in it. Raises InputError when there is none."""
+    """Returns the same as ``find_exported``, but raises InputError when there is none."""
     found = find_exported(path)
     if found is None:
         check_local(path)
@@ -59,28 +57,18 @@ def find_model(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Chain:
-    """The versions that a model is made of.
-
-    Attributes:
-        full: a full model.
-        deltas: what is applied to it, in order; empty where the model is a full one.
-    """
+    """Versions that a model is made of: a full one, and the deltas that are applied to it, in order."""
 
     full: Path
     deltas: tuple[Path, ...]
 
     @property
     def model(self) -> Path:
-        """The model: the last of them."""
         return self.deltas[-1] if self.deltas else self.full
 
 
 def read_chain(model: Path) -> Chain:
-    """Finds the versions that a model is made of; a delta's are in the same directory.
-
-    Raises:
-        InputError: the metadata of one of them is damaged, or what a delta builds on is missing or another model.
-    """
+    """Finds the versions that a model is made of; a delta's are in the same directory. Raises InputError."""
     deltas: list[Path] = []
     while is_delta(model):
         deltas.append(model)
@@ -129,7 +117,7 @@ def read_metadata(model: Path) -> dict[str, Any]:
 
 
 def model_schema(metadata: dict[str, Any], model: Path) -> Schema:
-    """Returns the features of a model. Raises InputError when they were changed by hand."""
+    """Reads the features of a model. Raises InputError when they were changed by hand."""
     return parse_model(Schema, metadata["schema"], str(model / EXTRA / FILE))
 
 

@@ -1,4 +1,4 @@
-"""The conversion of Python's values to the columns that an exported model takes.
+"""Conversion of Python's values to the inputs of an exported model's functions.
 
 A category or text is a string, bytes, a number or a truth value, which become text as ``ctr.data.spelling`` says;
 None, NaN and the empty string are missing. A multivalent category is also a list of these, which is joined with the
@@ -22,18 +22,13 @@ _MISSING_TIME = -1
 
 
 def is_column(values: Any) -> bool:
-    """Returns whether a value is a column; otherwise it is the value of every row."""
-    return not (
-        values is None or isinstance(values, str | bytes | bool | int | float | datetime | np.generic)
-    )
+    """Tells a column from one value, which is that of every row."""
+    single_values = str | bytes | bool | int | float | datetime | np.generic | None
+    return not isinstance(values, single_values)
 
 
 def row_count(features: Mapping[str, Any]) -> int:
-    """Returns the number of rows of some columns, 1 where there is none.
-
-    Raises:
-        InputError: they differ, or what stands for rows is no column.
-    """
+    """Counts the rows of some columns, 1 where there is none. Raises InputError: they differ, or are no columns."""
     lengths = {name: _length(name, values) for name, values in features.items() if is_column(values)}
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -67,15 +62,7 @@ def as_list(values: Any, rows: int) -> list[Any]:
 
 
 def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts:
-    """Converts a column to strings or bytes.
-
-    Args:
-        name: of the source, for messages.
-        separator: with which lists are joined; None: there may be none.
-
-    Raises:
-        InputError: a value that is no text, with its row.
-    """
+    """Converts a column to strings or bytes, lists joined with ``separator``. Raises InputError: a value is no text."""
     texts = []
     for row, value in enumerate(values):
         try:
@@ -109,7 +96,8 @@ def _text(value: Any, separator: str | None) -> str | bytes:
 
 def _joined(items: Iterable[Any], separator: str) -> bytes:
     mark = separator.encode()
-    parts = [_bytes(_text(item, None)) for item in items]
+    texts = [_text(item, None) for item in items]
+    parts = [text.encode() if isinstance(text, str) else text for text in texts]
     for part in parts:
         if mark in part:
             text = part.decode(errors="backslashreplace")
@@ -119,16 +107,8 @@ def _joined(items: Iterable[Any], separator: str) -> bytes:
     return mark.join(part for part in parts if part)
 
 
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
-
-
 def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
-    """Converts a column to numbers, float32 [rows], NaN where missing.
-
-    Raises:
-        InputError: a value that is no number, with its row.
-    """
+    """Converts a column to float32 [rows], NaN where missing. Raises InputError: a value is no number."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         return values.astype(np.float32)
     numbers = []
@@ -146,11 +126,7 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
 
 
 def make_times(name: str, values: Any, rows: int) -> np.ndarray:
-    """Converts a column to times, int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
-
-    Raises:
-        InputError: a value that is no time, or one before 1970, with its row.
-    """
+    """Converts a column to int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing. Raises InputError."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "M":
         values = list(values)
     times = []
@@ -167,16 +143,59 @@ def _microseconds(value: Any) -> int:
     if value is None or (isinstance(value, datetime | np.datetime64) and value != value):
         return _MISSING_TIME
     if isinstance(value, np.datetime64):
-        found = int(value.astype("datetime64[us]").astype(np.int64))
+        time = int(value.astype("datetime64[us]").astype(np.int64))
     elif isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        found = (aware - _EPOCH) // timedelta(microseconds=1)
+        time = (aware - _EPOCH) // timedelta(microseconds=1)
     elif isinstance(value, int | np.integer) and not isinstance(value, bool):
-        found = int(value)
+        time = int(value)
     else:
         raise ValueError(
             f"{value!r:.80} is not allowed: microseconds since 1970-01-01 UTC, a datetime or nothing"
         )
-    if not 0 <= found < 2**63:
+    if not 0 <= time < 2**63:
         raise ValueError(f"{value!r:.80} is not allowed: a time from 1970 on, in microseconds")
-    return found
+    return time
+
+
+class FunctionInputs:
+    """Inputs of a function, as the metadata describes them: the column of each, and the columns of each type."""
+
+    def __init__(self, name: str, described: Mapping[str, Mapping[str, Any]]) -> None:
+        self._name = name
+        self.columns: dict[str, str] = {key: one["column"] for key, one in described.items()}
+        self.dtypes: dict[str, str] = {key: one["dtype"] for key, one in described.items()}
+        self.texts = self._of_type("string")
+        self.numbers = self._of_type("float32")
+        self.times = self._of_type("int64")
+
+    def _of_type(self, dtype: str) -> dict[str, str]:
+        return {key: column for key, column in self.columns.items() if self.dtypes[key] == dtype}
+
+    def read(
+        self, features: Mapping[str, Any], separators: Mapping[str, str | None], few: int
+    ) -> tuple[dict[str, Any], int]:
+        """Converts the columns that the function takes to lists, float32 and int64 arrays, and counts the rows.
+
+        Lists are joined with ``separators``. Of more rows than ``few``, texts stay as they are, and TensorFlow
+        converts them. Raises InputError: a column is absent, lengths differ, or a value is not one of its kind.
+        """
+        absent = [source for source in self.columns.values() if source not in features]
+        if absent:
+            required = ", ".join(self.columns.values())
+            raise InputError(f"{self._name}: the column {absent[0]} is absent; required: {required}")
+        rows = row_count({source: features[source] for source in self.columns.values()})
+        columns: dict[str, Any] = {}
+        for source in self.texts.values():
+            column = as_list(features[source], rows)
+            plain = rows > few or set(map(type, column)) <= {str}
+            columns[source] = column if plain else make_texts(source, column, separators.get(source))
+        for source in self.numbers.values():
+            columns[source] = make_numbers(source, features[source], rows)
+        for source in self.times.values():
+            columns[source] = make_times(source, features[source], rows)
+        return columns, rows
+
+    def refuse_texts(self, columns: Mapping[str, Any], separators: Mapping[str, str | None]) -> None:
+        for source in self.texts.values():
+            make_texts(source, columns[source], separators.get(source))

@@ -1,4 +1,4 @@
-"""Writes a SavedModel and what belongs to it: from a snapshot of a run, or from an earlier model and new weights.
+"""SavedModel and what belongs to it: written from a snapshot of a run, or from an earlier model and new weights.
 
 A model in which ids grow, or whose run exports deltas, is *updatable*: its graph stays the same during the run, so a
 later model differs only in the values of its variables. Its metadata names the variables in order, and the hash of its
@@ -8,25 +8,25 @@ weights is the hash of their values.
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
+from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from ctr.io.files import write_atomic_bytes
 from ctr.models.rows import TableLayout
 from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
-from ctr.serving.canonical import make_canonical
-from ctr.serving.delta import Weights, hash_weights
 from ctr.serving.metadata import EXTRA, FILE, NETWORK, WARMUP, hash_files
-from ctr.serving.requests import describe_requests
-from ctr.serving.signatures import Signature, served_schema, serving_signatures
-from ctr.serving.weights import VARIABLES, write_weights
+from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
+from ctr.serving.weights import VARIABLES, Weights, hash_weights, write_weights
 from ctr.training.run.snapshot import Snapshot
 from ctr.training.run.tensor_files import written_by_tensorflow
 from ctr.training.state import dense_weights
@@ -34,10 +34,13 @@ from ctr.training.state import dense_weights
 _ALPHA2 = "alpha2"
 _WARMUP_BATCHES = (1, 64)
 _WARMUP_TEXT = b"warm up"
+_COUNTED = re.compile(r"[-_]\d+$")
+_GRADIENT = "_gradient_op_type"
+_ARGUMENT = "_user_specified_name"
 
 
 def is_updatable(snapshot: Snapshot) -> bool:
-    """Returns whether later models of the run are this one with other values of its variables."""
+    """Tells a run whose later models are this one with other values of its variables."""
     export = snapshot.config.export
     return bool(snapshot.keys) or (export is not None and export.full_every > 1)
 
@@ -49,10 +52,7 @@ def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 
 def weights_hash(snapshot: Snapshot) -> str:
-    """Hashes all weights (SHA-256): two runs of the same description may have learned otherwise.
-
-    Of a model that is not updatable as float32, before any are rounded.
-    """
+    """Hashes all weights (SHA-256), of a model that is not updatable as float32, before any are rounded."""
     if is_updatable(snapshot):
         return hash_weights(snapshot_weights(snapshot))
     digest = hashlib.sha256()
@@ -72,11 +72,7 @@ def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Vari
 
 
 def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a model to a new folder and returns its metadata.
-
-    Args:
-        described: its metadata without functions and files.
-    """
+    """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
     alpha2 = None
     if is_updatable(snapshot):
         alpha2 = tf.Variable(snapshot.alpha2, trainable=False, dtype=tf.float32, name=_ALPHA2)
@@ -108,15 +104,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
 
 
 def rewrite_model(full: Path, folder: Path, metadata: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
-    """Writes an updatable model with other weights to a new folder and returns its metadata.
-
-    The bytes are those that ``write_model`` would have written.
-
-    Args:
-        full: a model of the same run.
-        metadata: without files.
-        weights: by name.
-    """
+    """Writes an updatable model with other weights, as ``write_model`` would; ``full`` is another model of the run."""
     shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE))
     with written_by_tensorflow(folder):
         write_weights(folder, full, metadata[VARIABLES], weights)
@@ -133,22 +121,13 @@ def write_metadata(folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_function(signature: Signature, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    inputs = {
-        key: {"column": signature.sources[key], **_tensor_type(spec)} for key, spec in signature.specs.items()
-    }
+    specs, sources = signature.specs.items(), signature.sources
+    inputs = {key: {"column": sources[key], **_tensor_type(spec)} for key, spec in specs}
     return {"inputs": inputs, "outputs": {key: _tensor_type(value) for key, value in outputs.items()}}
 
 
 def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpec]]) -> None:
-    """Writes the requests that TensorFlow Serving runs before a new model takes traffic, of one row and of many.
-
-    They are made up. Without them the first requests of clients would wait for what TensorFlow does once: optimizing
-    the graph, choosing kernels.
-
-    Args:
-        path: a TFRecord file of PredictionLog messages.
-        signatures: by function its inputs.
-    """
+    """Writes requests that TensorFlow Serving runs before it serves a model, so that no client waits for its set-up."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for name, specs in signatures.items():
             for rows in _WARMUP_BATCHES:
@@ -159,14 +138,13 @@ def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpe
                     value = _WARMUP_TEXT if spec.dtype == tf.string else 0
                     filled = np.full(shape, value, spec.dtype.as_numpy_dtype)
                     request.inputs[key].CopyFrom(tf.make_tensor_proto(filled, spec.dtype))
-                log = prediction_log_pb2.PredictionLog(
-                    predict_log=prediction_log_pb2.PredictLog(request=request)
-                )
+                predict_log = prediction_log_pb2.PredictLog(request=request)
+                log = prediction_log_pb2.PredictionLog(predict_log=predict_log)
                 writer.write(log.SerializeToString(deterministic=True))
 
 
 def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
-    """Lists the variables that functions read, in the order of first use: a graph's own order is that of a set."""
+    """Variables that functions read, in the order of first use: a graph's own order is that of a set."""
     used: dict[int, tf.Variable] = {}
     for function in functions:
         by_handle = {id(variable.handle): variable for variable in function.graph.variables}
@@ -177,20 +155,14 @@ def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
 
 
 def _tensor_type(spec: Any) -> dict[str, Any]:
-    """Describes dtype and shape, -1 for any size."""
     return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
 
 
 def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, Any]:
     """Describes network and tables, under ``network`` of ``ctr.json``, for those that compute without the graph.
 
-    Args:
-        variables: the names of the model's variables, in their order, as deltas have them.
-
-    Returns:
-        ``architecture`` of ``ctr.models.architecture``, key by key; ``tables``; and ``variables``, what each variable
-        of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``, ``alpha2``, or the readable name of a dense
-        weight, ``quality/deep_0/w``. The weights themselves are only in the SavedModel's own files.
+    ``variables`` says what each variable of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``,
+    ``alpha2``, or the readable name of a dense weight, ``quality/deep_0/w``.
     """
     readable = dict(zip(dense_weights(snapshot.weights), snapshot.weights, strict=True))
     return {
@@ -201,7 +173,8 @@ def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, 
 
 
 def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
-    features = [
+    described: dict[str, Any] = {name: getattr(layout, name) for name in ("name", "tower", "width", "copies")}
+    described["features"] = [
         {
             "name": feature.name,
             "buckets": feature.buckets,
@@ -211,10 +184,100 @@ def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
         }
         for feature in layout.features
     ]
-    return {
-        "name": layout.name,
-        "tower": layout.tower,
-        "width": layout.width,
-        "copies": layout.copies,
-        "features": features,
-    }
+    return described
+
+
+def make_canonical(model: Path) -> None:
+    """Gives a model of one graph, which TensorFlow has just saved, the same bytes whichever process wrote it.
+
+    TensorFlow names functions by a counter of the process, stores them in the order of a hash table, and draws a random
+    number for each model. Here functions are numbered in the order in which the signatures reach them, and the random
+    number is replaced by a hash of the content. What is computed stays the same.
+    """
+    path = model / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    (graph,) = saved.meta_graphs
+    _rename_functions(graph)
+    path.write_bytes(saved.SerializeToString(deterministic=True))
+    # Hashes of the files as they now are, and a new random number.
+    fingerprint = fingerprint_pb2.FingerprintDef.FromString(fingerprinting.CreateFingerprintDef(str(model)))
+    fingerprint.ClearField("uuid")
+    digest = hashlib.sha256(fingerprint.SerializeToString(deterministic=True)).digest()
+    # As TensorFlow writes it: 64 bits in decimal.
+    fingerprint.uuid = str(int.from_bytes(digest[:8], "little"))
+    (model / "fingerprint.pb").write_bytes(fingerprint.SerializeToString(deterministic=True))
+
+
+def _rename_functions(graph: Any) -> None:
+    library, objects = graph.graph_def.library, graph.object_graph_def
+    by_name = {function.signature.name: function for function in library.function}
+    # Functions that compute the gradient of an operation (swish has one), by the name that operations know it under.
+    own = {one.registered_op_type: one.gradient_func for one in library.registered_gradients}
+    names = _numbered(_reached(graph.graph_def.node, by_name, own), "_")
+    bodies = [graph.graph_def.node, *(by_name[name].node_def for name in names)]
+    nodes = [node for body in bodies for node in body]
+    gradients = _numbered((node.attr[_GRADIENT].s.decode() for node in nodes if _GRADIENT in node.attr), "-")
+    for node in nodes:
+        for reference in _references(node):
+            reference.name = names[reference.name]
+        if _GRADIENT in node.attr:
+            node.attr[_GRADIENT].s = gradients[node.attr[_GRADIENT].s.decode()].encode()
+    for number, argument in ((n, a) for name in names for n, a in by_name[name].arg_attr.items()):
+        # What a function captures, a variable for instance, has its address in the counter for a name.
+        if argument.attr[_ARGUMENT].s.isdigit():
+            argument.attr[_ARGUMENT].s = str(number).encode()
+    kept = sorted((gradients[name], names[function]) for name, function in own.items() if name in gradients)
+    del library.registered_gradients[:]
+    for name, function in kept:
+        library.registered_gradients.add(registered_op_type=name, gradient_func=function)
+    ordered = [by_name[name].SerializeToString() for name in names]
+    del library.function[:]
+    for name, content in zip(names.values(), ordered, strict=True):
+        library.function.add().ParseFromString(content)
+        library.function[-1].signature.name = name
+    # A new name may be the former name of another function.
+    described = {names[name]: one.SerializeToString() for name, one in objects.concrete_functions.items()}
+    objects.concrete_functions.clear()
+    for name, content in described.items():
+        objects.concrete_functions[name].ParseFromString(content)
+    for node in objects.nodes:
+        if node.WhichOneof("kind") == "bare_concrete_function":
+            bare = node.bare_concrete_function
+            bare.concrete_function_name = names[bare.concrete_function_name]
+        elif node.WhichOneof("kind") == "captured_tensor":
+            node.captured_tensor.concrete_function = names[node.captured_tensor.concrete_function]
+
+
+def _numbered(names: Iterable[str], mark: str) -> dict[str, str]:
+    """Maps names to new ones, with a number of their own in place of the counter's."""
+    numbers = enumerate(dict.fromkeys(names))
+    return {name: f"{_COUNTED.sub('', name)}{mark}{number}" for number, name in numbers}
+
+
+def _reached(
+    nodes: Iterable[Any], functions: Mapping[str, Any], gradients: Mapping[str, str]
+) -> dict[str, None]:
+    """The functions that operations call or have as gradients, each followed by those that it calls itself."""
+    found: dict[str, None] = {}
+
+    def visit(nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            called = [reference.name for reference in _references(node)]
+            if _GRADIENT in node.attr:
+                own = gradients.get(node.attr[_GRADIENT].s.decode())
+                called += [] if own is None else [own]
+            for name in called:
+                if name not in found:
+                    found[name] = None
+                    visit(functions[name].node_def)
+
+    visit(nodes)
+    return found
+
+
+def _references(node: Any) -> Iterator[Any]:
+    for key in sorted(node.attr):
+        value = node.attr[key]
+        if value.HasField("func"):
+            yield value.func
+        yield from value.list.func

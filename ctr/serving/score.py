@@ -1,7 +1,6 @@
-"""Scores whole logs and raw tables with an exported model, into one Parquet file: ``ctr score``.
+"""Scoring of whole logs and raw tables with an exported model, into one Parquet file and one of rejected rows.
 
-Every row of the input is in that file or, with its reason, in the rejects beside it. Importing this module loads no
-TensorFlow.
+Importing this module loads no TensorFlow.
 """
 
 import json
@@ -35,29 +34,15 @@ Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
 _BATCH_ROWS = 4096
 _GROUP_ROWS = 64 * 1024
 _LOG_KEYS = ("query_time", "query_id", "example_id")
-_LOG_LABELS = [
-    pa.field("label", pa.int8()),
-    pa.field("train_weight", pa.float32()),
-    pa.field("metric_weight", pa.float32()),
-]
+_LOG_WEIGHTS = [pa.field(name, pa.float32()) for name in ("train_weight", "metric_weight")]
+_LOG_LABELS = [pa.field("label", pa.int8()), *_LOG_WEIGHTS]
 _LEARNED = pa.field(LEARNED, pa.bool_())
 _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """The counts of a call.
-
-    Attributes:
-        rows: of the input.
-        scored: those with a prediction.
-        rejected: those without.
-        reject_reasons: their number by reason, the most frequent first.
-        rejects_file: where each of them is described; None when there are none.
-        seconds: that it took.
-        learned: the scored rows that the model has learned from; None where times of rows are not known.
-        learned_until: the query time of the last row that it learned from, in microseconds; None: from none.
-    """
+    """Counts of a call."""
 
     rows: int
     scored: int
@@ -65,12 +50,12 @@ class ScoreResult:
     reject_reasons: dict[str, int]
     rejects_file: Path | None
     seconds: float
-    learned: int | None = None
-    learned_until: int | None = None
+    learned: int | None = None  # rows that the model has learned from; None: times are not known
+    learned_until: int | None = None  # query time of the last one, in microseconds; None: from none
 
 
 def is_log_alone(inputs: Sequence[Path]) -> bool:
-    """Returns whether an example log is to be scored. Raises InputError when there are other inputs beside it."""
+    """Tells an example log to be scored. Raises InputError when there are other inputs beside it."""
     logs = [path for path in inputs if (path / "schema.json").is_file()]
     if logs and len(inputs) > 1:
         raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
@@ -78,7 +63,7 @@ def is_log_alone(inputs: Sequence[Path]) -> bool:
 
 
 def check_scores_file(out: Path, inputs: Sequence[Path]) -> None:
-    """Raises InputError when ``out`` could not be written, or would replace what is to be scored."""
+    """Raises InputError when ``out`` could not be written, or would replace what is scored."""
     for given in inputs:
         inside = given.is_dir() and given.resolve() in out.resolve().parents
         if out.is_file() and (inside or (given.exists() and out.samefile(given))):
@@ -87,13 +72,11 @@ def check_scores_file(out: Path, inputs: Sequence[Path]) -> None:
 
 
 def _check_out(out: Path) -> None:
-    """Refuses to write predictions, and the rejects beside them, over anything but earlier ones."""
     check_output_file(out, "predictions of ctr score", _is_scores)
     check_output_file(_rejects_file(out), "rejects of ctr score", _is_rejects)
 
 
 def _rejects_file(out: Path) -> Path:
-    """Returns the path of the description of rows without a prediction."""
     return out.with_name(f"{out.name}.rejects.jsonl")
 
 
@@ -119,20 +102,7 @@ def score_log(
     progress: Progress | None = None,
     time_range: TimeRange | None = None,
 ) -> ScoreResult:
-    """Scores an example log by its ids, with the columns that ``ctr evaluate`` reads.
-
-    Args:
-        scorer: the model.
-        log: its folder.
-        out: the file to write: ``query_time, query_id, example_id, label, train_weight, metric_weight, learned,
-            logit, p``.
-        progress: called with numbers of rows that were passed.
-        time_range: of query times; rows outside are passed over. None: all.
-
-    Raises:
-        InputError: no log, a damaged one, one of other features than the model's, or one without a partition in the
-            time range.
-    """
+    """Scores an example log by its ids, with the columns of ``ctr evaluate`` beside; raises InputError."""
     times = time_range or TimeRange()
     schema = read_schema(log)
     if schema.version != scorer.schema.version:
@@ -156,16 +126,10 @@ def score_log(
                 good = rows.fault == 0
                 rejects = [_describe(rows, index) for index in np.flatnonzero(~good).tolist()]
                 kept = rows if good.all() else rows.keep(good)
-                keys = pa.table(
-                    {
-                        **{name: getattr(kept, name) for name in _LOG_KEYS},
-                        **{
-                            field.name: getattr(kept, field.name).astype(field.type.to_pandas_dtype())
-                            for field in _LOG_LABELS
-                        },
-                        LEARNED: is_learned(until, kept.query_time, kept.query_id),
-                    }
-                )
+                columns = {name: getattr(kept, name) for name in _LOG_KEYS}
+                for field in _LOG_LABELS:
+                    columns[field.name] = getattr(kept, field.name).astype(field.type.to_pandas_dtype())
+                keys = pa.table({**columns, LEARNED: is_learned(until, kept.query_time, kept.query_id)})
                 scores = scorer.score_ids(_packed(kept)) if len(kept) else {}
                 yield keys, scores, rejects
 
@@ -176,10 +140,9 @@ def score_log(
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
     """Computes the logits, float32 [N], of good rows of a log with the model's features."""
-    parts = [
-        scorer.score_ids(_packed(rows.slice(begin, min(begin + _BATCH_ROWS, len(rows)))))["logit"]
-        for begin in range(0, len(rows), _BATCH_ROWS)
-    ]
+    begins = range(0, len(rows), _BATCH_ROWS)
+    batches = (rows.slice(begin, min(begin + _BATCH_ROWS, len(rows))) for begin in begins)
+    parts = [scorer.score_ids(_packed(batch))["logit"] for batch in batches]
     return np.concatenate([np.zeros(0, np.float32), *parts])
 
 
@@ -198,16 +161,7 @@ def _describe(rows: Rows, index: int) -> dict[str, Any]:
 def score_tables(
     scorer: "Scorer", parts: Iterable[Part], keys: pa.Schema, out: Path, progress: Progress | None = None
 ) -> ScoreResult:
-    """Scores raw rows.
-
-    Args:
-        parts: the rows.
-        keys: of the first table of each part; a ``time`` among them is not written, but whether the model has learned
-            from rows of that time.
-
-    Raises:
-        InputError: what reading the parts raises.
-    """
+    """Scores raw rows, with their ``keys``; in place of a ``time`` is written whether rows were learned from."""
     until = learned_until(scorer.metadata)
 
     def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:

@@ -1,10 +1,7 @@
-"""Scoring with an exported model inside a Python process.
-
-Needs the exported folder alone, and TensorFlow for more than a few rows: nothing of the trainer, no Keras.
-"""
+"""Scoring with an exported model inside a Python process, without the trainer; with TensorFlow for many rows."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,45 +9,38 @@ import numpy as np
 
 from ctr.data.row_ids import OtherWayError
 from ctr.io.errors import InputError, one_line
-from ctr.serving.combine import probabilities, transfers_of
-from ctr.serving.delta import Weights
-from ctr.serving.inputs import FunctionInputs
 from ctr.serving.metadata import NETWORK, check_files, find_model, model_schema, read_chain, read_metadata
-from ctr.serving.row_cache import RowCache
-from ctr.serving.row_model import RowModel
-from ctr.serving.weights import apply_deltas, stored_weights, variable_names
+from ctr.serving.raw_values import FunctionInputs
+from ctr.serving.row_model import RowModel, probabilities, transfers_of
+from ctr.serving.weights import Weights, apply_deltas, stored_weights, variable_names
 
 if TYPE_CHECKING:
     from ctr.serving.program import Program
 
-_FEW_ROWS = 8
-"""Up to which Python and NumPy are faster than a call of TensorFlow (``benchmarks/bench_serving.py``)."""
+_FEW_ROWS = 8  # up to which Python is faster than a call of TensorFlow (``benchmarks/bench_serving.py``)
 
-_SOME_ROWS = 4095
-"""Up to which, of all calls together, they are faster than loading TensorFlow."""
+_SOME_ROWS = 4095  # up to which, of all calls together, they are faster than loading TensorFlow
 
 
 class Scorer:
     """Calls the functions of an exported model on Python's values.
 
     Args:
-        path: the model's folder, or a folder of versions, of which the newest is taken. A delta needs the
-            versions that it builds on beside it.
+        path: the model's folder, or a folder of versions, of which the newest is taken. A delta needs the versions
+            that it builds on beside it.
         cached_rows: how many rows of U a factorized model keeps; 0: none.
         lazy: whether TensorFlow is loaded only when it is needed: when calls of more than 8 rows have had more than
             4095 of them together, or by a call of no rows, or of values that ``ctr.data.row_ids`` leaves to it.
         on_load: called before it is.
 
     Attributes:
-        path: the model's folder.
         metadata: the content of ctr.json.
         schema: the features of the logs that it learned from.
         raw_schema: those that can be made of the columns that ``predict`` takes; the others the model leaves out.
-        factorized: whether there are Q and U.
 
     Raises:
         InputError: no model, a damaged one, a delta without what it builds on, or one that could do more than compute
-            (``ctr.serving.model_check``).
+            (``ctr.serving.program``).
 
     Example, of a model whose features read the columns user, price and position:
         >>> scorer = Scorer(folder)
@@ -80,9 +70,7 @@ class Scorer:
         self._few = _SOME_ROWS if lazy else _FEW_ROWS
         try:
             signatures = self.metadata["signatures"]
-            self._inputs = {
-                name: FunctionInputs(name, described["inputs"]) for name, described in signatures.items()
-            }
+            self._inputs = {name: FunctionInputs(name, of["inputs"]) for name, of in signatures.items()}
             self.raw_schema = self.schema.made_of(set(self._inputs["predict"].columns.values()))
             self._transfers = transfers_of(self.metadata["model"])
             self.factorized = "ui" in signatures
@@ -98,7 +86,6 @@ class Scorer:
             raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
 
     def _changed_weights(self, full_metadata: dict[str, Any]) -> Weights | None:
-        """The weights of a model that has deltas, in the order of the graph's variables."""
         if not self._chain.deltas:
             return None
         names = variable_names(self._chain.full, full_metadata)
@@ -107,14 +94,12 @@ class Scorer:
 
     def _row_model(self) -> RowModel:
         names = self.metadata[NETWORK]["variables"]
-        weights = self._weights
-        if weights is None:
-            weights = stored_weights(self._chain.full, names)
+        weights = stored_weights(self._chain.full, names) if self._weights is None else self._weights
         return RowModel(self.metadata, self.schema, dict(zip(names, weights.values(), strict=True)))
 
     @property
     def _program(self) -> "Program":
-        """The graph, loaded once, whichever thread needs it first."""
+        """Graph, loaded once, whichever thread needs it first."""
         with self._loading:
             if self._loaded is None:
                 if self._on_load is not None:
@@ -127,18 +112,13 @@ class Scorer:
 
     @property
     def signatures(self) -> tuple[str, ...]:
-        """The names of the model's functions."""
         return tuple(self.metadata["signatures"])
 
     def predict(self, features: Mapping[str, Any]) -> np.ndarray:
         """Predicts click probabilities, float32 [N], of N rows of raw values.
 
-        Args:
-            features: for each input of the model (``raw_schema.inputs``) a list or an array of N values, or one value,
-                which is then that of every row. Other columns are ignored.
-
-        Raises:
-            InputError: an input is absent, lengths differ, or a value is not one of its kind.
+        ``features`` has for each input (``raw_schema.inputs``) N values, or one for all rows; other columns are
+        ignored. Raises InputError: an input is absent, lengths differ, or a value is not one of its kind.
         """
         return self.score(features)["p"]
 
@@ -147,12 +127,7 @@ class Scorer:
         return self._call("predict", *self._read("predict", features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes ``p`` and ``logit``, float32 [N], of ids as a log holds them.
-
-        Args:
-            packed: ``ids``, [N, F], of the single-valued features; of each multivalent one ``NAME.values``, [V], row
-                after row, and ``NAME.lengths``, int32 [N]. Ids are of ``schema.id_type``.
-        """
+        """Computes ``p`` and ``logit``, float32 [N], of ids as ``ctr.serving.signatures.packed_columns`` has them."""
         if self._rows is not None and 0 < len(packed["ids"]) <= self._few:
             self._count(len(packed["ids"]))
             return self._rows.score_ids(packed)
@@ -164,10 +139,7 @@ class Scorer:
         return self._call("quality", *self._read("quality", features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Computes U, float32 [N, n, K], of the UI tower's columns; arguments as for ``predict``.
-
-        Rows that were asked for before come from the cache.
-        """
+        """Computes U, float32 [N, n, K], of the UI tower's columns as ``predict`` takes them, or from the cache."""
         self._require_factors()
         columns, rows = self._read("ui", features)
         if self._cache is None:
@@ -186,12 +158,7 @@ class Scorer:
         return self._cache.get(keys, compute)
 
     def combine(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
-        """Computes click probabilities, float32 [N], of Q and U row by row; a single row goes with each of the other.
-
-        Args:
-            quality: of ``quality``, float32 [N, n, K] or [1, n, K].
-            ui: of ``ui``, float32 [N, n, K] or [1, n, K].
-        """
+        """Computes click probabilities, float32 [N], of Q and U row by row; a single row goes with each other."""
         self._require_factors()
         return probabilities((quality * ui).sum(axis=2).T, self._transfers)
 
@@ -231,9 +198,72 @@ class Scorer:
 
 
 def _hashable(column: Any) -> list[Any]:
-    """Returns a column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
+    """A column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype == np.int64:
         return column.tolist()
     return np.where(np.isnan(column), np.float32(np.nan), column).view(np.int32).tolist()
+
+
+ComputeRows = Callable[[list[int]], np.ndarray]
+
+
+class RowCache:
+    """Rows of float32 by key, at most ``capacity`` of them. Threads may share it."""
+
+    def __init__(self, capacity: int, shape: Sequence[int]) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity: {capacity} is not allowed; allowed: at least 1")
+        self._capacity = capacity
+        self._rows = np.empty((capacity, *shape), np.float32)
+        self._used = np.full(capacity, -1, np.int64)
+        self._places: dict[Hashable, int] = {}
+        self._keys: list[Hashable] = []
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def get(self, keys: Sequence[Hashable], compute: ComputeRows) -> np.ndarray:
+        """Returns the rows of N keys; ``compute`` makes those at some positions, of unknown keys, none twice."""
+        with self._lock:
+            self._calls += 1
+            find = self._places.get
+            places = np.array([find(key, -1) for key in keys], np.int64)
+            known = places >= 0
+            self._used[places[known]] = self._calls
+            if known.all():
+                return self._rows[places]
+            rows = np.empty((len(keys), *self._rows.shape[1:]), np.float32)
+            rows[known] = self._rows[places[known]]
+        numbers: dict[Hashable, int] = {}
+        begins: list[int] = []
+        missing = np.flatnonzero(~known).tolist()
+        for position in missing:
+            if numbers.setdefault(keys[position], len(begins)) == len(begins):
+                begins.append(position)
+        computed = compute(begins)
+        rows[missing] = computed[[numbers[keys[position]] for position in missing]]
+        with self._lock:
+            self._store(list(numbers), computed)
+        return rows
+
+    def _store(self, keys: list[Hashable], rows: np.ndarray) -> None:
+        fresh = [number for number, key in enumerate(keys) if key not in self._places][-self._capacity :]
+        if not fresh:
+            return
+        unused = range(len(self._keys), min(len(self._keys) + len(fresh), self._capacity))
+        places = list(unused)
+        self._keys.extend(None for _ in unused)
+        if lacking := len(fresh) - len(places):
+            oldest = np.argsort(self._used[: len(self._keys) - len(places)], kind="stable")[:lacking].tolist()
+            for place in oldest:
+                del self._places[self._keys[place]]
+            places += oldest
+        for place, number in zip(places, fresh, strict=True):
+            self._keys[place] = keys[number]
+            self._places[keys[number]] = place
+        self._rows[places] = rows[fresh]
+        self._used[places] = self._calls

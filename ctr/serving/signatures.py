@@ -1,4 +1,4 @@
-"""The functions of an exported model: from raw strings and numbers, or from ids, to predictions.
+"""Functions of an exported model: from raw strings and numbers, or from ids, to predictions.
 
 ``predict(features)``
     raw columns -> ``p`` and ``logit``. Derived columns are made inside: of other columns, or of the time of the row,
@@ -10,8 +10,7 @@
     ids as a log holds them -> ``p`` and ``logit``; so that logs are scored, which have no raw columns.
 
 Where ids grow, an id is searched among the sorted keys of those that have a row of their own; others use shared rows,
-as in training. All are pure TensorFlow operations without code of XLA or of the host, so that any TensorFlow runtime
-serves them.
+as in training. All are pure TensorFlow operations, so that any TensorFlow runtime serves them.
 """
 
 import keyword
@@ -22,8 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctr.data.derived import Derived
 from ctr.data.feature_ops import row_numbers
-from ctr.data.schema import MISSING_ID, InputKind, Schema
+from ctr.data.schema import MISSING_ID, Category, Cross, InputKind, Schema
 from ctr.data.transform import transform_tensors
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
@@ -34,32 +34,44 @@ Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
 """By feature, int32 or int64 [N], or RaggedTensor [N, None] of a multivalent one."""
 
 PACKED_IDS = "ids"
-_INPUT_TYPES: Mapping[InputKind, tf.DType] = {"text": tf.string, "number": tf.float32, "time": tf.int64}
+_INPUTS: dict[InputKind, dict[str, str]] = {
+    "text": {"dtype": "string", "missing": "the empty string"},
+    "number": {"dtype": "float32", "missing": "NaN"},
+    "time": {
+        "dtype": "int64",
+        "missing": "-1",
+        "unit": "microseconds since 1970-01-01 00:00 UTC",
+        "meaning": "when the impression is shown: what the mapping's time is parsed from at ingestion",
+    },
+}
+NOT_IN_THE_MODEL = (
+    "joins: a column that ingestion took from a side table is an input like any other: look it up before the call",
+    "readers: a column that the reader of a format made (mind: history, category and the like) is an input: make it",
+    "parsing: the mapping's time format is not in the model: give the time as the int64 above",
+    "nulls: strings that the mapping's input.nulls lists must be given as missing",
+    "lists: a multivalent category is one string, its values joined with the separator",
+    "filters: a row that ingestion rejects is still scored: the value that it is rejected for counts as missing",
+    "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction",
+)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of the model.
-
-    Attributes:
-        function: with one argument, a mapping from the inputs' names to tensors.
-        sources: what each input is: its name -> a source column, or a column of ids.
-    """
+    """A function of one argument, a mapping from inputs' names to tensors; ``sources`` has the column of each."""
 
     function: Any
     sources: Mapping[str, str]
 
     @property
     def specs(self) -> Mapping[str, tf.TensorSpec]:
-        """The inputs by their names."""
         return self.function.input_signature[0]
 
 
 def input_names(sources: Iterable[str]) -> dict[str, str]:
     """Finds names under which columns can be inputs of a function: name -> column, in their order.
 
-    They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No other
-    column takes such a name away. A column of whose name nothing is left is ``column_`` and its place, from 1 on.
+    They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No
+    other column takes such a name away. Where nothing is left it is ``column_`` and the place, from 1 on.
     """
     columns = list(sources)
     wanted = {source: _plain_name(source, place) for place, source in enumerate(columns, 1)}
@@ -70,8 +82,8 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
         while name.lower() in {other.lower() for other in names}:
             name += "_"
         names[name] = source
-    found = {source: name for name, source in names.items()}
-    return {found[source]: source for source in columns}
+    by_source = {source: name for name, source in names.items()}
+    return {by_source[source]: source for source in columns}
 
 
 def _plain_name(source: str, place: int) -> str:
@@ -84,12 +96,7 @@ def _plain_name(source: str, place: int) -> str:
 
 
 def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) -> dict[str, Signature]:
-    """Makes the functions of a model, by their names.
-
-    Args:
-        snapshot: the model.
-        alpha2: the weight of the crosses, where that is a variable of the model; by default it is a constant.
-    """
+    """Makes the functions of a model, by name. ``alpha2``: the weight of the crosses, where that is a variable."""
     schema, model = snapshot.schema, (snapshot.architecture, snapshot.served_weights)
     if alpha2 is None:
         alpha2 = tf.constant(snapshot.alpha2, tf.float32)
@@ -97,16 +104,14 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
     names, kinds = input_names(schema.inputs), schema.inputs
 
     def inputs_of(ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
-        chosen = {
-            number: layout
-            for number, layout in enumerate(snapshot.layouts)
-            if tower is None or layout.tower == tower
-        }
+        layouts = enumerate(snapshot.layouts)
+        chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
         looked_up = [
             look_up(layout, snapshot.tables[number], _plan(layout, snapshot.keys.get(number), ids))
-            for number, layout in chosen.items()
+            for number, layout in chosen
         ]
-        return tower_inputs(looked_up, list(chosen.values()), snapshot.architecture.factors is not None)
+        is_factorized = snapshot.architecture.factors is not None
+        return tower_inputs(looked_up, [layout for _, layout in chosen], is_factorized)
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
         return _outputs(forward(*model, inputs_of(ids), alpha2).logits)
@@ -136,7 +141,7 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
 
 
 def served_schema(snapshot: Snapshot) -> Schema:
-    """The features that a model has, which may be fewer than its log's, and the parts of crosses among them."""
+    """Selects the features that a model has, of those of its log, and the parts of crosses among them."""
     return snapshot.schema.only(feature.name for layout in snapshot.layouts for feature in layout.features)
 
 
@@ -158,9 +163,8 @@ def _raw_signature(
 ) -> Signature:
     inputs = schema.inputs
     names = {name: source for name, source in all_names.items() if source in inputs}
-    specs = {
-        name: tf.TensorSpec([None], _INPUT_TYPES[kinds[source]], name=name) for name, source in names.items()
-    }
+    types = {name: _INPUTS[kinds[source]]["dtype"] for name, source in names.items()}
+    specs = {name: tf.TensorSpec([None], tf.as_dtype(dtype), name=name) for name, dtype in types.items()}
 
     def function(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         raw = {source: features[name] for name, source in names.items()}
@@ -170,10 +174,9 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """Returns the columns that hold the ids of N rows.
+    """Names the columns that hold the ids of N rows, of the schema's ``id_type``: ``ids``, [N, F], of single values.
 
-    ``ids``, [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, [V], row after row,
-    and ``NAME.lengths``, int32 [N]. Ids are of the schema's ``id_type``.
+    Of each multivalent feature there are ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
     """
     return (PACKED_IDS, *(f"{name}.{part}" for name in schema.multivalent for part in ("values", "lengths")))
 
@@ -198,7 +201,7 @@ def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tens
 
 
 def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, tf.Tensor]:
-    """Finds the rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
+    """Rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
     some = ids[layout.features[0].name]
     rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
     plan = {"single": tf.zeros([rows, 0], tf.int32)}
@@ -219,7 +222,6 @@ def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, 
 
 
 def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.Tensor:
-    """The rows of the single-valued features, int32 [N, S]."""
     offsets = layout.offsets()
     fixed = [feature for feature in layout.single if not feature.growing]
     growing = [feature for feature in layout.single if feature.growing]
@@ -239,13 +241,7 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
 def _growing_rows(
     layout: TableLayout, keys: tf.Variable | None, features: list[FeatureRows], ids: tf.Tensor
 ) -> tf.Tensor:
-    """The rows of ids that grow, int32 [N, G]: an own one, else one of those that the ids of their feature share.
-
-    Args:
-        keys: of the rows behind the fixed ones (``Snapshot.keys``).
-        features: G features of the table.
-        ids: int64 [N, G].
-    """
+    """Rows of ids that grow, int64 [N, G] -> int32: an own one, else one of those that the ids of a feature share."""
     assert keys is not None
     all_offsets = layout.offsets()
     offsets = tf.constant([all_offsets[feature.name] for feature in features])
@@ -263,11 +259,47 @@ def _growing_rows(
 
 def _splitmix64(values: tf.Tensor) -> tf.Tensor:
     """``ctr.io.hashing.splitmix64`` of uint64 of any shape."""
+
+    def folded(values: tf.Tensor, shift: int) -> tf.Tensor:
+        return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))
+
     mixed = values + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = _folded(mixed, shift) * tf.constant(factor, tf.uint64)
-    return _folded(mixed, 31)
+        mixed = folded(mixed, shift) * tf.constant(factor, tf.uint64)
+    return folded(mixed, 31)
 
 
-def _folded(values: tf.Tensor, shift: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))
+def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
+    """Describes inputs, derived columns, and what is not in the model; columns have the names of the whole log's."""
+    kinds, separators = log_schema.inputs, schema.list_separators
+    inputs: dict[str, dict[str, Any]] = {}
+    for name, column in input_names(kinds).items():
+        if column not in schema.inputs:
+            continue
+        inputs[name] = {"column": column, "kind": kinds[column], **_INPUTS[kinds[column]]}
+        if separators.get(column) is not None:
+            inputs[name]["separator"] = separators[column]
+        features = (feature for feature in schema.features if not isinstance(feature, Cross))
+        inputs[name]["features"] = [f.name for f in features if schema.column_of(f.source) == column]
+    return {
+        "inputs": inputs,
+        "derived": {name: _rule_text(rule) for name, rule in schema.derive.items()},
+        "categories": _spelling_text(schema),
+        "not_in_the_model": list(NOT_IN_THE_MODEL),
+    }
+
+
+def _rule_text(rule: Derived) -> str:
+    if rule.part is not None:
+        return f"the {rule.part} of {rule.column} (UTC{', 0 is Monday' if rule.part == 'weekday' else ''})"
+    if rule.every is not None:
+        return f"whole periods of {rule.every} between 1970-01-01 00:00 UTC and {rule.column}"
+    if rule.prefix is not None:
+        return f"the first {rule.prefix} characters of {rule.column}"
+    return f"{rule.column}, a copy" if rule.cast is None else f"{rule.column}, cast to {rule.cast}"
+
+
+def _spelling_text(schema: Schema) -> str:
+    if not any(isinstance(feature, Category) for feature in schema.features):
+        return "none"
+    return "whole numbers lose a fraction of zeros: 12.0 is 12; nothing else changes"

@@ -1,15 +1,90 @@
-"""The auction: which ads a query shows, at which places and at what price."""
+"""Auction of ads: which ones a query shows, where and at what price; and the true click probability."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ctr.simulator.clicks import Placed, common_words, logistic
 from ctr.simulator.config import WorldConfig
-from ctr.simulator.inventory import Ads
-from ctr.simulator.traffic import Candidates, Queries, shown_format
-from ctr.simulator.world import World
+from ctr.simulator.traffic import NO_WORD, Ads, Candidates, Queries, shown_format
+from ctr.simulator.world import DEVICES, RENDERINGS, Coefficients, World
+
+# Visibility falls with the position as position^-exponent, fastest on a small screen.
+_EXPONENT = {"phone": 0.8, "desktop": 0.5, "tablet": 0.6}
+_RENDERING = {"compact": 0.75, "standard": 0.9, "large": 1.0}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """N ads at places of the pages of queries: numbers in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
+
+    query: np.ndarray
+    ad: np.ndarray
+    position: np.ndarray
+    format: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+
+def visibility(world: World, queries: Queries, placed: Placed) -> np.ndarray:
+    """Computes the share of users that examine each place, [N]: by position, device, rendering and format."""
+    device = queries.device[placed.query]
+    exponent = np.array([_EXPONENT[name] for name in DEVICES])[device]
+    rendering = np.array([_RENDERING[name] for name in RENDERINGS])[queries.rendering[placed.query]]
+    return rendering * world.format_prominence[placed.format, device] * placed.position**-exponent
+
+
+def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) -> np.ndarray:
+    """Counts the words of each query that are in the ad's text, [N]."""
+    words, text = queries.words[query], ads.words[ad]
+    common = np.zeros(len(query), np.int64)
+    for place in range(words.shape[1]):
+        found = np.zeros(len(query), bool)
+        for other in range(text.shape[1]):
+            found |= words[:, place] == text[:, other]
+        common += found
+    return common
+
+
+def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+    """Computes the logit of a click on an ad that is examined, [N]. No part depends on how the ad is shown."""
+    query, ad = placed.query, placed.ad
+    user, device = queries.user[query], queries.device[query]
+    topic, advertiser = ads.topic[ad], ads.advertiser[ad]
+    known = queries.words != NO_WORD
+    words = np.where(known[:, :, None], world.word_taste[queries.words], 0).sum(axis=1)
+    subject = words / np.maximum(known.sum(axis=1), 1)[:, None]
+    phase = 2 * np.pi * (queries.hour[query] - world.topic_peak[topic]) / 24
+    return (
+        world.intercept
+        + queries.intent[query]
+        + world.topic_intent[queries.topic[query]]
+        + world.user_activity[user]
+        + ads.quality[ad]
+        + world.advertiser_quality[advertiser]
+        + now.topic[topic]
+        + now.age_topic[world.user_age[user], topic]
+        + now.advertiser_device[advertiser, device]
+        + world.country_topic[world.user_country[user], topic]
+        + world.topic_topic[queries.topic[query], topic]
+        + np.einsum("nt,nt->n", world.user_taste[user] + subject[query], ads.taste[ad])
+        + 0.5 * common_words(queries, ads, query, ad)
+        + 0.4 * np.cos(phase)
+        + world.topic_weekend[topic] * (queries.weekday >= 5)
+        - 0.1 * np.log1p(ad_age_days(ads, ad, queries.day))
+    )
+
+
+def ad_age_days(ads: Ads, ad: np.ndarray, day: int) -> np.ndarray:
+    """Counts the whole days that each ad has been there, [N], on day number ``day`` of the log."""
+    return day - ads.born[ad]
+
+
+def logistic(logit: np.ndarray) -> np.ndarray:
+    """Computes 1 / (1 + exp(-logit))."""
+    return 1 / (1 + np.exp(-logit))
+
 
 Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 """Predicts the click probability, float32 [N], of ads where they are placed."""
@@ -17,17 +92,11 @@ Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 
 @dataclass(frozen=True)
 class Impressions(Placed):
-    """N ads that are shown, in the order of their queries and positions.
+    """N ads that are shown, in the order of queries and positions."""
 
-    Attributes:
-        mind: [N], uniform; an ad that is examined is clicked where its quality is above it.
-        predicted: float32 [N], by the policy, at the place where the ad is shown.
-        price: float32 [N], of a click; 0 in randomized queries.
-    """
-
-    mind: np.ndarray
-    predicted: np.ndarray
-    price: np.ndarray
+    mind: np.ndarray  # uniform; an examined ad is clicked where its quality is above it
+    predicted: np.ndarray  # by the policy, at the place where the ad is shown
+    price: np.ndarray  # of a click; 0 in randomized queries
 
 
 def run_auction(
@@ -46,25 +115,16 @@ def run_auction(
     worth[candidates.present] = bid[candidates.present] * policy(queries, ads, first)
     rank_by = np.where(queries.randomized[:, None], candidates.present * (1 + candidates.shuffle), worth)
     order = np.argsort(-rank_by, axis=1, kind="stable")[:, : config.slots + 1]
-    ranked = Candidates(
-        ad=np.take_along_axis(candidates.ad, order, axis=1),
-        present=np.take_along_axis(candidates.present, order, axis=1),
-        richness=np.take_along_axis(candidates.richness, order, axis=1),
-        mind=np.take_along_axis(candidates.mind, order, axis=1),
-        shuffle=np.take_along_axis(candidates.shuffle, order, axis=1),
-        depth=candidates.depth,
-    )
-    worth = np.take_along_axis(worth, order, axis=1)
-    bid = np.take_along_axis(bid, order, axis=1)
+    ranked = candidates.take(order)
+    worth, bid = (np.take_along_axis(each, order, axis=1) for each in (worth, bid))
     slots = config.slots
     position = np.broadcast_to(np.arange(1, order.shape[1] + 1), order.shape)
     in_slot = ranked.present & (position <= slots)
     predicted = np.zeros(order.shape, np.float32)
     predicted[in_slot] = policy(queries, ads, _placed(ads, ranked, np.nonzero(in_slot), position))
     drawn = 1 + np.floor(ranked.depth * slots)
-    wanted = np.where(
-        queries.randomized[:, None], position <= drawn[:, None], bid * predicted >= config.reserve
-    )
+    is_worth = bid * predicted >= config.reserve
+    wanted = np.where(queries.randomized[:, None], position <= drawn[:, None], is_worth)
     shown = np.logical_and.accumulate(in_slot & wanted, axis=1)
     query, place = np.nonzero(shown)
     following = np.zeros(order.shape)
@@ -88,7 +148,7 @@ def _placed(ads: Ads, candidates: Candidates, where: tuple[np.ndarray, ...], pos
 
 
 def crude_policy(config: WorldConfig, world: World) -> Policy:
-    """A policy without a model: by topics and words that agree, advertisers, repute, and the position."""
+    """Makes a policy without a model: topics and words that agree, advertisers, repute, and the position."""
 
     def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         query, ad = placed.query, placed.ad

@@ -1,4 +1,4 @@
-"""A trained run in a closed loop: each day it serves queries, its impressions are logged, and it learns from them.
+"""Closed loop of a trained run: each day it serves queries, its impressions are logged, and it learns from them.
 
 ::
 
@@ -19,24 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_model, parse_model
 from ctr.data.log import check_log, list_partitions, log_sha256, read_manifests
 from ctr.data.reader import rows_of_table
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import read_sidecar_partition, sidecar_folder
+from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError, joined
-from ctr.io.files import make_folder, sync_folder
+from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.serving.export import export_from_run
-from ctr.simulator.auction import Policy
-from ctr.simulator.clicks import Placed, logistic
-from ctr.simulator.day import days, make_world
+from ctr.simulator.auction import Placed, Policy, logistic
+from ctr.simulator.config import DAY_US, WorldConfig
+from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
 from ctr.simulator.features import FeatureIds, world_schema
 from ctr.simulator.folders import ORIGIN_FILE, check_days, check_loop_folders
-from ctr.simulator.inventory import Ads
-from ctr.simulator.loop_record import record_days
-from ctr.simulator.simulate import AUCTION, Counts, publish_day, read_world
-from ctr.simulator.traffic import Queries
+from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day, read_world
+from ctr.simulator.traffic import Ads, Queries, draw_queries
+from ctr.simulator.world import World
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, Session, open_session
 from ctr.training.run.directory import write_json
@@ -45,31 +48,14 @@ LOOP_FILE = "loop.json"
 
 
 def run_closed_loop(
-    policy: Path,
-    log: Path,
-    day_count: int,
-    out: Path,
-    progress: Callable[[int], None] | None = None,
+    policy: Path, log: Path, day_count: int, out: Path, progress: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
     """Lets a run serve the days after those of its log, and learn from each of them before it serves the next.
 
     The run and its logs stay as they are; the loop continues copies of them. The same call again continues a loop that
-    was stopped, or extends one that has ended if there are more days, and gives the same bytes.
-
-    Args:
-        policy: a finished run.
-        log: the simulated log that it was trained on.
-        day_count: days to serve in all. A loop that has already served more keeps them.
-        out: the folder of the loop.
-        progress: called with the number of days served so far.
-
-    Returns:
-        The content of loop.json: ``first_day``, the number of the first day that the run served, and ``days``, the
-        counts of each.
-
-    Raises:
-        InputError: the log was not simulated, the run is not finished, of another log or needs more than the
-            simulator gives, or the folder holds something else.
+    was stopped, or extends one that has ended if there are more days, and gives the same bytes. Returns the content of
+    loop.json. Raises InputError: the log was not simulated, the run is not finished, of another log or needs more than
+    the simulator gives, or the folder holds something else.
     """
     check_days(day_count)
     # The configuration of the run names the constraint logs, wherever the loop is continued from.
@@ -102,10 +88,10 @@ def _learn(session: Session) -> None:
 
 
 def _first_day_to_serve(session: Session, logs: Sequence[Path], first: int) -> int:
-    """The number of the first day that is not published whole, at least ``first``, with all before it learned.
+    """Number of the first day that is not published whole, at least ``first``, with all before it learned.
 
-    A day that is published in part is served again: by the weights that served it before, so that nothing changes but
-    what was missing. One that is published whole never is: a run that went back may know less than it did then.
+    A day that is published in part is served again, by the weights that served it before: nothing changes but what was
+    missing. One that is published whole never is: a run that went back may know less than it did then.
     """
     served = [_whole_days(log) for log in logs]
     begins = np.cumsum([0, *(manifest.rows for manifest in session.inputs.log.manifests)])
@@ -116,7 +102,7 @@ def _first_day_to_serve(session: Session, logs: Sequence[Path], first: int) -> i
 
 
 def _whole_days(log: Path) -> int:
-    """The number of days of a log that ``publish_day`` has completed; the last one may lack its last sidecar."""
+    """Days of a log that ``publish_day`` has completed; the last one may lack its last sidecar."""
     manifests = read_manifests(log)
     # The last thing that it publishes.
     lacking = manifests and not (sidecar_folder(log, AUCTION) / f"{manifests[-1].name}.json").is_file()
@@ -154,15 +140,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
 
 
 def check_loop(config: TrainConfig, log: Path) -> None:
-    """Refuses configurations that would fail, or mean something else, on the days to come.
-
-    Args:
-        config: of a run.
-        log: that it is trained on, now or later.
-
-    Raises:
-        InputError: the log was not simulated, or the run needs more than the simulator gives.
-    """
+    """Raises InputError where a run's configuration would fail, or mean something else, on the days to come."""
     world = read_world(log)
     check_log(log, world_schema(world))
     distillation = config.objective.distillation
@@ -209,9 +187,8 @@ def _copy(
     _copy_log(log, partial / "log")
     shutil.copytree(policy, partial / "run")
     if constraint_logs:
-        content = load_model(TrainConfig, policy / "config.yaml", "config").model_dump(
-            mode="json", by_alias=True
-        )
+        config = load_model(TrainConfig, policy / "config.yaml", "config")
+        content = config.model_dump(mode="json", by_alias=True)
         for other in content["objective"]["bias_constraints"]["logs"]:
             other["path"] = str(out / "constraints" / other["name"])
         moved = parse_model(TrainConfig, content, "config")
@@ -234,7 +211,7 @@ def _copy_log(log: Path, copy: Path) -> None:
 
 
 def model_policy(session: Session, ids: FeatureIds) -> Policy:
-    """The predictions of a run as it is now."""
+    """Makes a policy of a run's predictions as it is now."""
 
     def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         nothing = np.zeros(len(placed), np.int64)
@@ -249,3 +226,39 @@ def model_policy(session: Session, ids: FeatureIds) -> Policy:
         return logistic(logit.astype(np.float64)).astype(np.float32)
 
     return predict
+
+
+def record_days(config: WorldConfig, world: World, out: Path, first: int) -> list[dict[str, Any]]:
+    """Writes how many ads each query of the days from ``first`` on showed, and returns the counts of each day."""
+    counts, parts = [], []
+    for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
+        queries = draw_queries(config, world, number)
+        # The log does not have the other queries, so it is unknown how many ads they showed.
+        kept = logged_queries(config, queries)
+        base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
+        # A day on which nothing was shown has no shards.
+        shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
+        for entry in manifest.shards:
+            rows = read_shard(out / "log", entry, world_schema(config))
+            shown.append(rows.column("query_id").to_numpy() - base)
+            label.append(rows.column("label").to_numpy())
+        price = read_sidecar_partition(out / "log", AUCTION, manifest).column("price").to_numpy()
+        columns = {
+            "day": np.full(kept.sum(), number, np.int32),
+            "query_id": (base + queries.number)[kept],
+            "randomized": queries.randomized[kept],
+            "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
+        }
+        parts.append(pa.table(columns))
+        of_day = {
+            "day": number,
+            "queries": int(kept.sum()),
+            "answered": manifest.queries,
+            "examples": manifest.rows,
+            "clicks": manifest.clicks,
+            "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
+            "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
+        }
+        counts.append(of_day)
+    write_atomic(out / SHOWN_FILE, lambda stream: pq.write_table(pa.concat_tables(parts), stream))
+    return counts

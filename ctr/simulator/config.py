@@ -1,4 +1,4 @@
-"""The settings of the simulated world."""
+"""Settings of the simulated world."""
 
 from datetime import UTC, date, datetime
 from typing import Annotated, Literal, Self
@@ -17,8 +17,8 @@ class WorldConfig(StrictModel):
     Attributes:
         seed: the seed of the world and of its traffic.
         start: the first day (UTC).
-        queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of
-            the log and is held in memory.
+        queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of the log
+            and is held in memory.
         candidates: ads that are retrieved for a query and compete for its slots.
         slots: positions on a page. Only ads that are worth it are shown, so some pages show none.
         reserve: minimum expected value (bid times predicted click probability) of an ad that is shown.
@@ -34,8 +34,8 @@ class WorldConfig(StrictModel):
         advertisers: the number of advertisers.
         words: the number of words that queries and ads use.
         topics: the number of hidden topics of queries, words and ads.
-        buckets: whether ids of users, ads, words and their combinations are hashed into buckets, of which some
-            share one; if not, each has its own, as in logs of other sources without ``buckets``.
+        buckets: whether ids of users, ads, words and their combinations are hashed into buckets, of which some share
+            one; if not, each has its own, as in logs of other sources without ``buckets``.
     """
 
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -73,12 +73,11 @@ class WorldConfig(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """The begin of the first day in microseconds since 1970, UTC."""
+        """Begin of the first day in microseconds since 1970, UTC."""
         start = datetime(self.start.year, self.start.month, self.start.day, tzinfo=UTC)
         return int(start.timestamp()) * 1_000_000
 
     def day_us(self, day: int) -> int:
-        """The begin of day number ``day`` of the log in microseconds since 1970, UTC."""
         return self.start_us + day * DAY_US
 
 
@@ -118,8 +117,7 @@ class SimulatorConfig(WorldConfig):
 
     Attributes:
         events: how raw events arrive, if they are written.
-        examples: impressions in the log; the last query may be cut to reach this number exactly. Null: whole
-            days.
+        examples: impressions in the log; the last query may be cut to reach this number exactly. Null: whole days.
         days: days of the log. Null: as many as the examples require.
     """
 
@@ -135,5 +133,4 @@ class SimulatorConfig(WorldConfig):
 
     @property
     def world(self) -> WorldConfig:
-        """The settings but for the length and the events."""
         return WorldConfig(**{name: getattr(self, name) for name in WorldConfig.model_fields})

@@ -1,7 +1,7 @@
 """One day of the simulated system: its queries are served by a policy, and some ads are clicked."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -9,12 +9,26 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.io.errors import InputError
-from ctr.simulator.auction import Impressions, Policy, crude_policy, run_auction
-from ctr.simulator.clicks import logistic, quality_logit, visibility
+from ctr.simulator.auction import (
+    Impressions,
+    Policy,
+    crude_policy,
+    logistic,
+    quality_logit,
+    run_auction,
+    visibility,
+)
 from ctr.simulator.config import WorldConfig
 from ctr.simulator.features import FeatureIds
-from ctr.simulator.inventory import Ads, Retrieval, ads_by_day, retrieval_order
-from ctr.simulator.traffic import Queries, draw_candidates, draw_queries
+from ctr.simulator.traffic import (
+    Ads,
+    Queries,
+    Retrieval,
+    ads_by_day,
+    draw_candidates,
+    draw_queries,
+    retrieval_order,
+)
 from ctr.simulator.world import Coefficients, World, draw_world, walk
 
 QUERIES_PER_DAY_LIMIT = 10**6
@@ -25,11 +39,7 @@ _CHUNK = 8_192
 
 @dataclass(frozen=True)
 class Day:
-    """The world as it is on a day.
-
-    Attributes:
-        number: of the log, from 0.
-    """
+    """The world on a day; ``number``: of the log, from 0."""
 
     number: int
     queries: Queries
@@ -39,12 +49,12 @@ class Day:
 
 
 def make_world(config: WorldConfig) -> World:
-    """The world of a seed, calibrated to its base rate."""
+    """Draws the world of a seed, calibrated to its base rate."""
     return calibrate(config, draw_world(config))
 
 
 def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
-    """Day number ``first``, the next one, and so on without end."""
+    """Yields day number ``first``, the next one, and so on without end."""
     seasons = zip(walk(config, world), ads_by_day(config, world), strict=False)
     for number, (now, ads) in islice(enumerate(seasons), first, None):
         queries = draw_queries(config, world, number)
@@ -52,14 +62,7 @@ def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
 
 
 def calibrate(config: WorldConfig, world: World) -> World:
-    """Sets the intercept so that what the crude policy shows on a day is clicked with probability ``base_ctr``.
-
-    Visibility bounds the probability from above, so that an intercept exists for every allowed rate below the mean
-    visibility; for a higher one the closest is taken.
-
-    Raises:
-        InputError: the crude policy shows nothing at all.
-    """
+    """Sets the intercept, as far as visibility allows, so that the crude policy's click rate is ``base_ctr``."""
     sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
     day = next(days(sample, world))
     candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
@@ -67,8 +70,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
     if not len(shown):
         raise InputError(
             f"world: reserve {config.reserve}: with base_ctr {config.base_ctr} the crude policy expects less "
-            "from every "
-            "ad and shows none; use a lower reserve"
+            "from every ad and shows none; use a lower reserve"
         )
     seen = visibility(world, day.queries, shown)
     logit = quality_logit(world, world.first, day.queries, day.ads, shown)
@@ -79,25 +81,16 @@ def calibrate(config: WorldConfig, world: World) -> World:
             low = middle
         else:
             high = middle
-    return world.with_intercept(middle)
+    return replace(world, intercept=middle)
 
 
 @dataclass(frozen=True)
 class Served:
-    """Queries, and the impressions and clicks that they led to.
-
-    Attributes:
-        queries: the queries.
-        impressions: the ads that they showed.
-        quality: float32 [N], the probability of a click on the ad when it is examined.
-        visibility: float32 [N], the probability that it is.
-        examined: bool [N].
-        clicked: bool [N].
-    """
+    """Queries, and the impressions and clicks that they led to."""
 
     queries: Queries
     impressions: Impressions
-    quality: np.ndarray
+    quality: np.ndarray  # probability of a click on the ad when it is examined
     visibility: np.ndarray
     examined: np.ndarray
     clicked: np.ndarray
@@ -117,22 +110,15 @@ def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterat
 
 
 def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
-    """Rows of a shard. Ids rise with time and never repeat: date, query of the day, position.
-
-    Args:
-        first_day: the first day of the log, since 1970-01-01.
-    """
+    """Makes the rows of a shard of a log from ``first_day`` (since 1970) on. Ids rise with time and never repeat."""
     shown, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
     time = queries.time_us[shown.query]
-    weight = np.ones(len(shown), np.float32)
     keys: dict[str, Any] = {
-        "query_time": time,
-        "timestamp": time,
+        **dict.fromkeys(("query_time", "timestamp"), time),
         "query_id": query_id,
         "example_id": query_id * ADS_PER_QUERY_LIMIT + shown.position,
         "label": served.clicked.astype(np.int8),
-        "train_weight": weight,
-        "metric_weight": weight,
+        **dict.fromkeys(("train_weight", "metric_weight"), np.ones(len(shown), np.float32)),
     }
     return ids.table(keys, queries, shown)

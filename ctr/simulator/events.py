@@ -1,4 +1,4 @@
-"""The simulated traffic as raw events: clicks apart from impressions, late, out of order, some of them twice.
+"""Simulated traffic as raw events: clicks apart from impressions, late, out of order, some of them twice.
 
 ::
 
@@ -8,8 +8,8 @@
 
 Columns of an impression: ``impression_id`` and ``query_id`` (int64, those of the log: its example_id and query_id),
 ``event_time`` (int64, microseconds, UTC; when it was served), ``arrival_time`` (same type), and the source columns of
-``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. What is delivered
-twice differs in the arrival alone.
+``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. What is
+delivered twice differs in the arrival alone.
 """
 
 import io
@@ -38,18 +38,7 @@ _IMPRESSIONS, _CLICKS = KINDS
 
 
 class EventFiles:
-    """Writes events hour by hour of their arrival, while the log grows.
-
-    Holds the events of hours that later queries can still add to, and those that come later yet.
-
-    Args:
-        config: of the simulation.
-        folder: for the files.
-        ids: those of the log.
-
-    Raises:
-        InputError: the folder holds something else, for example the events of another simulation.
-    """
+    """Writes events hour by hour of their arrival, while the log grows; holds those of hours that are not complete."""
 
     def __init__(self, config: SimulatorConfig, folder: Path, ids: FeatureIds) -> None:
         _begin_folder(config, folder)
@@ -60,13 +49,7 @@ class EventFiles:
         self._files = 0
 
     def add(self, served: Served, rows: pa.Table, kept: np.ndarray) -> None:
-        """Adds the events of some queries, and writes the hours that are complete at the last of them.
-
-        Args:
-            served: the queries, in the order of the log.
-            rows: what they showed, [N] as in the log.
-            kept: which of the rows the log has.
-        """
+        """Adds the events of queries in the order of the log, of its ``rows`` those ``kept``; writes complete hours."""
         impressions = _impressions(self._ids, served, rows).take(pa.array(kept))
         clicked = rows.column("label").to_numpy()[kept] > 0
         numbers = (self._config.seed, EVENTS_STREAM, served.queries.day, int(served.queries.number[0]))
@@ -77,16 +60,11 @@ class EventFiles:
         self._write(int(served.queries.time_us[-1]) // HOUR_US)
 
     def finish(self) -> dict[str, int]:
-        """Writes the remaining events.
-
-        Returns:
-            ``delivered_impressions`` and ``delivered_clicks``, duplicates included, and ``event_files``.
-        """
+        """Writes the remaining events; returns the counts of files and of what was delivered, duplicates included."""
         self._write(None)
         return {**{f"delivered_{kind}": self._delivered[kind] for kind in KINDS}, "event_files": self._files}
 
     def _write(self, until: int | None) -> None:
-        """Writes the events that arrived before an hour, or all."""
         if until is not None and until <= self._written_until:
             return
         for kind, tables in self._waiting.items():
@@ -114,7 +92,6 @@ class EventFiles:
 
 
 def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
-    """Makes a folder one for the events of this simulation, or checks that it is one."""
     path = folder / EVENTS_FILE
     check_events_folder(folder)
     if not create_exclusively(path, dump_yaml(config).encode()):
@@ -131,11 +108,8 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
 
 def _impressions(ids: FeatureIds, served: Served, rows: pa.Table) -> pa.Table:
     raw = ids.raw(served.queries, served.impressions)
-    columns = {
-        "impression_id": rows.column("example_id"),
-        "query_id": rows.column("query_id"),
-        "event_time": rows.column("timestamp"),
-    }
+    keys = rows.select(["example_id", "query_id", "timestamp"])
+    columns = dict(zip(("impression_id", "query_id", "event_time"), keys.columns, strict=True))
     for name in raw.column_names:
         column = raw.column(name)
         columns[name] = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
@@ -151,12 +125,8 @@ def _deliver_impressions(config: EventsConfig, impressions: pa.Table, numbers: S
 def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[int]) -> pa.Table:
     chance = _chances(numbers, len(clicked), 7)
     delay = _delay_us(chance[:, :2], config.click_seconds, config.late_click_share, config.late_click_seconds)
-    clicks = pa.table(
-        {
-            "impression_id": clicked.column("impression_id"),
-            "event_time": clicked.column("event_time").to_numpy() + 1 + delay,
-        }
-    )
+    time = clicked.column("event_time").to_numpy() + 1 + delay
+    clicks = pa.table({"impression_id": clicked.column("impression_id"), "event_time": time})
     return _deliver(config, clicks, chance[:, 2:])
 
 
@@ -166,11 +136,7 @@ def _chances(numbers: Sequence[int], rows: int, each: int) -> np.ndarray:
 
 
 def _deliver(config: EventsConfig, events: pa.Table, chance: np.ndarray) -> pa.Table:
-    """Adds ``arrival_time`` after ``event_time``, and the copies that are delivered twice.
-
-    Args:
-        chance: uniform, [N, 5].
-    """
+    """Adds ``arrival_time`` after ``event_time``, and the copies delivered twice. ``chance``: uniform, [N, 5]."""
     mean = (config.delivery_seconds, config.straggler_share, config.straggler_seconds)
     first = events.column("event_time").to_numpy() + _delay_us(chance[:, :2], *mean)
     twice = np.flatnonzero(chance[:, 2] < config.duplicate_share)
@@ -181,13 +147,7 @@ def _deliver(config: EventsConfig, events: pa.Table, chance: np.ndarray) -> pa.T
 
 
 def _delay_us(chance: np.ndarray, mean: float, late_share: float, late_mean: float) -> np.ndarray:
-    """Exponential delays of two kinds, int64 [N] in microseconds.
-
-    Args:
-        chance: uniform, [N, 2].
-        mean: seconds.
-        late_share: of the delays that have the mean ``late_mean`` instead.
-    """
+    """Exponential delays of two kinds, int64 [N] in microseconds; means in seconds. ``chance``: uniform, [N, 2]."""
     means = np.where(chance[:, 0] < late_share, late_mean, mean)
     return (-np.log1p(-chance[:, 1]) * means * 1e6).astype(np.int64)
 
@@ -198,12 +158,8 @@ def _csv_bytes(events: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _jsonl_bytes(events: pa.Table) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in events.to_pylist()).encode()
-
-
 _ENCODERS: dict[EventsFormat, Callable[[pa.Table], bytes]] = {
     "parquet": parquet_bytes,
-    "jsonl": _jsonl_bytes,
+    "jsonl": lambda events: "".join(json.dumps(row) + "\n" for row in events.to_pylist()).encode(),
     "csv": _csv_bytes,
 }

@@ -1,4 +1,4 @@
-"""The logged part of the simulated world: raw columns, and the schema of their features."""
+"""Logged part of the simulated world: raw columns, and the schema of their features."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.kept_values import has_raw_values
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.transform import transform_table
-from ctr.simulator.clicks import Placed, ad_age_days
+from ctr.simulator.auction import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS, WorldConfig
-from ctr.simulator.inventory import Ads
-from ctr.simulator.traffic import NO_WORD, Queries
+from ctr.simulator.traffic import NO_WORD, Ads, Queries
 from ctr.simulator.world import AGE_GROUPS, COUNTRIES, DEVICES, FORMATS, RENDERINGS, World
 
 SCHEMA = Schema(
@@ -43,15 +43,11 @@ SCHEMA = Schema(
 
 
 def world_schema(config: WorldConfig) -> Schema:
-    """The features of a world's log: ``SCHEMA``, without its buckets where ids are not hashed."""
+    """Returns the features of a world's log: ``SCHEMA``, without its buckets where ids are not hashed."""
     if config.buckets:
         return SCHEMA
-    features = []
-    for feature in SCHEMA.features:
-        is_hashed = isinstance(feature, Cross | Text) or (
-            isinstance(feature, Category) and feature.vocabulary is None
-        )
-        features.append(feature.model_copy(update={"buckets": None}) if is_hashed else feature)
+    growing = {"buckets": None}
+    features = (f.model_copy(update=growing) if has_raw_values(f) else f for f in SCHEMA.features)
     return Schema(features=tuple(features))
 
 
@@ -69,66 +65,57 @@ def _numbered(prefix: str, numbers: np.ndarray) -> pa.Array:
 
 
 def raw_users(world: World) -> pa.Table:
-    """The logged columns of each user."""
-    return pa.table(
-        {
-            "user_id": _numbered("u", np.arange(len(world.user_age))),
-            "age_group": _named(world.user_age, pa.array(AGE_GROUPS)),
-            "country": _named(world.user_country, pa.array(COUNTRIES)),
-        }
-    )
+    """Makes the logged columns of each user."""
+    columns = {
+        "user_id": _numbered("u", np.arange(len(world.user_age))),
+        "age_group": _named(world.user_age, pa.array(AGE_GROUPS)),
+        "country": _named(world.user_country, pa.array(COUNTRIES)),
+    }
+    return pa.table(columns)
 
 
 def raw_queries(queries: Queries) -> pa.Table:
-    """The logged columns of each query, without those of its user."""
-    return pa.table(
-        {
-            "device": _named(queries.device, pa.array(DEVICES)),
-            "hour": queries.hour,
-            "day_of_week": np.full(len(queries), queries.weekday),
-            "query": _joined_words(queries.words),
-        }
-    )
+    """Makes the logged columns of each query, without those of its user."""
+    columns = {
+        "device": _named(queries.device, pa.array(DEVICES)),
+        "hour": queries.hour,
+        "day_of_week": np.full(len(queries), queries.weekday),
+        "query": _joined_words(queries.words),
+    }
+    return pa.table(columns)
 
 
 def raw_ads(ads: Ads, day: int) -> pa.Table:
-    """The logged columns of each ad on day number ``day``."""
-    return pa.table(
-        {
-            "ad_id": _numbered("a", ads.number),
-            "advertiser": _numbered("r", ads.advertiser),
-            "ad_text": _joined_words(ads.words),
-            "ad_age_days": ad_age_days(ads, np.arange(len(ads)), day),
-        }
-    )
+    """Makes the logged columns of each ad on day number ``day``."""
+    columns = {
+        "ad_id": _numbered("a", ads.number),
+        "advertiser": _numbered("r", ads.advertiser),
+        "ad_text": _joined_words(ads.words),
+        "ad_age_days": ad_age_days(ads, np.arange(len(ads)), day),
+    }
+    return pa.table(columns)
 
 
 _UI_SHAPE = (MAX_SLOTS, len(FORMATS), len(RENDERINGS), len(DEVICES))
 
 
 def raw_pages() -> pa.Table:
-    """Every way in which an ad can stand on a page; see ``page_number``."""
+    """Makes every way in which an ad can stand on a page; see ``page_number``."""
     position, form, rendering, device = (axis.ravel() for axis in np.indices(_UI_SHAPE))
-    return pa.table(
-        {
-            "position": position + 1,
-            "format": _named(form, pa.array(FORMATS)),
-            "rendering": _named(rendering, pa.array(RENDERINGS)),
-            "device": _named(device, pa.array(DEVICES)),
-        }
-    )
+    columns = {
+        "position": position + 1,
+        "format": _named(form, pa.array(FORMATS)),
+        "rendering": _named(rendering, pa.array(RENDERINGS)),
+        "device": _named(device, pa.array(DEVICES)),
+    }
+    return pa.table(columns)
 
 
 def page_number(queries: Queries, placed: Placed) -> np.ndarray:
-    """[N], rows of ``raw_pages``."""
+    """Numbers rows of ``raw_pages``, [N]."""
     query = placed.query
     axes = (placed.position - 1, placed.format, queries.rendering[query], queries.device[query])
     return np.ravel_multi_index(axes, _UI_SHAPE)
-
-
-def _columns(table: pa.Table, rows: np.ndarray) -> dict[str, pa.ChunkedArray]:
-    taken = table.take(pa.array(rows))
-    return {name: taken.column(name) for name in taken.column_names}
 
 
 @dataclass(frozen=True)
@@ -142,51 +129,34 @@ class _Ids:
 
 
 def _ids_of(whole: Schema, table: pa.Table, names: tuple[str, ...]) -> _Ids:
-    needed = set(names)
-    for name in names:
-        feature = whole.by_name[name]
-        if isinstance(feature, Cross):
-            needed |= set(feature.of)
-    schema = Schema(features=tuple(feature for feature in whole.features if feature.name in needed))
+    schema = whole.only(names)
     matrix, lists = transform_table(schema, table)
     single = tuple(name for name in names if name in schema.single_valued)
     arrays = {}
-    for name in names:
-        if name in lists:
-            values, lengths = lists[name]
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            arrays[name] = pa.ListArray.from_arrays(offsets, values)
+    for name in [name for name in names if name in lists]:
+        values, lengths = lists[name]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        arrays[name] = pa.ListArray.from_arrays(offsets, values)
     return _Ids(table, single, matrix[:, [schema.single_valued.index(name) for name in single]], arrays)
 
 
 class FeatureIds:
-    """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once.
-
-    ``schema`` has the features. ``table`` has what the transformation of ``raw`` gives row by row.
-    """
+    """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once."""
 
     def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
-        """Hashes what is the same on all days. ``schema``: of the log, see ``world_schema``."""
         self.schema = schema
         self._users = _ids_of(schema, raw_users(world), ("user_id", "age_group", "country"))
         self._pages = _ids_of(schema, raw_pages(), ("format", "rendering", "position", "format_device"))
         self._day: tuple[_Ids, _Ids] | None = None
 
     def begin_day(self, queries: Queries, ads: Ads) -> None:
-        """Hashes the new entities of a day."""
         self._day = (
             _ids_of(self.schema, raw_queries(queries), ("device", "hour", "day_of_week", "query_words")),
             _ids_of(self.schema, raw_ads(ads, queries.day), ("ad_id", "advertiser", "ad_words", "ad_age")),
         )
 
     def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
-        """Rows of a shard.
-
-        Args:
-            keys: the columns of ``shard_schema`` that are not features, [N].
-            queries: a part of the day's.
-            placed: N ads on their pages.
-        """
+        """Makes rows of a shard, equal to the transformation of ``raw``; ``keys`` are its columns but for features."""
         single = self.schema.single_valued
         matrix = np.empty((len(placed), len(single)), self.schema.id_type)
         columns = dict(keys)
@@ -199,20 +169,15 @@ class FeatureIds:
         return pa.table({field.name: columns[field.name] for field in target}).cast(target)
 
     def raw(self, queries: Queries, placed: Placed) -> pa.Table:
-        """The source columns of the features for the same rows, texts as strings or dictionaries."""
+        """Makes the source columns of the features for the same rows, texts as strings or dictionaries."""
         columns: dict[str, pa.ChunkedArray] = {}
         for ids, rows in self._entities(queries, placed):
-            columns |= _columns(ids.raw, rows)
+            taken = ids.raw.take(pa.array(rows))
+            columns |= zip(taken.column_names, taken.columns, strict=True)
         return pa.table(columns)
 
     def _entities(self, queries: Queries, placed: Placed) -> tuple[tuple[_Ids, np.ndarray], ...]:
-        """Users, queries, ads and pages, and those of each row."""
         assert self._day is not None
-        of_queries, of_ads = self._day
         query = placed.query
-        return (
-            (self._users, queries.user[query]),
-            (of_queries, queries.number[query]),
-            (of_ads, placed.ad),
-            (self._pages, page_number(queries, placed)),
-        )
+        rows = (queries.user[query], queries.number[query], placed.ad, page_number(queries, placed))
+        return tuple(zip((self._users, *self._day, self._pages), rows, strict=True))

@@ -1,4 +1,4 @@
-"""The directories that the simulator writes, and the files that identify them; loads no TensorFlow."""
+"""Directories that the simulator writes, and the files that identify them; loads no TensorFlow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,26 +7,15 @@ from ctr.data.log import check_log_folder, read_schema
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_folder
 
-WORLD_FILE = "world.yaml"
-"""In a simulated log: the settings of its world."""
+WORLD_FILE = "world.yaml"  # in a simulated log: the settings of its world
 
-EVENTS_FILE = "events.yaml"
-"""In a directory of raw events: the settings of the simulation."""
+EVENTS_FILE = "events.yaml"  # in a directory of raw events: the settings of the simulation
 
-ORIGIN_FILE = "origin.json"
-"""In a directory of a closed loop: the run and the log that it began with."""
+ORIGIN_FILE = "origin.json"  # in a directory of a closed loop: the run and the log that it began with
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
-    """Refuses directories with other content than a simulation writes.
-
-    Args:
-        logs: for logs.
-        events: for raw events.
-
-    Raises:
-        InputError: which one, and what it holds.
-    """
+    """Raises InputError where a directory for a log or for events holds other content than a simulation writes."""
     for log in logs:
         check_log_folder(log)
     if events is not None:
@@ -45,16 +34,7 @@ def check_days(count: int) -> None:
 
 
 def check_loop_folders(policy: Path, log: Path, out: Path) -> None:
-    """Refuses inputs that a closed loop cannot begin with.
-
-    Args:
-        policy: the run that is to serve.
-        log: the simulated log that it was trained on.
-        out: for the loop.
-
-    Raises:
-        InputError: ``policy`` is no finished run, ``log`` no simulated log, or ``out`` holds something else.
-    """
+    """Raises InputError where one of the paths cannot be a finished run, a simulated log, and a folder for a loop."""
     check_output_folder(out, "a loop", lambda found: (found / ORIGIN_FILE).is_file())
     for path in (policy / "summary.json", policy / "config.yaml"):
         if not path.is_file():

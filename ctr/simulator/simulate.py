@@ -1,4 +1,4 @@
-"""The simulated log: each day is a partition, with sidecars of the values that only the simulator knows."""
+"""Simulated log: each day is a partition, with sidecars of the values that only the simulator knows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,25 +36,18 @@ from ctr.simulator.world import World
 
 TRUTH = "truth"
 """The sidecar with what is true of each example: the ``probability`` of a click, which is ``quality`` times
-``visibility`` (float32), and whether the user ``examined`` it (bool). Training never reads it."""
+``visibility`` (float32), and whether the user ``examined`` it (bool). Training never reads it.
+"""
 
 AUCTION = "auction"
-"""The sidecar with how each example came to be shown: the ``predicted`` click probability, the ``bid``, the
-``price`` of a click (float32), and whether its query was ``randomized`` (bool)."""
-
-"""In the log's folder: the settings of its world."""
+"""The sidecar with how each example came to be shown: the ``predicted`` click probability, the ``bid``, the ``price``
+of a click (float32), and whether its query was ``randomized`` (bool).
+"""
 
 
 @dataclass
 class Counts:
-    """The counts of a simulation.
-
-    Attributes:
-        queries: all that the log could have, those that showed nothing included.
-        answered: those that showed something.
-        randomized: examples of randomized queries, in the log or apart from it.
-        revenue: the prices of all clicks.
-    """
+    """Counts of a simulation: of all queries that the log could have, and those that showed something."""
 
     examples: int = 0
     queries: int = 0
@@ -66,7 +59,6 @@ class Counts:
     expected_clicks: float = field(default=0.0, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """With the ``ctr``, the ``mean_probability`` and ``ads_per_query``."""
         counts = {name: value for name, value in vars(self).items() if name != "expected_clicks"}
         return {
             **counts,
@@ -86,19 +78,9 @@ def simulate(
 ) -> dict[str, Any]:
     """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``. The same config, the same bytes.
 
-    Publishing continues a log that an interrupted run of the same config left.
-
-    Args:
-        out: the log's folder.
-        progress: called with the number of examples written so far.
-        randomized: the folder of a second log, of the examples of randomized queries alone.
-        events: the folder for the traffic of the log as raw events (``ctr.simulator.events``).
-
-    Returns:
-        ``Counts`` of the log, and those of the events.
-
-    Raises:
-        InputError: a folder holds something else, for example the log of another world.
+    Continues a log that an interrupted run of the same config left. ``randomized`` is the folder of a second log, of
+    the examples of randomized queries alone; ``events`` that of the traffic as raw events. Returns ``Counts`` of both.
+    Raises InputError: a folder holds something else, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
         raise InputError(
@@ -123,11 +105,7 @@ def simulate(
 
 
 def begin_log(config: WorldConfig, folder: Path) -> None:
-    """Makes a folder a log of this world, or checks that it is one.
-
-    Raises:
-        InputError: it holds something else.
-    """
+    """Makes a folder a log of this world, or checks that it is one; raises InputError where it holds something else."""
     create_log(folder, world_schema(config))
     path = folder / WORLD_FILE
     if create_exclusively(path, dump_yaml(config).encode()):
@@ -142,7 +120,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
 
 
 def read_world(log: Path) -> WorldConfig:
-    """The settings of a simulated log's world. Raises InputError for a log that was not simulated."""
+    """Reads the settings of a simulated log's world. Raises InputError for a log that was not simulated."""
     return load_model(WorldConfig, check_world(log), "world")
 
 
@@ -157,15 +135,9 @@ def publish_day(
     most: int | None = None,
     events: EventFiles | None = None,
 ) -> None:
-    """Serves a day and publishes its impressions.
+    """Serves a day, cut at ``most`` examples, and publishes its impressions, which are added to ``counts``.
 
-    Args:
-        ids: makes feature ids.
-        policy: decides what is shown.
-        folders: the log's, then those of logs of randomized queries.
-        counts: grow by the day's.
-        most: examples at which the day is cut.
-        events: get what the log gets as well.
+    The first folder is the log's; the others get randomized queries alone.
     """
     ids.begin_day(day.queries, day.ads)
     first_day = config.start_us // DAY_US
@@ -180,9 +152,8 @@ def publish_day(
             left = None if left is None else left - len(kept)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
     drawn = tables[2].column("randomized")
-    logged = tables
-    if not config.randomized_in_log:
-        logged = [table.filter(pc.invert(drawn)) for table in tables]
+    in_log = None if config.randomized_in_log else pc.invert(drawn)
+    logged = tables if in_log is None else [table.filter(in_log) for table in tables]
     apart = [table.filter(drawn) for table in tables]
     if most is not None and len(logged[0]) >= most:
         logged = [table.slice(0, most) for table in logged]
@@ -208,29 +179,25 @@ def publish_day(
 
 
 def logged_queries(config: WorldConfig, queries: Queries) -> np.ndarray:
-    """Bool [Q], the queries whose ads are in the log."""
+    """Finds the queries whose ads are in the log, bool [Q]."""
     return config.randomized_in_log | ~queries.randomized
 
 
 def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
     shown = served.impressions
-    truth = pa.table(
-        {
-            "probability": served.quality * served.visibility,
-            "quality": served.quality,
-            "visibility": served.visibility,
-            "examined": served.examined,
-        }
-    )
-    auction = pa.table(
-        {
-            "predicted": shown.predicted,
-            "bid": day.ads.bid[shown.ad].astype(np.float32),
-            "price": shown.price,
-            "randomized": served.queries.randomized[shown.query],
-        }
-    )
-    return truth, auction
+    truth = {
+        "probability": served.quality * served.visibility,
+        "quality": served.quality,
+        "visibility": served.visibility,
+        "examined": served.examined,
+    }
+    auction = {
+        "predicted": shown.predicted,
+        "bid": day.ads.bid[shown.ad].astype(np.float32),
+        "price": shown.price,
+        "randomized": served.queries.randomized[shown.query],
+    }
+    return pa.table(truth), pa.table(auction)
 
 
 def _publish(

@@ -1,7 +1,8 @@
-"""The constant part of the simulated world, users, words, topics and advertisers; and the coefficients that walk."""
+"""Constants of the simulated world, users, words, topics and advertisers; and the coefficients that walk."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -22,12 +23,12 @@ _DEVICE_SHARES = (0.6, 0.3, 0.1)
 
 
 def random_stream(seed: int, stream: int, *numbers: int) -> np.random.Generator:
-    """Random numbers that depend on the seed, the purpose, and numbers such as the day alone."""
+    """Makes random numbers that depend on the seed, the purpose, and numbers such as the day alone."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream, *numbers])))
 
 
 def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers from 0 to ``counts - 1`` (which broadcasts to ``shape``), with Zipf's law: p ~ rank^-1.1."""
+    """Draws 0 to ``counts - 1`` (which broadcasts to ``shape``), with Zipf's law: p ~ rank^-1.1."""
     exponent = 1.1
     limit = (np.asarray(counts, np.float64) + 1) ** (1 - exponent)
     ranks = (1 + (limit - 1) * rng.random(shape)) ** (1 / (1 - exponent))
@@ -36,13 +37,7 @@ def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The parts of the logit that walk from day to day.
-
-    Attributes:
-        topic: [topics], by the ad's topic.
-        age_topic: [ages, topics], by the user's age group and the ad's topic.
-        advertiser_device: [advertisers, devices].
-    """
+    """Parts of the logit that walk from day to day; topics are the ad's, ages the user's."""
 
     topic: np.ndarray
     age_topic: np.ndarray
@@ -51,7 +46,7 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class World:
-    """The constant part of the world. Entities are numbered from 0; lower numbers are more frequent."""
+    """Constant part of the world. Entities are numbered from 0; lower numbers are more frequent."""
 
     user_age: np.ndarray  # [users]
     user_country: np.ndarray  # [users]
@@ -72,13 +67,9 @@ class World:
     first: Coefficients  # on the first day
     intercept: float = 0.0
 
-    def with_intercept(self, intercept: float) -> "World":
-        """The same world with another base rate."""
-        return replace(self, intercept=intercept)
-
 
 def draw_world(config: WorldConfig) -> World:
-    """The world of a seed, its intercept still 0."""
+    """Draws the world of a seed, its intercept still 0."""
     rng = random_stream(config.seed, WORLD_STREAM)
     topics = config.topics
     return World(
@@ -107,17 +98,11 @@ def draw_world(config: WorldConfig) -> World:
 
 
 def walk(config: WorldConfig, world: World) -> Iterator[Coefficients]:
-    """The coefficients of the first day, the second, and so on without end: independent Gaussian steps."""
+    """Yields the coefficients of the first day, the second, and so on without end: independent Gaussian steps."""
     now = world.first
-    day = 0
-    while True:
+    for day in count(1):
         yield now
-        day += 1
         if config.drift:
             rng = random_stream(config.seed, WALK_STREAM, day)
-            now = Coefficients(
-                topic=now.topic + rng.normal(0, config.drift, now.topic.shape),
-                age_topic=now.age_topic + rng.normal(0, config.drift, now.age_topic.shape),
-                advertiser_device=now.advertiser_device
-                + rng.normal(0, config.drift, now.advertiser_device.shape),
-            )
+            parts = (now.topic, now.age_topic, now.advertiser_device)
+            now = Coefficients(*(part + rng.normal(0, config.drift, part.shape) for part in parts))

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr.data.batches import Batch, BatchSize, batches_within, set_rejects_apart, whole_query_batches
-from ctr.data.interleave import Interleaved
+from ctr.data.batches import (
+    Batch,
+    BatchSize,
+    Interleaved,
+    batches_within,
+    set_rejects_apart,
+    whole_query_batches,
+)
 from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import MAX_TIME_US, Manifest, PublishedPartitions, log_sha256
 from ctr.data.reader import read_rows

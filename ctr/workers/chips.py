@@ -1,10 +1,8 @@
-"""The chips of one process, which make each step together: on a TPU's host its chips, or logical devices of a CPU.
+"""Chips of one process, which make each step together: those of a TPU's host, or logical devices of a CPU.
 
-Each has a part of the rows of every batch: what a chip is given of a batch is a worker's part
-(``ctr.training.division``), and what the chips exchange are sums, the scores of all rows, and rows of tables that are
-divided (``ctr.optim.row_lines``). Of these each has a part, and all of all other state. So each makes the same update,
-of what it has, and what all have stays the same. Between two steps the process reads that of the first one, and sets
-that of all.
+Each has a part of the rows of every batch (``ctr.training.division``), and of divided tables
+(``ctr.optim.row_lines``); of all other state it has all, and makes the same update of it. Between two steps the
+process reads the state of the first chip, and sets that of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,15 +16,7 @@ from ctr.workers.collectives import Workers
 
 
 class Chips(Workers):
-    """The chips of a strategy, as the program that all of them run sees them.
-
-    Args:
-        strategy: whose replicas they are.
-        device: what ``open_chips`` was asked for.
-
-    Attributes:
-        size: how many there are.
-    """
+    """Chips of a strategy, as the program that all of them run sees them."""
 
     is_here = True
 
@@ -37,10 +27,7 @@ class Chips(Workers):
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Lets each chip have its own of every variable that is created in the block, all with the same value.
-
-        Only what steps do not use stays on the host: totals of statistics (``ctr.optim.device_exchange``).
-        """
+        """Lets each chip have its own of every variable made in the block; totals, in no step, stay on the host."""
         on_host: list[Callable[..., tf.Variable]] = []
 
         def keep(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
@@ -64,15 +51,10 @@ class Chips(Workers):
     def running(
         self, function: Callable[..., Any], of_all: frozenset[str], signature: Sequence[Any]
     ) -> Callable[..., Any]:
-        """Compiles a step that all chips make together.
+        """Compiles a step that all chips make together; its arguments have a part for each chip, in a first dimension.
 
-        Args:
-            function: of nested arguments; what it returns is the same on all chips.
-            of_all: the names of arguments that all chips are given as they are.
-            signature: of the arguments of ``function``, the last of which, scalars, all chips are given as well.
-
-        Returns:
-            The step, of arguments that have a part for each chip, behind each other in a first dimension.
+        All chips are given scalars, and arguments of a name ``of_all``, as they are; ``function`` returns the same on
+        all.
         """
 
         def own(arguments: Any, number: tf.Tensor) -> Any:
@@ -88,8 +70,9 @@ class Chips(Workers):
             return function(*(own(part, number) for part in arguments))
 
         def step(*arguments: Any) -> Any:
-            found = self._strategy.run(on_chip, args=arguments)
-            return tf.nest.map_structure(lambda one: self._strategy.experimental_local_results(one)[0], found)
+            results = self._strategy.run(on_chip, args=arguments)
+            local = self._strategy.experimental_local_results
+            return tf.nest.map_structure(lambda result: local(result)[0], results)
 
         def of_chips(arguments: Any) -> Any:
             if isinstance(arguments, Mapping):
@@ -120,29 +103,20 @@ class Chips(Workers):
 
 
 def open_chips(device: str) -> Chips:
-    """Finds the chips of a device; must be called before TensorFlow computes anything.
-
-    Args:
-        device: ``tpu``, the TPU of this host, or ``cpu:N``, N logical devices of the processor.
-
-    Raises:
-        InputError: another text, or there is no TPU.
-    """
+    """Finds the chips of ``tpu`` or ``cpu:N``, before TensorFlow computes anything. Raises InputError."""
     kind, _, count = device.partition(":")
     if device == "tpu":
         return Chips(_tpu_strategy(), device)
     if kind != "cpu" or not count.isdecimal() or not 1 <= int(count) <= 64:
         raise InputError(f"--device {device}: allowed: tpu, or cpu:N with N logical devices, 1 to 64")
     (processor, *_) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(
-        processor, [tf.config.LogicalDeviceConfiguration()] * int(count)
-    )
-    names = [one.name for one in tf.config.list_logical_devices("CPU")]
+    parts = [tf.config.LogicalDeviceConfiguration()] * int(count)
+    tf.config.set_logical_device_configuration(processor, parts)
+    names = [part.name for part in tf.config.list_logical_devices("CPU")]
     return Chips(tf.distribute.MirroredStrategy(names), device)
 
 
 def _tpu_strategy() -> tf.distribute.Strategy:
-    """The strategy over all chips of this host."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
         tf.config.experimental_connect_to_cluster(resolver)

@@ -1,4 +1,4 @@
-"""Which processes train together, as the environment variable TF_CONFIG says it; read without TensorFlow."""
+"""Cluster of processes that train together, as the environment variable TF_CONFIG says it; read without TensorFlow."""
 
 import json
 import os
@@ -10,8 +10,7 @@ from typing import Any
 from ctr.io.errors import InputError
 
 VARIABLE = "TF_CONFIG"
-LOST_STATUS = os.EX_TEMPFAIL
-"""With which a worker ends that has lost another: starting all again may help."""
+LOST_STATUS = os.EX_TEMPFAIL  # exit status of a worker that has lost another: starting all again may help
 _ALLOWED = (
     'allowed: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}, '
     'a task "chief" being the first worker'
@@ -26,33 +25,22 @@ class WorkerLostError(InputError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a run.
-
-    Attributes:
-        rank: the number of this process among them.
-        addresses: HOST:PORT of each, in the order of ranks.
-    """
+    """Workers of a run. ``rank``: of this process; ``addresses``: HOST:PORT of each, in the order of ranks."""
 
     rank: int
     addresses: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return len(self.addresses)
 
     def config(self) -> str:
-        """The content of TF_CONFIG that says the same."""
         task = {"type": "worker", "index": self.rank}
         return json.dumps({"cluster": {"worker": list(self.addresses)}, "task": task})
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The cluster that TF_CONFIG describes; None where it is not set, is empty or describes no cluster.
-
-    Raises:
-        InputError: it is malformed, names tasks that do not train (``ps``, ``evaluator``), or no task of its cluster.
-    """
+    """Reads TF_CONFIG; None where it describes no cluster. Raises InputError where it does not name this worker."""
     text = environment.get(VARIABLE, "").strip()
     if not text:
         return None
@@ -86,9 +74,8 @@ def _addresses(cluster: Any) -> dict[str, list[str]]:
     for kind, listed in cluster.items():
         if kind not in addresses:
             raise InputError(f"{VARIABLE}: cluster: a task {kind!r} takes no part in training; {_ALLOWED}")
-        if not isinstance(listed, list) or not all(
-            isinstance(one, str) and _ADDRESS.fullmatch(one) for one in listed
-        ):
+        texts = listed if isinstance(listed, list) else [None]
+        if not all(isinstance(text, str) and _ADDRESS.fullmatch(text) for text in texts):
             raise InputError(f"{VARIABLE}: cluster.{kind}: not a list of HOST:PORT; {_ALLOWED}")
         addresses[kind] = listed
     everyone = addresses["chief"] + addresses["worker"]

@@ -1,9 +1,7 @@
-"""What workers exchange in a step: sums, gathered parts, and parts for each other, by TensorFlow's collectives.
+"""Exchanges of workers in a step: sums, gathered parts, and parts for each other, by TensorFlow's collectives.
 
-All workers run the same program, so that they make the same calls in the same order. Sums go in an order that depends
-on the number of workers alone: all of them have the same bits, in every run.
-
-For a process alone each function returns what it was given, and nothing is added to the graph.
+All workers make the same calls in the same order. Sums go in an order that depends on the number of workers alone: all
+have the same bits, in every run. For a process alone nothing is added to the graph.
 """
 
 import hashlib
@@ -40,22 +38,16 @@ _LOST = (
 
 
 class Workers:
-    """The workers that train together, as one of them sees them.
+    """Workers that train together, as one of them sees them; those of a process alone have no ``names``.
 
-    Attributes:
-        rank: the number of this one.
-        size: how many there are.
-        names: what messages call each; none for a process alone.
-        timeout_seconds: a step fails that a worker does not take part in for so long; 0: never. Between two steps, and
-            in the first ones, which are compiled, others may take longer.
-        is_here: whether all of them are in this process.
+    ``timeout_seconds``: a step fails that a worker does not take part in for so long; 0: never. Between two steps, and
+    in the first ones, which are compiled, others may take longer (``patience``).
     """
 
     lost_errors: tuple[type[Exception], ...] = _LOST
     is_here = False
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
-        """Describes a group; ``ctr.workers.join`` makes one of processes."""
         self.rank = 0 if cluster is None else cluster.rank
         self.size = 1 if cluster is None else cluster.size
         addresses = () if cluster is None else cluster.addresses
@@ -67,12 +59,10 @@ class Workers:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this one writes what all have in common."""
         return self.rank == 0
 
     @property
     def number(self) -> int | tf.Tensor:
-        """The number of this one, in a step."""
         return self.rank
 
     @property
@@ -85,35 +75,26 @@ class Workers:
         return nullcontext()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over the workers, element by element, of floating-point tensors of one dtype.
-
-        Each tensor has one shape in all workers, which may be another one at another call.
-        """
+        """Sums floating-point tensors of one dtype, element by element; their shapes may differ from call to call."""
         if self.size == 1 or not tensors:
             return list(tensors)
         # One message instead of many: each has its latency.
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
         if flat.shape.is_fully_defined():
             shapes = [tensor.shape.as_list() for tensor in tensors]
-            parts = tf.split(
-                self._summed(flat, self._key(flat)), [tensor.shape.num_elements() for tensor in tensors]
-            )
+            counts = [tensor.shape.num_elements() for tensor in tensors]
+            parts = tf.split(self._summed(flat, self._key(flat)), counts)
         else:
             shapes = [tf.shape(tensor) for tensor in tensors]
             sizes = tf.stack([tf.size(tensor) for tensor in tensors])
             padding, number = _up_to_few(tf.size(flat))
             total = self._summed(tf.pad(flat, [[0, padding]]), self._next_key() + number)
             parts = tf.split(total[: tf.size(flat)], sizes, num=len(tensors))
-        return [
-            tf.ensure_shape(tf.reshape(part, shape), tensor.shape)
-            for part, shape, tensor in zip(parts, shapes, tensors, strict=True)
-        ]
+        results = zip(parts, shapes, tensors, strict=True)
+        return [tf.ensure_shape(tf.reshape(part, shape), of.shape) for part, shape, of in results]
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """``all_reduce`` of what each worker adds to a sum that all of them then compute the same with.
-
-        The gradient by what a worker added is that by the sum: right where all go on to compute the same with it.
-        """
+        """Sums as ``all_reduce``, with the sum's gradient: right where all go on to compute the same with it."""
         if self.size == 1:
             return list(tensors)
 
@@ -121,11 +102,11 @@ class Workers:
         def summed(*parts: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tuple[tf.Tensor, ...]]]:
             return self.all_reduce(parts), lambda *upstream: upstream
 
-        found = summed(*tensors)
-        return list(found) if isinstance(found, list | tuple) else [found]
+        sums = summed(*tensors)
+        return list(sums) if isinstance(sums, list | tuple) else [sums]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensors of all workers, which have one shape [N, ...], behind each other: [W * N, ...]."""
+        """Concatenates the tensors of all workers, which have one shape [N, ...]: [W * N, ...]."""
         if self.size == 1:
             return tensor
         gathered = self._gathered(tensor, self._key(tensor))
@@ -133,14 +114,7 @@ class Workers:
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gives each worker its part of this one's tensors, in one message.
-
-        Args:
-            tensors: of one dtype, [W, N, C] each, for each worker what it is to have; C must be static.
-
-        Returns:
-            [W, N, C] each, from each worker what this one is to have.
-        """
+        """Gives each worker its part of tensors [W, N, C] of one dtype, C static; returns what this one gets."""
         if self.size == 1 or not tensors:
             return list(tensors)
         flat = tf.concat([tf.reshape(tensor, [self.size, -1]) for tensor in tensors], axis=1)
@@ -148,27 +122,24 @@ class Workers:
         exchanged = self._swapped(tf.pad(flat, [[0, 0], [0, padding]]), self._next_key() + number)
         sizes = tf.stack([tf.size(tensor) // self.size for tensor in tensors])
         parts = tf.split(exchanged[:, : tf.shape(flat)[1]], sizes, axis=1, num=len(tensors))
-        return [
-            tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
-            for part, tensor in zip(parts, tensors, strict=True)
-        ]
+        results = zip(parts, tensors, strict=True)
+        return [tf.ensure_shape(tf.reshape(part, tf.shape(of)), of.shape) for part, of in results]
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]; between two steps."""
+        """Gathers int64 [N] of each worker: [W, N]; between two steps."""
         if self.size == 1 or not len(numbers):
             return np.repeat(numbers[np.newaxis], self.size, axis=0)
         with self.timeout(is_patient=True):
             return self._gather_now(numbers.astype(np.int64, copy=False))
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """The sums over the workers, element by element, of int32 [N], which must fit: int32 [N]; between two steps."""
+        """Sums int32 [N], element by element, which must fit; between two steps."""
         if self.size == 1 or not len(numbers):
             return numbers
         with self.timeout(is_patient=True):
             return self._sum_now(numbers.astype(np.int32, copy=False))
 
     def gather_texts(self, text: str) -> list[str]:
-        """The texts of all workers; between two steps."""
         if self.size == 1:
             return [text]
         content = text.encode()
@@ -180,17 +151,13 @@ class Workers:
         return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
 
     def broadcast(self, content: Any) -> Any:
-        """What the first worker has, as JSON can hold it, in all; that of others is not used. Between two steps."""
+        """Returns in all what the first worker has, as JSON can hold it; between two steps."""
         if self.size == 1:
             return content
         return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
 
     def once(self, function: Callable[[], T]) -> T:
-        """What a function returns, as JSON can hold it, which the first worker alone calls; between two steps.
-
-        Raises:
-            InputError: see ``raise_if_any_failed``.
-        """
+        """Calls a function in the first worker alone; returns its result, of JSON, in all."""
         if self.size == 1:
             return function()
         with self.raise_if_any_failed():
@@ -199,7 +166,6 @@ class Workers:
         return result
 
     def gather_array(self, array: np.ndarray) -> np.ndarray:
-        """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""
         if self.size == 1:
             return array[np.newaxis]
         with self.timeout(is_patient=True):
@@ -208,11 +174,7 @@ class Workers:
 
     @contextmanager
     def raise_if_any_failed(self) -> Iterator[None]:
-        """Lets no worker go on unless the block succeeded in all of them; it must exchange nothing itself.
-
-        Raises:
-            InputError: what the block raised; and where another worker's failed, which one, and with what.
-        """
+        """Raises InputError in all workers where the block raised one in any; it must exchange nothing itself."""
         if self.size == 1:
             yield
             return
@@ -230,22 +192,15 @@ class Workers:
             if text:
                 raise InputError(f"{name}: {text}")
 
-    @contextmanager
-    def timeout(self, is_patient: bool) -> Iterator[None]:
-        """Within the block an exchange fails that others do not take part in after ``timeout_seconds``.
-
-        Args:
-            is_patient: whether others may take longer (``patience``), unless a block around this one says otherwise.
-        """
+    def timeout(self, is_patient: bool) -> AbstractContextManager[None]:
+        """Limits how long an exchange in the block waits for others; an outer block may set a shorter limit."""
         if self.size == 1:
-            yield
-            return
-        with self._limit.of(self.patience if is_patient else self.timeout_seconds):
-            yield
+            return nullcontext()
+        return self._limit.of(self.patience if is_patient else self.timeout_seconds)
 
     @contextmanager
     def noticing_losses(self) -> Iterator[None]:
-        """Within the block an exchange that fails raises WorkerLostError, naming the worker if possible."""
+        """Makes a failing exchange in the block raise WorkerLostError."""
         if self.size == 1:
             yield
             return
@@ -253,25 +208,18 @@ class Workers:
             yield
         except _LOST as error:
             log.info("%s", error)
-            raise WorkerLostError(self._describe_loss(str(error))) from None
-
-    def _describe_loss(self, message: str) -> str:
-        lost = find_lost(message, self.rank, self.size)
-        return self._loss(lost, "which died, hangs or cannot be reached")
+            lost = find_lost(str(error), self.rank, self.size)
+            raise WorkerLostError(self._loss(lost, "which died, hangs or cannot be reached")) from None
 
     def _loss(self, lost: Sequence[int], how: str) -> str:
         who = ", ".join(self.names[rank] for rank in lost) or "another worker"
         return f"{self.names[self.rank]} has lost {who}, {how}"
 
     def wait_for_all(self) -> None:
-        """Returns when all workers have called it; between two steps."""
         self.gather_numbers(np.zeros(1, np.int64))
 
     def leave(self) -> None:
-        """Returns when all workers have what was exchanged before, or are gone: before all of them end.
-
-        A worker that ends takes with it what others have not received yet.
-        """
+        """Returns when all have what was exchanged before: who ends takes with it what others have not received yet."""
         try:
             with self.timeout(is_patient=False):
                 self.wait_for_all()
@@ -279,11 +227,7 @@ class Workers:
             log.info("left: %s", error)
 
     def agree(self, what: str, text: str) -> None:
-        """Checks that all workers have the same text; between two steps.
-
-        Raises:
-            InputError: some have another one than the first; in all workers, with the addresses of those.
-        """
+        """Raises InputError in all workers, with the addresses, where some have another text than the first."""
         digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
         found = self.gather_numbers(digest)
         other = [self.names[rank] for rank in range(self.size) if (found[rank] != found[0]).any()]
@@ -296,45 +240,28 @@ class Workers:
     # Between two steps.
 
     def _gather_now(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers of one dtype, [N] in each worker: [W, N]."""
-        gather = self._gather_integers if numbers.dtype == np.int64 else self._gather_floats
-        gathered = np.asarray(gather(tf.constant(_padded(numbers))))
+        gathered = np.asarray(self._eager[f"gather {numbers.dtype}"](tf.constant(_padded(numbers))))
         return gathered.reshape(self.size, -1)[:, : len(numbers)]
 
     def _sum_now(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums of int32 [N]."""
-        return np.asarray(self._sum_integers(tf.constant(_padded(numbers))))[: len(numbers)]
-
-    # Collectives run in graphs alone; each of these is traced once.
+        return np.asarray(self._eager["sum int32"](tf.constant(_padded(numbers))))[: len(numbers)]
 
     @cached_property
-    def _gather_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        return self._eager_gather(tf.int64)
+    def _eager(self) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
+        """Collectives run in graphs alone; each of these is traced once, when it is first called."""
 
-    @cached_property
-    def _gather_floats(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        return self._eager_gather(tf.float32)
-
-    @cached_property
-    def _sum_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
         def add(flat: tf.Tensor) -> tf.Tensor:
             return self._summed(flat, self._key(flat))
 
-        found: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-            add, input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False
-        )
-        return found
+        def graph(function: Callable[[tf.Tensor], tf.Tensor], dtype: tf.DType) -> Any:
+            return tf.function(function, input_signature=[tf.TensorSpec([None], dtype)], autograph=False)
 
-    def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
-        gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-            self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
-        )
-        return gather
+        gathers = {f"gather {dtype.name}": graph(self.all_gather, dtype) for dtype in (tf.int64, tf.float32)}
+        return {**gathers, "sum int32": graph(add, tf.int32)}
 
     # In a step.
 
     def _summed(self, flat: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor [N]."""
         with tf.device(self._device):
             total = tf.raw_ops.CollectiveReduceV2(
                 input=flat, instance_key=key, merge_op="Add", final_op="Id", **self._group()
@@ -342,12 +269,10 @@ class Workers:
         return tf.ensure_shape(total, flat.shape)
 
     def _gathered(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See ``all_gather``."""
         with tf.device(self._device):
             return tf.raw_ops.CollectiveGatherV2(input=tensor, instance_key=key, **self._group())
 
     def _swapped(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See ``exchange``."""
         with tf.device(self._device):
             return tf.raw_ops.CollectiveAllToAllV2(input=tensor, instance_key=key, **self._group())
 
@@ -362,7 +287,7 @@ class Workers:
         }
 
     def _key(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The key of a call: it depends on the order of calls, the same in all workers, and on what is exchanged."""
+        """Key of a call: it depends on the order of calls, the same in all workers, and on what is exchanged."""
         known = [size for size in tensor.shape if size]
         unknown = tf.size(tensor) // int(np.prod(known, dtype=np.int64))
         return self._next_key() + tf.math.floormod(unknown, _SIZES)
@@ -375,10 +300,7 @@ class Workers:
 
 
 def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """How much padding makes a size one of few, at most 255 or a sixteenth of it; and a small number of that one.
-
-    TensorFlow keeps something for each size that was exchanged.
-    """
+    """Padding that makes a size one of few, since TensorFlow keeps something for each; and a number of that one."""
     bits = tf.reduce_sum(tf.cast(size >= tf.constant([1 << bit for bit in range(31)]), tf.int32))
     step = tf.maximum(256, tf.bitwise.left_shift(1, tf.maximum(bits - 5, 0)))
     count = (size + step - 1) // step
@@ -393,4 +315,3 @@ def _padded(numbers: np.ndarray) -> np.ndarray:
 
 
 ALONE = Workers()
-"""A process that trains alone."""

@@ -1,4 +1,4 @@
-"""What a part of the state that lies outside the steps needs of its workers: numbers of all of them. NumPy alone."""
+"""Workers as the state outside the steps needs them: numbers of all of them. NumPy alone."""
 
 from typing import Final, Protocol
 
@@ -6,28 +6,17 @@ import numpy as np
 
 
 class Group(Protocol):
-    """Workers that make the same calls in the same order.
-
-    Attributes:
-        rank: the number of this one.
-        size: W, how many there are.
-    """
+    """Workers that make the same calls in the same order: sums of int32 [N], and int64 [N] gathered as [W, N]."""
 
     rank: int
     size: int
 
-    def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """The sums over the workers, int32 [N], of int32 [N], element by element; they must fit."""
-        ...
+    def sum_numbers(self, numbers: np.ndarray) -> np.ndarray: ...
 
-    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]."""
-        ...
+    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray: ...
 
 
 class _One:
-    """A group of one."""
-
     rank = 0
     size = 1
 
@@ -38,32 +27,24 @@ class _One:
         return numbers[np.newaxis]
 
 
-ONE: Final[Group] = _One()
-"""A process alone, without TensorFlow."""
+ONE: Final[Group] = _One()  # a process alone, without TensorFlow
 
 
 def total(group: Group, number: int) -> int:
-    """The sum of the numbers of all workers, below 2^31."""
+    """Sums a number over all workers, below 2^31."""
     return int(group.sum_numbers(np.array([number], np.int32))[0])
 
 
 def gather_uneven(group: Group, numbers: np.ndarray) -> np.ndarray:
-    """The numbers of all workers behind each other, int64 [sum of N], where each gives as many as it has, int64 [N]."""
+    """Concatenates int64 [N] of all workers, N being another one in each."""
     counts = group.gather_numbers(np.array([len(numbers)], np.int64))[:, 0]
-    padded = np.zeros(int(counts.max()), np.int64)
-    padded[: len(numbers)] = numbers
-    found = group.gather_numbers(padded)
-    return np.concatenate([row[:count] for row, count in zip(found, counts, strict=True)])
+    padded = np.pad(numbers.astype(np.int64), (0, int(counts.max()) - len(numbers)))
+    gathered = group.gather_numbers(padded)
+    return np.concatenate([row[:count] for row, count in zip(gathered, counts, strict=True)])
 
 
 def gather_divided(group: Group, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:
-    """An array of which each worker has every W-th entry, as a whole in the first one; in others it is empty.
-
-    Args:
-        own: int16 or int64 [N], the entries r, r + W, ... of this worker r.
-        length: of the array.
-        piece: how many entries of each worker are sent at once.
-    """
+    """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others."""
     if group.size == 1:
         return own
     whole = np.zeros(length if group.rank == 0 else 0, own.dtype)

@@ -1,4 +1,4 @@
-"""How a process joins the others that train with it: those of its machine, or those of a cluster."""
+"""Joining of a process to the others that train with it: those of its machine, or those of a cluster."""
 
 import logging
 
@@ -14,13 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def join(place: Seat | Cluster | None, timeout: float) -> Workers:
-    """Joins the other workers; must be called before TensorFlow computes anything.
-
-    Args:
-        place: of this one among them; None: it trains alone.
-        timeout: seconds after which a step that another worker does not take part in fails; to join, workers wait for
-            each other for up to an hour.
-    """
+    """Joins the other workers, for up to an hour; must be called before TensorFlow computes anything."""
     if place is None or place.size == 1:
         return ALONE
     log.info("worker %d of %d: joining", place.rank, place.size)
@@ -33,7 +27,6 @@ def join(place: Seat | Cluster | None, timeout: float) -> Workers:
 
 
 def _start_server(cluster: Cluster) -> None:
-    """Starts this worker's server, and watches the others: where one is gone, exchanges fail."""
     log.info("cluster: %s", ", ".join(cluster.addresses))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.addresses)}),

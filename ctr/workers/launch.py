@@ -1,20 +1,11 @@
 """Starts the workers of a run on this machine, looks after them, and starts them again where one is lost.
 
 The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). How one ends says what
-becomes of all:
+becomes of all: 0: it is done. 1: bad input, which would be found again, and is final. 75 (``LOST_STATUS``): it has
+lost another worker. Any other, a signal: it died.
 
-====================  ============================================================
-status                meaning
-====================  ============================================================
-0                     it is done
-1                     bad input: it would be found again, and is final
-75 (``LOST_STATUS``)  it has lost another worker
-any other, a signal   it died
-====================  ============================================================
-
-A worker that dies is noticed at once. One that hangs is noticed by the others, whose exchanges with it fail after a
-timeout of their own: they end with 75, and the one that is left is the one that hangs. Then all are ended, and started
-again from the last checkpoint.
+One that hangs is noticed by the others, whose exchanges with it fail after a timeout of their own: they end with 75,
+and the one that is left is the one that hangs. Then all are ended, and started again from the last checkpoint.
 """
 
 import ctypes
@@ -25,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,33 +39,21 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started, and who is shown what becomes of it.
-
-    Attributes:
-        command: of each worker.
-        size: how many there are.
-        folder: where the output of each worker is kept, as NNN.log; made if it does not exist.
-        environment: of each worker, to which its seat is added; without TF_CONFIG.
-        show: called with each report of a worker.
-        say: called with a line when the workers are started again.
-        mark: returns a number that a checkpoint makes larger.
-        max_restarts: how often the workers are started again without a checkpoint between.
-        start_seconds: a worker that has not reported ``joining`` after so long hangs; None: workers do not report it.
-        settle_seconds: how long the others have to end after the first that has lost a worker.
-        stopped_seconds: after how long a worker is lost that a signal has stopped.
-    """
+    """Plan of a launch, and who is shown what becomes of it."""
 
     command: Sequence[str]
     size: int
-    folder: Path
+    folder: Path  # where the output of each worker is kept, as NNN.log; made if it does not exist
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    show: Callable[[Report], None] = lambda report: None
-    say: Callable[[str], None] = lambda text: None
-    mark: Callable[[], int] = lambda: 0
-    max_restarts: int = MAX_RESTARTS
-    start_seconds: float | None = None
-    settle_seconds: float = _SETTLE_SECONDS
-    stopped_seconds: float = _STOPPED_SECONDS
+    show: Callable[[Report], None] = lambda report: None  # called with each report of a worker
+    say: Callable[[str], None] = lambda text: None  # called with a line when the workers are started again
+    mark: Callable[[], int] = lambda: 0  # returns a number that a checkpoint makes larger
+    max_restarts: int = MAX_RESTARTS  # how often the workers are started again without a checkpoint between
+    start_seconds: float | None = None  # who has not reported ``joining`` by then hangs; None: none does
+    settle_seconds: float = (
+        _SETTLE_SECONDS  # how long the others have to end after the first that has lost a worker
+    )
+    stopped_seconds: float = _STOPPED_SECONDS  # after how long a worker is lost that a signal has stopped
 
 
 class _Worker(NamedTuple):
@@ -87,21 +65,18 @@ class _Worker(NamedTuple):
         return f"worker {self.rank}"
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it, and none has let it go on."""
         if self.process.returncode is not None:
             return False
-        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        return found is not None
+        return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 @dataclass
 class _Heard:
-    """What is known of workers: their errors, which of them join the others or have done so, and who is stopped."""
+    """What workers reported: their errors, and who joins or has joined; and who is stopped, since when."""
 
     errors: dict[int, str] = field(default_factory=dict)
     joining: set[int] = field(default_factory=set)
     stopped: dict[int, float] = field(default_factory=dict)
-    """Since when, by ``time.monotonic``."""
 
 
 class _Failure(NamedTuple):
@@ -110,18 +85,11 @@ class _Failure(NamedTuple):
 
 
 def launch(plan: Launch) -> int:
-    """Runs all workers until they are done; for the main thread.
+    """Runs all workers until they are done, and returns the first one's status as a shell has it; for the main thread.
 
-    The first worker writes its results to this process's standard output; everything else goes to its log. SIGTERM and
-    SIGINT are passed on to all, and end them as each of them decides; a second one ends this process and thereby all.
-    However this process ends, no worker outlives it.
-
-    Returns:
-        The status of the first worker, as a shell has it.
-
-    Raises:
-        InputError: a worker found bad input; or another process runs workers with this folder.
-        WorkerLostError: workers were lost again and again.
+    The first worker writes to this process's standard output, all else goes to its log. SIGTERM and SIGINT are passed
+    on to all; a second one ends this process. However it ends, no worker outlives it. Raises InputError: bad input, or
+    another process uses the folder; WorkerLostError: workers were lost again and again.
     """
     make_folder(plan.folder)
     with (
@@ -149,22 +117,21 @@ def launch(plan: Launch) -> int:
 
 
 def threads_each(size: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that divide this machine's processors among workers, but for those that are set already."""
+    """Sets the variables, if not set already, that divide this machine's processors among workers."""
     share = str(max(1, len(os.sched_getaffinity(0)) // size))
     names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     return {name: share for name in names if name not in environment}
 
 
 def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
-    """Runs the workers once: the first one's status where none failed or all were to stop, else the failure."""
+    """The first worker's status where none failed or all were to stop, else the failure."""
     reports = Reports()
     workers: list[_Worker] = []
     heard = _Heard()
     try:
         workers.extend(_start(plan, reports))
-        is_stopped = _wait(plan, workers, partial(_hear, plan, reports, heard), heard, stop)
-        failure = None if is_stopped else _judge(workers, heard)
-        if failure is not None:
+        is_stopped = _wait(plan, workers, reports, heard, stop)
+        if not is_stopped and (failure := _judge(workers, heard)) is not None:
             return failure
         status = workers[0].process.returncode
         return 128 - status if status < 0 else status
@@ -186,8 +153,7 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
             os._exit(LOST_STATUS)
 
     environment = {name: value for name, value in plan.environment.items() if name != VARIABLE}
-    for seat in make_seats(plan.size):
-        rank = seat.rank
+    for rank, seat in enumerate(make_seats(plan.size)):
         log = plan.folder / f"{rank:03d}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -205,7 +171,6 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
 
 
 def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None:
-    """Shows what comes within so many seconds, and keeps what matters here."""
     for report in reports.read(timeout):
         if report.kind == "error":
             heard.errors[report.rank] = report.content["text"]
@@ -214,14 +179,12 @@ def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None
         plan.show(report)
 
 
-def _wait(
-    plan: Launch, workers: Sequence[_Worker], hear: Callable[[float], None], heard: _Heard, stop: Stop
-) -> bool:
+def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _Heard, stop: Stop) -> bool:
     """Returns when all have ended, or those that fail are known; whether they were to stop."""
     is_stopped, begun = False, None
     late = time.monotonic() + (math.inf if plan.start_seconds is None else plan.start_seconds)
     while True:
-        hear(_POLL_SECONDS)
+        _hear(plan, reports, heard, _POLL_SECONDS)
         if (name := stop()) is not None and not is_stopped:
             is_stopped = True
             for worker in workers:
@@ -233,28 +196,20 @@ def _wait(
             begun = time.monotonic()
         is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
         is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
+        is_decided = (failed or is_done) and is_known
         is_late = time.monotonic() > late and len(heard.joining) < len(workers)
-        heard.stopped = _stopped(workers, heard.stopped)
-        is_stuck = any(time.monotonic() - since > plan.stopped_seconds for since in heard.stopped.values())
-        if None not in statuses or (
-            (is_late or is_stuck or ((failed or is_done) and is_known)) and not is_stopped
-        ):
+        now = time.monotonic()
+        stopped = [worker.rank for worker in workers if worker.is_stopped()]
+        heard.stopped = {rank: heard.stopped.get(rank, now) for rank in stopped}
+        is_stuck = any(now - since > plan.stopped_seconds for since in heard.stopped.values())
+        if None not in statuses or (not is_stopped and (is_late or is_stuck or is_decided)):
             # What was reported before the end.
-            hear(0)
+            _hear(plan, reports, heard, 0)
             return is_stopped
 
 
-def _stopped(workers: Sequence[_Worker], before: Mapping[int, float]) -> dict[int, float]:
-    """The workers that are stopped by a signal, and since when; ``before`` is what was found before."""
-    now = time.monotonic()
-    return {worker.rank: before.get(worker.rank, now) for worker in workers if worker.is_stopped()}
-
-
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
-    """Which worker failed, and how; None where all are done, or the first one is, which leaves last.
-
-    A worker that ended only because it lost another one is named only if nothing else is known.
-    """
+    """Which worker failed, and how; one that only lost another last. None where all are done, or the first one."""
     if workers[0].process.returncode == 0:
         return None
     ended = [worker for worker in workers if worker.process.returncode]

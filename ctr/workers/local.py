@@ -1,29 +1,163 @@
-"""The workers of one machine, which exchange through memory (``ctr.workers.board``) and listen to nothing."""
+"""Workers of one machine, which exchange arrays in shared memory and notes that they are there, and listen to nothing.
 
+A worker has two areas of memory, which take turns: who has the notes of an exchange knows that all others have read
+the arrays of the one before.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import select
+import socket
+import struct
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from ctr.workers.board import Board, LostError, add_up
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.collectives import Workers
-from ctr.workers.seats import Seat
+from ctr.workers.seats import AREAS, Seat
 
+_POLL_SECONDS = 0.2
+_LEAST_BYTES = 1 << 16
+_CHUNK_BYTES = 4 << 20
+_ALIGNED_BYTES = 64
+# Of an exchange: how many there were before, the number of the call, and bytes. Of a loss: -1, a worker, and 0.
+_NOTE = struct.Struct("<qqq")
+_LOSS = -1
 # An exchange in a step needs Python, which the thread that reads ahead gives away after so long.
 _SWITCH_SECONDS = 0.0005
 
 
-class LocalWorkers(Workers):
-    """The workers of one machine, as one of them sees them.
+class LostError(Exception):
+    """An exchange failed: other workers are gone, or did not take part in time."""
 
-    Args:
-        seat: of this one.
-        timeout: see ``Workers``.
-    """
+
+class Board:
+    """Exchanges of one worker; all make the same ones in the same order, ``until`` a ``time.monotonic``."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.until = math.inf
+        self.lost: tuple[int, ...] | None = None
+        self._rank, self._turn = seat.rank, 0
+        others = ((rank, fileno) for rank, fileno in enumerate(seat.sockets) if rank != seat.rank)
+        self._sockets = {rank: socket.socket(fileno=fileno) for rank, fileno in others}
+        self._areas = [[_Area(descriptor) for descriptor in areas] for areas in seat.areas]
+        self._lock = threading.Lock()
+
+    def exchange(self, number: int, array: np.ndarray) -> list[np.ndarray]:
+        """Returns the arrays of all workers, flat, by rank; they stay as they are until the next exchange ends.
+
+        All give the same dtype, size and number of the call; else RuntimeError. A LostError fails all later exchanges.
+        """
+        with self._lock:
+            if self.lost is not None:
+                raise LostError
+            area, count = self._turn % AREAS, array.nbytes
+            flat = np.ascontiguousarray(array).reshape(-1)
+            self._areas[self._rank][area].of(count)[:] = flat.view(np.uint8)
+            note = (self._turn, number, count)
+            self._tell(note)
+            self._wait_for(note)
+            self._turn += 1
+            return [areas[area].of(count).view(array.dtype) for areas in self._areas]
+
+    def close(self) -> None:
+        for connection in self._sockets.values():
+            connection.close()
+
+    def _tell(self, note: tuple[int, int, int]) -> None:
+        for connection in self._sockets.values():
+            # That a worker is gone is seen where its notes are read, which say more.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.send(_NOTE.pack(*note))
+
+    def _wait_for(self, note: tuple[int, int, int]) -> None:
+        missing = set(self._sockets)
+        while missing:
+            for rank in self._ready(missing):
+                other = self._next(rank)
+                if other is None:
+                    self._fail([rank])
+                if other[0] == _LOSS:
+                    # They may have given up this one, which hung.
+                    self._fail([other[1] if other[1] != self._rank else rank])
+                if other != note:
+                    raise RuntimeError(f"worker {rank} exchanges {other}, this one, {self._rank}, {note}")
+                missing.remove(rank)
+            if missing and time.monotonic() > self.until:
+                self._fail(sorted(missing))
+
+    def _ready(self, ranks: Iterable[int]) -> list[int]:
+        poll, by_descriptor = select.poll(), {self._sockets[rank].fileno(): rank for rank in ranks}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        seconds = max(0.0, min(_POLL_SECONDS, self.until - time.monotonic()))
+        return sorted(by_descriptor[descriptor] for descriptor, _ in poll.poll(1000 * seconds + 1))
+
+    def _next(self, rank: int) -> tuple[int, int, int] | None:
+        while True:
+            try:
+                content = self._sockets[rank].recv(_NOTE.size)
+            except ConnectionResetError:
+                # It ended without having read all; what it sent before comes now.
+                continue
+            return _NOTE.unpack(content) if content else None
+
+    def _fail(self, lost: Sequence[int]) -> NoReturn:
+        self.lost = tuple(lost)
+        # So that all name the same worker, and not one that only ends because of it.
+        for rank in lost:
+            self._tell((_LOSS, rank, 0))
+        raise LostError
+
+
+class _Area:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._bytes = np.zeros(0, np.uint8)
+
+    def of(self, count: int) -> np.ndarray:
+        """Its first bytes, uint8 [count]; it grows if it has fewer."""
+        if count > len(self._bytes):
+            size = os.fstat(self._descriptor).st_size
+            if count > size:
+                size = max(_LEAST_BYTES, 1 << (count - 1).bit_length())
+                os.ftruncate(self._descriptor, size)
+            self._bytes = np.frombuffer(mmap.mmap(self._descriptor, size), np.uint8)
+        return self._bytes[:count]
+
+
+def add_up(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Sums piece p of W arrays in the order p, p + 1, ..., W - 1, 0, ..., p - 1, as TensorFlow's ring does."""
+    workers, total = len(arrays), np.empty_like(arrays[0])
+    piece = _piece(total.size, total.itemsize, workers)
+    with np.errstate(all="ignore"):
+        for first in range(workers):
+            at = slice(first * piece, (first + 1) * piece)
+            np.add(arrays[first][at], arrays[(first + 1) % workers][at], out=total[at])
+            for further in range(2, workers):
+                total[at] += arrays[(first + further) % workers][at]
+    return total
+
+
+def _piece(count: int, itemsize: int, workers: int) -> int:
+    chunks = workers * (1 if count * itemsize // workers <= _CHUNK_BYTES else 2)
+    elements = -(-count // chunks)
+    # Up to the next multiple, also of what is one.
+    elements += (_ALIGNED_BYTES - elements * itemsize % _ALIGNED_BYTES) // itemsize
+    return elements * chunks // workers
+
+
+class LocalWorkers(Workers):
+    """Workers of one machine, as one of them sees them."""
 
     lost_errors = (LostError,)
 

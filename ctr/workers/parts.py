@@ -8,20 +8,15 @@ import numpy as np
 
 
 class Part(NamedTuple):
-    """The part of an array that a worker holds: some of its rows.
+    """Part of an array that a worker holds: some of its rows."""
 
-    Attributes:
-        rows: int64 [n], their indices, in the order in which the worker has them.
-        total: how many there are in all parts together.
-        shape: of the whole array, where rows are single elements of it, numbered in row-major order.
-    """
-
-    rows: np.ndarray
-    total: int
-    shape: tuple[int, ...] | None = None
+    rows: np.ndarray  # int64 [n], in the order in which the worker has them
+    total: int  # how many there are in all parts together
+    shape: tuple[int, ...] | None = (
+        None  # of the whole array, where rows are single elements, in row-major order
+    )
 
     def as_json(self) -> dict[str, Any]:
-        """Its rows in runs, by the first one and their number, all with the same step."""
         steps = np.diff(self.rows)
         step = int(steps[0]) if len(steps) else 1
         begins = np.flatnonzero(np.concatenate([[True], steps != step]))[: len(self.rows)]
@@ -32,7 +27,6 @@ class Part(NamedTuple):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Returns the part of which ``as_json`` returned the content."""
         step, shape = content["step"], content.get("shape")
         runs = [begin + step * np.arange(count) for begin, count in content["runs"]]
         rows = np.concatenate([np.zeros(0, np.int64), *runs]).astype(np.int64)
@@ -40,18 +34,12 @@ class Part(NamedTuple):
 
 
 class Sharding:
-    """How the arrays of a worker are divided, by name; those that are not here it has whole, as all others have."""
+    """Division of a worker's arrays, by name; those that are not here it has whole, as all others have."""
 
     def __init__(
         self, rank: int, size: int, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}
     ) -> None:
-        """Describes what a worker has.
-
-        Args:
-            rank, size: which one, of how many.
-            dealt: arrays whose rows are dealt out in turn (``rows_of``), with the number of rows of the whole.
-            parts: arrays that are divided otherwise, with the part of this one.
-        """
+        """Deals the rows of ``dealt`` (their numbers in the whole) in turn; ``parts`` are divided otherwise."""
         self._dealt, self._parts = dict(dealt), dict(parts)
         # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
         self._of_length = cache(partial(rows_of, rank, size))
@@ -60,21 +48,20 @@ class Sharding:
         return name in self._dealt or name in self._parts
 
     def part(self, name: str, rows: int) -> Part | None:
-        """The part that the worker is to have of an array with so many rows; None: all of it."""
+        """Returns the part that the worker is to have of an array with so many rows; None: all of it."""
         return self._of_length(rows) if name in self._dealt else self._parts.get(name)
 
     def parts(self) -> dict[str, Part]:
-        """The parts that the worker has."""
         return self._parts | {name: self._of_length(rows) for name, rows in self._dealt.items()}
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:
-    """The rows of a table that a worker holds: every ``size``-th one, so that new rows spread evenly, too."""
+    """Deals a table's rows to a worker: every ``size``-th one, so that new rows spread evenly, too."""
     return Part(np.arange(rank, total, size, dtype=np.int64), total)
 
 
 def shard(array: np.ndarray, part: Part) -> np.ndarray:
-    """A part of a whole array. Raises ValueError: it is of another array."""
+    """Takes a part of a whole array. Raises ValueError: it is of another array."""
     flat = array if part.shape is None else array.reshape(-1)
     if len(flat) != part.total:
         raise ValueError(f"a part of {part.total} rows is not one of an array {array.shape}")
@@ -83,11 +70,7 @@ def shard(array: np.ndarray, part: Part) -> np.ndarray:
 
 
 def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
-    """The whole array.
-
-    Raises:
-        ValueError: parts do not fit, or a row is in none of them or in two.
-    """
+    """Makes the whole array. Raises ValueError: parts do not fit, or a row is in none of them or in two."""
     (first, array), *_ = parts
     whole, seen = np.zeros((first.total, *array.shape[1:]), array.dtype), np.zeros(first.total, np.int64)
     for part, values in parts:
@@ -103,19 +86,7 @@ def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
 def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
-    """One worker's part of an array that others had in other parts.
-
-    Args:
-        wanted: the part.
-        parts: some of the parts; those of others may come in a later call.
-        array: what an earlier call returned.
-
-    Returns:
-        The part; rows of parts that are yet to come are zero.
-
-    Raises:
-        ValueError: parts are of different arrays.
-    """
+    """Makes one worker's part of others' parts, some of which may come in a later call, with the ``array`` so far."""
     order = np.argsort(wanted.rows, kind="stable")
     rows = wanted.rows[order]
     for part, values in parts:

@@ -1,4 +1,4 @@
-"""What a worker reports to the process that started it: lines of JSON through a pipe that it has inherited."""
+"""Reports of a worker to the process that started it: lines of JSON through a pipe that it has inherited."""
 
 import contextlib
 import json
@@ -11,13 +11,7 @@ VARIABLE = "CTR_REPORTS"
 
 
 class Report(NamedTuple):
-    """One report.
-
-    Attributes:
-        rank: of the worker that reports.
-        kind: what it is about.
-        content: of JSON's types.
-    """
+    """One report of a worker: its rank, what it is about, and content of JSON's types."""
 
     rank: int
     kind: str
@@ -25,23 +19,15 @@ class Report(NamedTuple):
 
 
 class Reporter:
-    """The way from a worker to the process that started it.
-
-    Attributes:
-        rank: of this worker.
-    """
+    """Writes the reports of one worker to the process that started it."""
 
     def __init__(self, descriptor: int, rank: int) -> None:
-        """Begins to write to the open end of a pipe."""
         self._descriptor, self.rank = descriptor, rank
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
 
     def report(self, kind: str, **content: Any) -> None:
-        """Reports what fits into one write, which no other worker's can cut; other text is shortened.
-
-        It never waits: nothing is reported while the reader is stopped, or after it has died.
-        """
+        """Reports in one write, to which text is cut; without waiting: nothing while no reader takes it."""
         line = _line(self.rank, kind, content)
         if len(line) > select.PIPE_BUF:
             # A character takes up to 12 bytes in JSON.
@@ -58,20 +44,13 @@ def _line(rank: int, kind: str, content: Mapping[str, Any]) -> bytes:
 
 
 def reporter_of(environment: MutableMapping[str, str] = os.environ) -> Reporter | None:
-    """The way to the process that started this one as a worker; None where there is none.
-
-    It is taken from the environment, so that processes that this one starts do not have it.
-    """
+    """Takes the way to the process that started this one from the environment, so that its own children lack it."""
     descriptor, _, rank = environment.pop(VARIABLE, "").partition(":")
     return Reporter(int(descriptor), int(rank)) if descriptor else None
 
 
 class Reports:
-    """The end of a pipe at which the reports of all workers arrive.
-
-    Attributes:
-        descriptor: the end at which workers write, to be inherited by them.
-    """
+    """Reading end of the pipe of all workers' reports; they inherit the writing end, ``descriptor``."""
 
     def __init__(self) -> None:
         self._reading, self.descriptor = os.pipe()
@@ -79,7 +58,6 @@ class Reports:
         self._rest = b""
 
     def variable(self, rank: int) -> dict[str, str]:
-        """What the environment of a worker has to contain."""
         return {VARIABLE: f"{self.descriptor}:{rank}"}
 
     def read(self, timeout: float) -> Iterator[Report]:
@@ -93,6 +71,5 @@ class Reports:
                     yield Report(*json.loads(line))
 
     def close(self) -> None:
-        """Closes both ends."""
         os.close(self._reading)
         os.close(self.descriptor)

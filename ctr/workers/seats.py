@@ -1,8 +1,7 @@
-"""The places of workers on one machine: what each inherits, so that it reaches the others and nobody else does.
+"""Places of workers on one machine: what each inherits, so that it reaches the others and nobody else does.
 
-The process that starts the workers makes all of it: a pair of connected sockets for every two of them, and areas of
-memory. None of it has a name, a path or an address, so that there is nothing to connect to: not from another machine,
-and not from a process of another user.
+The process that starts the workers makes a pair of connected sockets for every two of them, and areas of memory. None
+of it has a name, a path or an address, so that no other machine, and no process of another user, can connect.
 """
 
 import json
@@ -16,19 +15,12 @@ from typing import Any
 from ctr.workers.cluster import Cluster, read_cluster
 
 VARIABLE = "CTR_SEAT"
-AREAS = 2
-"""How many areas of memory each worker has, which take turns."""
+AREAS = 2  # areas of memory of each worker, which take turns
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of one worker.
-
-    Attributes:
-        rank: the number of this one.
-        sockets: descriptors of its connections, by the number of the other worker; its own entry is -1.
-        areas: descriptors of the areas of memory of all workers, ``AREAS`` of each.
-    """
+    """Place of one worker: descriptors of its sockets, by the others' ranks (its own is -1), and all workers' areas."""
 
     rank: int
     sockets: tuple[int, ...]
@@ -36,16 +28,13 @@ class Seat:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return len(self.sockets)
 
     @property
     def descriptors(self) -> list[int]:
-        """All that the process of this worker inherits."""
         return [one for one in self.sockets if one >= 0] + [one for areas in self.areas for one in areas]
 
     def variable(self) -> dict[str, str]:
-        """What the environment of the worker has to contain."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
@@ -70,13 +59,7 @@ def make_seats(size: int) -> Iterator[Seat]:
 
 
 def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Cluster | None:
-    """Which of several workers this process is: one that was given a seat, or one of the cluster in TF_CONFIG.
-
-    A seat is taken from the environment, so that processes that this one starts do not have it.
-
-    Raises:
-        InputError: see ``ctr.workers.cluster.read_cluster``.
-    """
+    """Takes this process's seat from the environment, so that its children lack it, or else reads TF_CONFIG."""
     text = environment.pop(VARIABLE, "")
     if not text:
         return read_cluster(environment)
@@ -89,7 +72,6 @@ def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Clu
 
 
 def _allow_descriptors(more: int) -> None:
-    """Lets this process have so many more open files, if it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = len(os.listdir("/proc/self/fd")) + more + 64
     if hard != resource.RLIM_INFINITY:

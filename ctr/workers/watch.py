@@ -1,4 +1,4 @@
-"""How long workers wait for each other, and who is lost: TensorFlow's coordination service, and a limit of our own."""
+"""Time that workers wait for each other, and who is lost: TensorFlow's coordination service, and a limit of our own."""
 
 import math
 import re
@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctr.workers.cluster import Cluster
 
 JOIN_SECONDS = 3600.0
-"""How long workers wait for the first one, which a scheduler may start later; TensorFlow's own limit for the others."""
+"""Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
 
 HEARTBEAT_SECONDS = 20.0
 """Without a sign of life of a worker's process for so long, it is lost: its machine, the network, or it is stopped."""
@@ -44,8 +44,8 @@ def begin_watch(cluster: Cluster) -> None:
 class TimeLimit:
     """Aborts the exchanges of this process when they take too long.
 
-    TensorFlow has a limit for each exchange, but keeps two threads asleep for each until the limit has passed, also
-    when the exchange is long done: a minute of fast steps is thousands of threads.
+    TensorFlow's own limit keeps two threads asleep for each exchange until it has passed, also when the exchange is
+    long done: a minute of fast steps is thousands of threads.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,7 @@ class TimeLimit:
 
     @contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Exchanges within the block that are not done after so many seconds fail, and all later ones; 0: no limit.
-
-        The limit of a block around this one still holds.
-        """
+        """Makes exchanges in the block that last longer fail, and all later ones; 0: only a limit around it holds."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="exchange_limit", daemon=True)
             self._thread.start()
@@ -77,12 +74,7 @@ class TimeLimit:
 
 
 def find_lost(message: str, rank: int, size: int) -> list[int]:
-    """The workers that an exchange failed for, as far as that is known.
-
-    Args:
-        message: of TensorFlow's error.
-        rank, size: of this worker, and how many there are.
-    """
+    """Finds the workers that an exchange failed for, as far as that is known, in the message of TensorFlow's error."""
     if _SERVICE in message:
         # It runs in the first worker.
         return [0] if rank else []

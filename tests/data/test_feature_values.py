@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from ctr.data.feature_values import feature_ids
+from ctr.data.feature_ops import feature_ids
 from ctr.data.schema import Schema
 from ctr.data.transform import transform_table
 from ctr.io.errors import InputError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.data.interleave import Interleaved
+from ctr.data.batches import Interleaved
 from ctr.data.reader import Rows, join_rows
 from ctr.io.errors import InputError
 

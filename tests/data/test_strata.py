@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.strata import Strata
+from ctr.data.sampling import Strata
 from ctr.io.hashing import uniform_hash
 
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.optimize
 import tensorflow as tf
 
-from ctr.data.feature_values import feature_ids
+from ctr.data.feature_ops import feature_ids
 from ctr.data.schema import Schema
 from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
@@ -21,7 +21,7 @@ from ctr.objective.bias_constraints import (
     slice_index,
 )
 from ctr.objective.config import BiasConstraintsConfig
-from ctr.objective.losses import logistic_loss, weighted_sum
+from ctr.objective.total import logistic_loss, weighted_sum
 
 SCHEMA = Schema.model_validate(
     {

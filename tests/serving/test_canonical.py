@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
 
-from ctr.serving.canonical import make_canonical
 from ctr.serving.export import publish
+from ctr.serving.saved_model import make_canonical
 from ctr.serving.scorer import Scorer
 
 WRITER = """

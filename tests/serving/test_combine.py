@@ -7,7 +7,7 @@ import tensorflow as tf
 import ctr.models  # noqa: F401
 from ctr.models.architecture import Factors
 from ctr.models.transfer import transfer, transfer_pieces
-from ctr.serving.combine import make_transfer, probabilities, transfers_of
+from ctr.serving.row_model import make_transfer, probabilities, transfers_of
 
 PRODUCTS = np.concatenate([np.linspace(-30, 30, 601), [-1e4, 1e4, -2.0, 2.0, 0.0]]).astype(np.float32)
 

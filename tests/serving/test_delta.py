@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.serving.delta import apply_changes, change_counts, find_changes, hash_weights
+from ctr.serving.weights import apply_changes, change_counts, find_changes, hash_weights
 
 LAST = np.iinfo(np.int64).max
 FIXED = 3

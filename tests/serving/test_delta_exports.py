@@ -15,11 +15,10 @@ from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
 from ctr.io.versions import versions
 from ctr.serving import export
-from ctr.serving.delta import hash_weights
 from ctr.serving.export import export_model, publish
 from ctr.serving.metadata import find_model, read_chain, read_metadata
 from ctr.serving.scorer import Scorer
-from ctr.serving.weights import read_weights
+from ctr.serving.weights import hash_weights, read_weights
 from ctr.training.config import ExportConfig
 from ctr.training.run.directory import drop_models_after
 from ctr.training.run.snapshot import Snapshot

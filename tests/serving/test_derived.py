@@ -18,9 +18,9 @@ from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
-from ctr.serving.model_check import check_model
-from ctr.serving.requests import describe_requests
+from ctr.serving.program import check_model
 from ctr.serving.scorer import Scorer
+from ctr.serving.signatures import describe_requests
 
 FEATURES = [
     {"name": "item", "kind": "category", "source": "item", "buckets": 50, "width": 4},

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.serving.row_cache import RowCache
+from ctr.serving.scorer import RowCache
 
 
 def make(keys):

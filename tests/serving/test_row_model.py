@@ -19,7 +19,7 @@ from ctr.models.activations import make_activation
 from ctr.serving import scorer
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
-from ctr.serving.row_network import _make_activation
+from ctr.serving.row_model import _make_activation
 from ctr.serving.saved_model import write_metadata
 from ctr.serving.scorer import Scorer
 from ctr.serving.weights import stored_weights, write_weights

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from ctr.simulator.auction import crude_policy, run_auction
-from ctr.simulator.clicks import Placed
+from ctr.simulator.auction import Placed, crude_policy, run_auction
 from ctr.simulator.config import WorldConfig
 from ctr.simulator.day import Day, days, make_world, serve
 from ctr.simulator.features import SCHEMA, FeatureIds
-from ctr.simulator.inventory import Ads
-from ctr.simulator.traffic import Candidates, Queries, draw_candidates, shown_format
+from ctr.simulator.traffic import Ads, Candidates, Queries, draw_candidates, shown_format
 from ctr.simulator.world import World
 
 CONFIG = WorldConfig(

@@ -13,13 +13,12 @@ import pytest
 import yaml
 
 import ctr.data.log
-import ctr.data.sidecar
 from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.log import create_log, list_partitions, read_manifests
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
-from ctr.simulator import closed_loop, loop_record
+from ctr.simulator import closed_loop
 from ctr.simulator.closed_loop import run_closed_loop
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
@@ -227,15 +226,14 @@ def kill_after(
 def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loop: Path) -> None:
     out, killed = place / "killed", set[str]()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ctr.data.log, ctr.data.sidecar):
-            kill_after(patch, killed, module, "create_exclusively", lambda path, content: str(path))
+        kill_after(patch, killed, ctr.data.log, "create_exclusively", lambda path, content: str(path))
         kill_after(
             patch, killed, checkpoint, "save", lambda folder, examples, *rest: f"checkpoint {examples}"
         )
         kill_after(patch, killed, Run, "record", lambda run, feed, *rest: f"batch {feed.batch.begin}")
         kill_after(patch, killed, closed_loop, "_copy_log", lambda log, copy: f"copy {copy.name}")
         kill_after(patch, killed, closed_loop, "write_json", lambda path, content: path.name)
-        kill_after(patch, killed, loop_record, "write_atomic", lambda path, write: path.name)
+        kill_after(patch, killed, closed_loop, "write_atomic", lambda path, write: path.name)
         deaths = 0
         while True:
             try:

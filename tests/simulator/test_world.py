@@ -8,12 +8,10 @@ import pytest
 import scipy.sparse
 from sklearn.linear_model import Ridge
 
-from ctr.simulator.auction import Impressions, crude_policy, run_auction
-from ctr.simulator.clicks import Placed, quality_logit, visibility
+from ctr.simulator.auction import Impressions, Placed, crude_policy, quality_logit, run_auction, visibility
 from ctr.simulator.config import WorldConfig
 from ctr.simulator.day import Day, days, make_world
-from ctr.simulator.inventory import ads_by_day
-from ctr.simulator.traffic import draw_candidates, draw_queries, weekday_of
+from ctr.simulator.traffic import ads_by_day, draw_candidates, draw_queries, weekday_of
 from ctr.simulator.world import World, draw_ranks, random_stream, walk
 
 CONFIG = WorldConfig(queries_per_day=4_000)

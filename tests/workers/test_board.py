@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ctr.workers.board import Board, LostError, add_up
+from ctr.workers.local import Board, LostError, add_up
 from ctr.workers.seats import Seat, make_seats, read_place
 
 
