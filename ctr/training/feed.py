@@ -1,4 +1,4 @@
-"""From batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
+"""Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,44 +39,32 @@ class Feed:
 
     Where several workers divide it, the targets and what the step takes of plans are of this worker's rows; where they
     are the chips of this process, of all of them, [W, B]: those of the first one first.
-
-    Attributes:
-        batch: where it came from; its good rows are the first ones.
-        constraint_batches: for each constraint log its rows, which follow, or None where there are none.
-        targets: what the losses need of the B rows, by ``ctr.objective.targets``.
-        plans: one for each table, of the whole batch; ids that grow have no rows yet (``with_rows``).
-        layouts: of the tables.
-        division: of the rows over the workers, and which of them this one is; None for a process alone.
-        shape: the one of few that it is padded to; None: its sizes are some of many.
-        largest: makes the same feed with the largest shape; None: there are no few.
     """
 
     batch: Batch
-    constraint_batches: tuple[Batch | None, ...]
-    targets: Targets
-    plans: tuple[TablePlan, ...]
+    constraint_batches: tuple[Batch | None, ...]  # for each constraint log its rows, which follow
+    targets: Targets  # of the B rows, by ``ctr.objective.targets``
+    plans: tuple[TablePlan, ...]  # of the whole batch; ids that grow have no rows yet (``with_rows``)
     layouts: tuple[TableLayout, ...]
     division: DividedBatch | None = None
-    shape: Shape | None = None
-    largest: "Callable[[], Feed] | None" = None
+    shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
+    largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
 
     @property
     def rows(self) -> int:
-        """The number of good rows, those of the constraint logs included."""
+        """Number of good rows, those of the constraint logs included."""
         return len(self.batch.rows) + sum(len(one.rows) for one in self.constraint_batches if one is not None)
 
     @cached_property
     def target_tensors(self) -> dict[str, tf.Tensor]:
-        """The targets as the compiled step takes them; copied when they are first asked for."""
         return {name: tf.constant(array) for name, array in self.targets.items()}
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        """The same of the plans, all of whose ids have rows."""
         return plan_tensors(self.layouts, self.plans, self.division, self.shape)
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
-        """What a step returned for the rows of all workers, as it is for the good rows of the batch."""
+        """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
         return values[: self.rows] if self.division is None else values[self.division[0].order]
 
     def prepare(self) -> None:
@@ -86,11 +74,7 @@ class Feed:
             _ = self.plan_tensors
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
-        """The same feed, whose ids that grow have their rows; itself if they have them already.
-
-        Args:
-            learning: see ``EmbeddingTables.find_rows``.
-        """
+        """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
         rows = tables.find_rows(self.plans, self.batch.times[1], learning)
         if not rows:
             return self
@@ -110,7 +94,7 @@ class Feed:
         return feed
 
     def fits(self) -> bool:
-        """Whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
+        """Tells whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
         if self.shape is None or self.division is None:
             return True
         (_, seat), sizes = self.division, self.shape.tables
@@ -132,7 +116,6 @@ def make_feed(
 
     Args:
         ids: how ids that grow are admitted; None: the feed is not to be learned from.
-        seat: which one of several workers this is; None: the process is alone.
         shapes: of which it is to have one; None: of rows, ids, values and pairs one of a few sizes each.
 
     Raises:
@@ -186,7 +169,7 @@ def make_feed(
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
-    """The good rows of a batch and of what comes with it from constraint logs, and the number of each row's log."""
+    """Joins the good rows of a batch and its constraint logs; returns them and the number of each row's log."""
     # No sidecar has the rows of constraint logs.
     unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
     parts = [batch.rows]

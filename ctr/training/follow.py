@@ -1,4 +1,4 @@
-"""Trains as the partitions of a live log appear, until it is asked to stop or nothing new comes.
+"""Training on a live log, as its partitions appear, until it is asked to stop or nothing new comes.
 
 What it computes is what one pass over the log computes, whenever the partitions came, and however often it was
 stopped or killed in between. How far it is behind the log stands in RUN/follow.jsonl, of which nothing is computed.
@@ -51,15 +51,10 @@ _NOTICED_IN = 0.1
 
 
 class Lag(NamedTuple):
-    """How far a run is behind its log.
+    """How far a run is behind its log."""
 
-    Attributes:
-        rows: published ones that it has not passed.
-        seconds: since the publication of the first partition that is not trained on to its end; 0 without one.
-    """
-
-    rows: int
-    seconds: float
+    rows: int  # published ones that it has not passed
+    seconds: float  # since the publication of the first partition that is not trained on to its end, or 0
 
 
 FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
@@ -67,18 +62,12 @@ FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Polling:
-    """When to look for what is new, and when to end.
-
-    Attributes:
-        seconds: between two polls.
-        stop_when_idle: ends when nothing new has come for so many seconds; None: never.
-    """
+    """Seconds between two polls, and seconds without anything new after which to end; None: never."""
 
     seconds: float = POLL_SECONDS
     stop_when_idle: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError: numbers of seconds that are none."""
         if not 0 < self.seconds < math.inf:
             raise InputError(f"poll: {self.seconds:g} seconds; a number above 0 is required")
         if self.stop_when_idle is not None and not 0 <= self.stop_when_idle < math.inf:
@@ -89,25 +78,15 @@ class Polling:
 
 @dataclass(frozen=True)
 class Followed:
-    """Where a run stood when it stopped; a checkpoint has it.
+    """Where a run stood when it stopped; a checkpoint has it."""
 
-    Attributes:
-        reason: the word of ``stop``, or ``idle``.
-        position: rows of the log that it has passed.
-        waiting: published rows that wait: for more to come, or, where it went back with its last checkpoint or was
-            stopped, to be passed.
-        awaited: a file that has to be there before it can begin or go on; None: only the log must grow.
-        init_from: of a run that was begun from another one, with what (init_from.json).
-    """
-
-    reason: str
-    position: int
-    waiting: int
-    awaited: str | None
-    init_from: dict[str, Any] | None = None
+    reason: str  # the word of ``stop``, or ``idle``
+    position: int  # rows of the log that it has passed
+    waiting: int  # published rows that wait for more, or, after going back or a stop, to be passed
+    awaited: str | None  # a file that has to be there before it can go on; None: only the log must grow
+    init_from: dict[str, Any] | None = None  # of a run that was begun from another one, init_from.json
 
     def as_text(self) -> str:
-        """In one line."""
         text = (
             f"stopped ({self.reason}) at row {self.position} of the log, {self.waiting} published rows wait"
         )
@@ -118,7 +97,6 @@ class LagReport:
     """Writes the lines of one session, after those of earlier ones."""
 
     def __init__(self, session: Session, file: GrowingFile) -> None:
-        """Begins where the session stands."""
         self._session, self._file = session, file
         position = session.run.position
         self._begin(position.examples, position.learned)
@@ -201,7 +179,7 @@ class LagReport:
         self._written = passed
 
     def lag(self) -> Lag:
-        """Returns how far the run is behind what was published at the last refresh."""
+        """Measures how far the run is behind what was published at the last refresh."""
         manifests = self._session.inputs.log.manifests
         if not self._waiting or self._next >= len(manifests):
             return Lag(self._waiting, 0.0)
@@ -210,12 +188,11 @@ class LagReport:
         return Lag(self._waiting, max(0.0, time.time() - self._published))
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
 def _whole_lines(path: Path) -> int:
-    """The length, in bytes, of the lines of a file that were written to their ends."""
+    """Returns the length, in bytes, of the lines of a file that were written to their ends."""
     return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
@@ -232,18 +209,15 @@ def follow(
 ) -> Followed:
     """Trains on what a log has and on what comes, or goes on where the newest checkpoint in ``run_dir`` stands.
 
-    Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits.
+    Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
+    same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes.
 
     Args:
         log, config, run_dir, exporter, phase: see ``ctr.training.loop.open_session``.
         stop: asked after each batch, and ten times a second when there is nothing to do.
-        polling: how often to poll, and when to end by itself.
         progress: called after every batch and every poll with the position in the log, how far that is behind and
             the metrics of the pass so far.
         init_from: another run, from whose weights and place in the log a new one begins.
-
-    Returns:
-        Where it stopped. The same call goes on there, and ``ctr.training.loop.train`` goes on and finishes.
 
     Raises:
         LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
@@ -294,29 +268,19 @@ def follow(
 
 
 class _Patience:
-    """How long to wait for something new.
-
-    Attributes:
-        stop: see ``follow``.
-    """
-
     def __init__(self, stop: Stop, idle_seconds: float | None) -> None:
-        """Begins to wait. ``idle_seconds``: see ``Polling.stop_when_idle``."""
         self.stop, self._idle_seconds = stop, idle_seconds
         self.restart()
 
     def restart(self) -> None:
-        """Begins to wait anew: something has come."""
         self._quiet_since = time.monotonic()
 
     def reason_to_end(self) -> str | None:
-        """Returns why to end; None: there is no reason."""
         limit = self._idle_seconds
         is_idle = limit is not None and time.monotonic() - self._quiet_since >= limit
         return self.stop() or ("idle" if is_idle else None)
 
     def pause(self, seconds: float) -> None:
-        """Sleeps, unless it is asked to stop."""
         end = time.monotonic() + seconds
         while self.stop() is None and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _NOTICED_IN))
@@ -333,8 +297,7 @@ def _wait_for_logs(
 ) -> tuple[str | None, str | None]:
     """Waits until all logs are there that a run cannot begin without.
 
-    Returns:
-        What is missing, and the reason to wait no longer; None and None: nothing is missing.
+    Returns what is missing, and the reason to wait no longer; None and None: nothing is missing.
     """
     constraints, distillation = config.objective.bias_constraints, config.objective.distillation
     read = [log, *(Path(one.path) for one in (() if constraints is None else constraints.logs))]

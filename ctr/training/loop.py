@@ -1,4 +1,4 @@
-"""One pass over a log: every batch is scored by the weights from before it, and then learned from.
+"""Training loop: every batch is scored by the weights from before it, and then learned from.
 
 ``one_pass`` is the loop. ``train`` makes it over a whole log, and a ``Session`` again and again as the log grows, with
 the same result; between two batches a session scores what it is asked to. What the loop works on::
@@ -45,12 +45,7 @@ Progress = Callable[[int, dict[str, Any]], None]
 
 
 class Learner(NamedTuple):
-    """What a session learns with.
-
-    Attributes:
-        state: makes the weights and the state with which a run begins, the same whenever it is called.
-        trainer: makes what scores and learns with them, which may do more with a batch than ``Trainer``.
-    """
+    """Makers of the state that a run begins with, the same at each call, and of what learns with it."""
 
     state: Callable[..., TrainState] = fresh_state
     trainer: Callable[[TrainState, TrainConfig, Phase | None], Trainer] = Trainer
@@ -127,11 +122,8 @@ def one_pass(
     """Passes once over what the run has not passed yet; returns the position of the first row that is left.
 
     Args:
-        run, trainer: where it stands, and what it learns with; changed.
-        inputs: what is published by now.
         windows: the lines of metrics.jsonl that are written are added to it.
         partial: also the batches that would not be the same if the logs went on.
-        progress, exporter: see ``open_session``.
         stop: asked after each batch whether to leave the rest to another pass.
 
     Raises:
@@ -225,9 +217,7 @@ def open_session(
     What was not saved when the block ends is computed again by the next session.
 
     Args:
-        log: a folder with an example log, which may grow.
-        config: what to compute.
-        run_dir: the run directory; a new one, or one begun under the same configuration.
+        run_dir: a new run directory, or one begun under the same configuration.
         progress: called after every batch with the position in the log and the metrics of the pass so far:
             ``per_query_auc``, ``auc``, ``logloss``, ``calibration_bias``, ``calibration_ratio``, None where undefined.
             They may be those of a few batches before, and AUC that of the last window.
@@ -239,7 +229,6 @@ def open_session(
             and with an empty one when that is over.
         workers: those that train together, all of which open a session of the same run and do the same with it; the
             first one writes the files and calls ``progress``, ``phase`` and ``exporter``.
-        learner: what it learns with.
         chips: those of this process that make the steps; None: one device does.
 
     Raises:
@@ -278,27 +267,15 @@ def open_session(
 
 
 class Advance(NamedTuple):
-    """What an ``advance`` did.
+    """What an ``advance`` did."""
 
-    Attributes:
-        rows: of the log that it passed, also those that were faulty or not selected; below 0 when it went back.
-        waiting: published rows that are not passed yet: from the first one on that something is still to be done with.
-        windows: the lines of metrics.jsonl that it wrote.
-    """
-
-    rows: int
-    waiting: int
-    windows: list[dict[str, Any]]
+    rows: int  # of the log that it passed, also faulty ones; below 0 when it went back
+    waiting: int  # published rows from the first one on that something is still to be done with
+    windows: list[dict[str, Any]]  # the lines of metrics.jsonl that it wrote
 
 
 class Session:
-    """A run that goes on in one process as its log grows; see ``open_session``.
-
-    Attributes:
-        run: where it stands, and its metrics.
-        trainer: what it learns with.
-        published: what it reads, as it was published at the last ``refresh``.
-    """
+    """A run that goes on in one process as its log grows; see ``open_session``."""
 
     def __init__(
         self,
@@ -309,7 +286,6 @@ class Session:
         progress: Progress | None,
         exporter: Exporter | None,
     ) -> None:
-        """Begins with an opened run. ``checked``: the rows of the log that ``check_rows`` has gone over."""
         self.run, self.trainer, self.published = run, trainer, published
         self._checked = checked
         self._progress = progress
@@ -324,8 +300,7 @@ class Session:
     def refresh(self) -> bool:
         """Finds what was published since the last call; returns whether there was anything. Cheap where there is not.
 
-        Raises:
-            InputError: partitions seen before are not there or not what they were.
+        Raises InputError: partitions seen before are not there or not what they were.
         """
         self._check_usable()
         is_more = self.published.refresh()
@@ -384,14 +359,10 @@ class Session:
             raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
 
     def score(self, rows: Rows | pa.Table) -> np.ndarray:
-        """Returns the logits, float32 [N], that the present weights give N rows; changes nothing.
+        """Returns the logits, float32 [N], that the weights give N good rows, or a shard's columns; changes nothing.
 
-        Args:
-            rows: good rows of the log's features (``ctr.data.reader``), or a table of a shard's columns. Labels and
-                weights are of no effect, and queries need not be whole.
-
-        Raises:
-            InputError: a faulty row, or rows of other features.
+        Labels and weights are of no effect, and queries need not be whole. Raises InputError: a faulty row, or other
+        features.
         """
         self._check_usable()
         logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())
@@ -400,13 +371,8 @@ class Session:
     def save(self) -> bool:
         """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns.
 
-        Where weights are broken the run goes back to one before instead; the next ``advance`` goes on from there.
-
-        Returns:
-            Whether it has gone back.
-
-        Raises:
-            InputError: it has gone back twice, and that did not help.
+        Where weights are broken the run goes back to one before instead, and this returns True; the next ``advance``
+        goes on from there. Raises InputError: it has gone back twice, and that did not help.
         """
         self._check_usable()
         went_back = False
@@ -422,10 +388,9 @@ class Session:
         return went_back
 
     def interrupt(self, reason: str) -> NoReturn:
-        """Writes a checkpoint of where it stands. It changes no result: what resumes there ends in the same bits.
+        """Writes a checkpoint of where it stands, and raises Interrupted with the name of the signal.
 
-        Raises:
-            Interrupted: always. ``reason``: the name of the signal.
+        It changes no result: what resumes there ends in the same bits.
         """
         self._check_usable()
         run = self.run
@@ -436,17 +401,11 @@ class Session:
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
-        """Advances to the end of the log and writes the results over all of it.
-
-        Args:
-            stop: asked after each batch why to stop; None: it goes on.
-
-        Returns:
-            The content of summary.json.
+        """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
 
         Raises:
             LearningError: all is written, but nothing was learned, or the weights are of no use.
-            Interrupted: it was to stop; a checkpoint has all that it passed.
+            Interrupted: ``stop``, asked after each batch, gave a reason; a checkpoint has all that it passed.
             InputError: see ``advance``.
         """
         run, trainer, fault = self.run, self.trainer, None

@@ -1,4 +1,4 @@
-"""The few shapes that batches are padded to where XLA compiles the step for each of them, which may take minutes.
+"""Few shapes that batches are padded to where XLA compiles the step for each of them, which may take minutes.
 
 At most four, for any log, known before it is read::
 
@@ -44,28 +44,17 @@ class TableSizes(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The sizes of a batch that is divided into parts, one for each chip.
+    """The sizes of a batch that is divided into parts, one for each chip."""
 
-    Attributes:
-        total: rows of all parts together.
-        rows: of each part.
-        pairs: of each part.
-        tables: for each table.
-    """
-
-    total: int
-    rows: int
-    pairs: int
+    total: int  # rows of all parts together
+    rows: int  # of each part
+    pairs: int  # of each part
     tables: tuple[TableSizes, ...]
 
 
 @dataclass(frozen=True)
 class FewShapes:
-    """The shapes of a run, from the smallest to the largest one; batches that none of them holds are refused.
-
-    Attributes:
-        shapes: at most four.
-    """
+    """Shapes of a run, at most four, from the smallest to the largest; a batch that none holds is refused."""
 
     shapes: tuple[Shape, ...]
 
@@ -82,17 +71,9 @@ class FewShapes:
         plans: Sequence[TablePlan],
         division: DividedBatch | None,
     ) -> Shape:
-        """The smallest shape that holds a batch.
+        """Finds the smallest shape that holds a batch. Raises InputError: none does; what there is too much of.
 
-        Args:
-            position: of the batch in the log.
-            rows: of the batch.
-            pairs: of the part of it that has most.
-            plans: of each table, without padding.
-            division: of the rows into parts; None: there is one.
-
-        Raises:
-            InputError: none holds it; what there is too much of.
+        ``position``: of the batch in the log; ``pairs``: of the part of it that has most; ``plans``: without padding.
         """
         if division is None:
             sizes = [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
@@ -112,17 +93,7 @@ class FewShapes:
     def holding(
         self, total: int, rows: int, pairs: int, tables: Sequence[TableSizes], position: int
     ) -> Shape:
-        """The smallest shape that holds a batch.
-
-        Args:
-            total: the rows of the batch.
-            rows, pairs: of the part of it that has most of them.
-            tables: what it has of each table; values those of the part that has most.
-            position: of the batch in the log.
-
-        Raises:
-            InputError: none holds it; what there is too much of.
-        """
+        """Finds the smallest shape that holds a batch of ``total`` rows; all else is of the largest part."""
         for shape in self.shapes:
             fits = all(
                 has.ids <= size.ids and has.values <= size.values and has.held <= size.held
@@ -143,11 +114,7 @@ class FewShapes:
 def few_shapes(
     config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout], parts: int = 1
 ) -> FewShapes:
-    """The shapes of a run.
-
-    Args:
-        parts: into how many parts each batch is divided.
-    """
+    """Makes the shapes of a run, each batch of which is divided into ``parts``."""
     batch, constraints = config.batch, config.objective.bias_constraints
     logs = 0 if constraints is None else len(constraints.logs)
     # A constraint log gives a batch at most as many rows as it has itself; most give few.
@@ -164,7 +131,7 @@ def few_shapes(
 
 
 def most_rows(config: TrainConfig, layout: TableLayout) -> int:
-    """The rows that a table may get."""
+    """Returns the rows that a table may get."""
     return layout.rows + sum(config.ids.capacity_of(feature.name) for feature in layout.growing)
 
 
@@ -177,7 +144,7 @@ def _shape(
     is_usual: bool = False,
     chips: int | None = None,
 ) -> Shape:
-    """The shape of batches of ``total`` rows in so many parts; as many chips divide the tables if ``chips`` is None."""
+    """Makes the shape of batches of ``total`` rows; as many chips as parts divide the tables if ``chips`` is None."""
     rows = total if parts == 1 else -(-total // parts) + -(-total // (parts * _IMBALANCE))
     ranking = config.objective.ranking
     pairs = 0 if ranking is None else int(rows * math.sqrt(ranking.max_pairs) / 2)
@@ -198,7 +165,7 @@ def _shape(
 
 
 def _max_values(schema: Schema, name: str) -> int:
-    """The number of values that a row has at most of a multivalent feature."""
+    """Returns the number of values that a row has at most of a multivalent feature."""
     feature: Feature = schema.by_name[name]
     if isinstance(feature, Cross):
         return max(_max_values(schema, part) for part in feature.of)

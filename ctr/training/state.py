@@ -1,4 +1,4 @@
-"""The weights and optimizer state of a run."""
+"""State of a run: its weights and what its optimizers keep."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ Sources = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | None = None) -> Architecture:
-    """The model's architecture under a configuration; ``sources`` as ``Architecture``."""
+    """Makes the model's architecture under a configuration."""
     model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
     factors = None
     if factorized is not None:
@@ -60,12 +60,12 @@ def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | Non
 
 
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Weights of a model by their names in checkpoints."""
+    """Names the weights of a model as in checkpoints."""
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
 
 
 def linear_layers(shape: Architecture, weights: Mapping[str, tf.Tensor]) -> list[Layer]:
-    """The linear products of a plain model in the order of the work, those of all components one after the other.
+    """Lists the linear products of a plain model in the order of the work, those of all components one after the other.
 
     By the numbers of their weights, in the order of ``dense_weights``.
     """
@@ -84,26 +84,6 @@ class TrainState:
     """All variables that training changes, by name, and how they are divided over those that train together.
 
     What is read and set here are, of several workers, this one's parts; of the chips of a process all rows.
-
-    Attributes:
-        layouts: of the tables.
-        tables: the rows of all tables, with their optimizer and the ids that have them.
-        group: those among whom a step is divided: the chips of this process, or the workers.
-        workers: those that train together.
-        chips: those of this process that make each step together, each with a variable of its own of all that follow;
-            None: one device does.
-        architecture: of the dense part of the model.
-        weights: its weights, by the names of ``ctr.models.initial_weights``.
-        dense: the same without their names.
-        fitted: those that are fitted beside the network where it is gated.
-        layers: the linear products among them.
-        dense_optimizer: their optimizer.
-        averaging: what averages them but those that are fitted; None: nothing.
-        calibrators: the optimizers of what is fitted beside the network where it is gated: of the bias, then of the
-            offset and the gate.
-        families: of constrained slices.
-        duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
-        slices_seen: what ``ctr.objective.bias_constraints.dual_step`` remembers of the slices, float32 [2, slices].
     """
 
     def __init__(
@@ -117,19 +97,17 @@ class TrainState:
         sources: Sources | None = None,
         in_lines: bool = False,
     ) -> None:
-        """Begins with nothing learned.
-
-        Args:
-            sources: of a supernet, see ``Architecture``.
-            in_lines: whether the rows of tables lie in lines (``ctr.optim.row_lines``); on chips they always do.
-        """
+        """Begins with nothing learned. ``in_lines``: rows lie in lines (``row_lines``), as they always do on chips."""
         self.layouts, self.families = layouts, tuple(families)
         self.workers, self.chips = workers, chips
+        # Those among whom a step is divided: the chips of this process, or the workers.
         self.group = workers if chips is None else chips
         with self.group.holding():
             self.tables = EmbeddingTables(layouts, config, self.group, in_lines or chips is not None)
             self._create_dense(config, compute_dtype, sources)
+            # By family of constrained slices lambda_k, float32 [slices] (FF 7.1).
             self.duals = [_unlearned([family.slices]) for family in families]
+            # For ``dual_step``, float32 [2, slices].
             self.slices_seen = [_unlearned([2, family.slices]) for family in families]
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
@@ -137,15 +115,18 @@ class TrainState:
         self.architecture = architecture(config, compute_dtype, sources)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
         initial = init_weights(self.architecture, widths, config.seed)
+        # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
+        # Beside the network.
         self.fitted = {name: self.weights[name] for name in fitted_names(self.architecture)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
-        self.layers = linear_layers(self.architecture, self.weights)
+        self.layers = linear_layers(self.architecture, self.weights)  # the linear products among the weights
         self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)
         self.dense_optimizer.build(weights)
         names = zip(weights, self.weights, strict=True)
         learned = {name: weights[name] for name, own in names if own not in self.fitted}
         self.averaging = make_averaging(optimizer, learned)
+        # Of what is fitted where the network is gated: of the bias, then of the offset and the gate.
         self.calibrators = make_calibrators(self.fitted)
 
     def variables(self) -> dict[str, Rows]:
@@ -180,7 +161,6 @@ class TrainState:
         return {name: _value(leaf) for name, leaf in self._leaves().items()}
 
     def _leaves(self) -> dict[str, Rows | np.ndarray]:
-        """All variables, and the arrays of maps."""
         return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -193,12 +173,10 @@ class TrainState:
         return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """The values of all variables, those of many rows in pieces: name, first row and values.
+        """Yields the values of all variables, those of many rows in pieces: name, first row and values.
 
-        Of several workers each gives its parts, and the first one also what all have.
-
-        TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
-        several times as long.
+        Of several workers each gives its parts, and the first one also what all have. TensorFlow hands a whole table
+        out as a copy, in memory that is touched for the first time, which takes several times as long.
         """
         for name, leaf in self._written().items():
             rows = 0 if isinstance(leaf, np.ndarray) or leaf.shape.rank != 2 else row_count(leaf)
@@ -209,7 +187,7 @@ class TrainState:
                 yield name, begin, read_rows(leaf, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
-        """A hash of the variables and of the maps' arrays that all workers have."""
+        """Hashes the variables and the maps' arrays that all workers have."""
         sharding, digest = self.sharding, hashlib.sha256()
         for name, leaf in self._leaves().items():
             if name not in sharding:
@@ -217,11 +195,9 @@ class TrainState:
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
-        """Sets all variables and maps. Raises ValueError when names or shapes differ.
+        """Sets all variables and maps, of divided ones this worker's part. Raises ValueError: names or shapes differ.
 
-        Args:
-            arrays: by the names of ``variables`` and of the maps' arrays; of a divided one this worker's part.
-            parts: which parts these are, where they are not those with which the state began.
+        ``parts``: which parts these are, where they are not those with which the state began.
         """
         names = self._leaves().keys()
         if set(arrays) != names:
@@ -239,7 +215,6 @@ class TrainState:
         return {**self.tables.optimizer.timing(), **self.dense_optimizer.timing()}
 
     def parameter_counts(self) -> dict[str, int]:
-        """Number of dense and of embedding parameters."""
         return {
             "parameters_dense": sum(int(np.prod(variable.shape)) for variable in self.dense),
             "parameters_embedding": self.tables.parameters,
@@ -255,7 +230,7 @@ def _value(leaf: Rows | np.ndarray) -> np.ndarray:
 
 
 def _shape(leaf: Rows | np.ndarray) -> tuple[int, ...]:
-    """The shape of an array or a variable, whose number of rows may change."""
+    """Returns the shape of an array or a variable, whose number of rows may change."""
     if isinstance(leaf, np.ndarray) or leaf.shape.is_fully_defined():
         return tuple(leaf.shape)
     return (row_count(leaf), *leaf.shape[1:])
@@ -272,7 +247,7 @@ def fresh_state(
     workers: Workers = ALONE,
     chips: Chips | None = None,
 ) -> TrainState:
-    """The state that a run begins with, the same whenever it is asked for.
+    """Makes the state that a run begins with, the same whenever it is asked for.
 
     From here on TensorFlow is restricted to operations that repeat bit by bit.
     """

@@ -1,4 +1,4 @@
-"""What the members of a group tell each other of their rows at the end of a step."""
+"""Exchange of scores among the members of a group at the end of a step."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,9 @@ from ctr.workers.collectives import Workers
 def gather_scores(
     group: Workers, holds: tf.Tensor, logit: tf.Tensor, slices: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """Whether something, a bool scalar, holds in all members; and the scores of their rows.
+    """Gathers whether something holds in all members, a bool scalar, and the scores of their rows.
 
-    Args:
-        logit, slices: of the B rows of each member, float32 [B], and int32 [B] each.
-
-    Returns:
-        A bool scalar; the logits and the slices, [W * B].
+    Of B rows of each member float32 [B] logits and int32 [B] slices become [W * B].
     """
     if group.size == 1:
         return holds, logit, list(slices)

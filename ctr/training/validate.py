@@ -1,4 +1,4 @@
-"""What a run cannot begin or go on with, told before TensorFlow is loaded, and the result of one that is finished.
+"""Validation of what a run cannot begin or go on with, before TensorFlow is loaded, and the result of a finished one.
 
 TensorFlow takes seconds to load. A missing log, a configuration that does not fit, and an output directory that is
 taken are reported without it, and so is the result of a run that is finished.
@@ -29,10 +29,8 @@ def validate(
     """Refuses what a run cannot begin or go on with, and returns its result if it is finished already; changes no run.
 
     Args:
-        config, log, run_dir: see ``ctr.training.loop.train``.
         record: the sidecar that the predictions are to be published as.
         source: the run that this one is to begin from.
-        workers: how many train together.
         device: whose chips make the steps together; None: one device makes them.
         follows: whether the log may still be missing: what depends on it is refused later.
 
@@ -161,10 +159,9 @@ def _sidecar_hashes(logs: Logs, config: TrainConfig) -> dict[str, str]:
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
-    """Whether ``run_dir`` is still to be begun from another one; False where that was done.
+    """Tells whether ``run_dir`` is still to be begun from another one; False where that was done.
 
-    Raises:
-        InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
+    Raises InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
     """
     if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")

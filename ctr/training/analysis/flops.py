@@ -1,4 +1,4 @@
-"""How many operations a model takes for an example, by closed formulas: to score it, and to learn from it.
+"""Floating-point operations that a model takes for an example, by closed formulas: to score it, and to learn from it.
 
 A multiplication and an addition are one operation each, and so is a copied element of a table and any function of a
 number (exp, sqrt, max). Of n components (FF 5) everything below counts n times, but shared embeddings once. With m
@@ -49,45 +49,29 @@ _AVERAGING = 9
 
 @dataclass(frozen=True)
 class Touched:
-    """What batches touch of one table.
+    """What batches touch of one table, for a row of the batch on average."""
 
-    Attributes:
-        single: ids of single-valued features looked up for a row.
-        values: ids of multivalent features looked up for a row, on average.
-        multivalent: number of multivalent features.
-        distinct: distinct rows of the table for a row of the batch, on average.
-    """
-
-    single: int
-    values: float
-    multivalent: int
-    distinct: float
+    single: int  # looked-up ids of single-valued features
+    values: float  # looked-up ids of multivalent features
+    multivalent: int  # number of multivalent features
+    distinct: float  # distinct rows of the table
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations for an example.
+    """Operations for an example."""
 
-    Attributes:
-        inference: to score it.
-        forward, backward: of learning from it.
-        rows: to update the rows of tables.
-        dense: to update dense weights, without the three that follow.
-        statistics, preconditioning, roots: of second-order optimizers.
-    """
-
-    inference: float
+    inference: float  # to score it
     forward: float
     backward: float
-    rows: float
-    dense: float
+    rows: float  # to update the rows of tables
+    dense: float  # to update dense weights, without the three that follow, of second-order optimizers
     statistics: float
     preconditioning: float
     roots: float
 
     @property
     def train(self) -> float:
-        """To learn from it, all in all."""
         update = self.rows + self.dense + self.statistics + self.preconditioning + self.roots
         return self.forward + self.backward + update
 
@@ -95,14 +79,7 @@ class Flops:
 def count_flops(
     config: TrainConfig, layouts: tuple[TableLayout, ...], touched: Mapping[str, Touched], batch_rows: float
 ) -> Flops:
-    """The operations of a configuration for an example.
-
-    Args:
-        config: of a run.
-        layouts: its tables.
-        touched: for each of them by name, what batches touch.
-        batch_rows: good rows of a batch, on average.
-    """
+    """Counts the operations of a configuration for an example, of batches of ``batch_rows`` good rows on average."""
     model = architecture(config, "float32")
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
@@ -127,13 +104,13 @@ def count_flops(
 
 
 def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> int:
-    """How many dense weights a configuration has."""
+    """Counts the dense weights of a configuration."""
     widths = tower_widths(layouts, config.model.factorized is not None)
     return sum(math.prod(shape) for shape in weight_shapes(architecture(config, "float32"), widths).values())
 
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:
-    """The operations of a model for a row; a rank head's in training alone."""
+    """Counts the operations of a model for a row; a rank head's in training alone."""
     has_network = bool(model.cross_layers or model.deep_units)
     factors, m = model.factors, widths["quality"]
     count = 0
@@ -172,7 +149,6 @@ def _layer_shapes(m: int, units: Sequence[int], ranks: Sequence[int]) -> list[Sh
 
 
 def _layers(m: int, units: Sequence[int], ranks: Sequence[int]) -> int:
-    """Products, biases and activations."""
     products = sum(2 * math.prod(shape) for shape in _layer_shapes(m, units, ranks) if len(shape) == 2)
     return products + 2 * sum(units)
 

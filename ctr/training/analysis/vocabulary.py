@@ -1,4 +1,4 @@
-"""The ids that have a row of their own in a run's newest checkpoint: use, age, and what was learned of them."""
+"""Vocabulary of a run: ids with a row of their own in its newest checkpoint, their use, age, and what was learned."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,44 +26,26 @@ _LONGEST_VALUE = 80
 
 @dataclass(frozen=True)
 class Entry:
-    """An id with a row of its own.
-
-    Attributes:
-        feature: its feature.
-        fingerprint: its 64 bits, as hexadecimal digits.
-        value: the raw value; None where values were not kept.
-        uses: its occurrences since it got the row.
-        first_seen, last_seen: when it got the row, and when it occurred last; microseconds of event time.
-        norm: Euclidean norm of its embedding, of those of all components where these have their own.
-        linear_weight: its linear weight, the mean of those of the components.
-    """
+    """An id with a row of its own; times are microseconds of event time."""
 
     feature: str
-    fingerprint: str
-    value: str | None
-    uses: int
-    first_seen: int
+    fingerprint: str  # 64 bits, as hexadecimal digits
+    value: str | None  # the raw value; None where values were not kept
+    uses: int  # occurrences since it got the row
+    first_seen: int  # when it got the row
     last_seen: int
-    norm: float
-    linear_weight: float
+    norm: float  # of its embedding, of those of all components where these have their own
+    linear_weight: float  # the mean of those of the components
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of a run, in the order that was asked for.
+    """The ids of a run, in the order that was asked for."""
 
-    Attributes:
-        run: the run directory.
-        examples: the position of the checkpoint in the log.
-        live: by feature how many ids have a row of their own.
-        capacity: by feature how many may have one.
-        entries: the first ids.
-    """
-
-    run: str
-    examples: int
-    live: dict[str, int]
-    capacity: dict[str, int]
+    run: str  # the run directory
+    examples: int  # position of the checkpoint in the log
+    live: dict[str, int]  # by feature how many ids have a row of their own
+    capacity: dict[str, int]  # by feature how many may have one
     entries: tuple[Entry, ...]
 
     def as_text(self) -> str:
@@ -104,14 +86,9 @@ def list_vocabulary(
     limit: int | None = None,
     log: Path | None = None,
 ) -> Vocabulary:
-    """Lists the ids in a run's newest checkpoint.
+    """Lists the ids in a run's newest checkpoint; it may be training.
 
-    Args:
-        run_dir: the run directory; it may be training.
-        feature: the feature to list; None: all whose ids grow.
-        order: the most used, the oldest, the ones seen last, or those with the longest embedding first.
-        limit: how many; None: all.
-        log: where the values are; None: in the log that the run was trained on.
+    ``log``: where the values are; None: in the log that the run was trained on.
 
     Raises:
         InputError: no run directory, no checkpoint, or a damaged one; no feature whose ids grow, or not this one.
@@ -148,7 +125,7 @@ def list_vocabulary(
 
 
 def _measure(table: np.ndarray, layout: TableLayout, ids: Occupants) -> tuple[np.ndarray, np.ndarray]:
-    """Norms and linear weights of ids, each float64 [N]."""
+    """Returns norms and linear weights of ids, each float64 [N]."""
     rows = table[ids.rows].astype(np.float64).reshape(-1, layout.copies, layout.width + 1)
     norms: np.ndarray = np.sqrt(np.square(rows[:, :, : layout.width]).sum(axis=(1, 2)))
     return norms, rows[:, :, layout.width].mean(axis=1)
@@ -194,7 +171,7 @@ def _entries(
 
 
 def vocabulary_content(vocabulary: Vocabulary) -> dict[str, Any]:
-    """All of it as plain data, for JSON."""
+    """Converts all of it to plain data, for JSON."""
     return {
         "run": vocabulary.run,
         "examples": vocabulary.examples,

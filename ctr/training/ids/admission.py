@@ -1,4 +1,4 @@
-"""Which ids get a slot: all, those that occurred often enough, or those of a drawn example."""
+"""Admission of growing ids to slots: all, those that occurred often enough, or those of a drawn example."""
 
 from collections.abc import Mapping
 
@@ -12,15 +12,9 @@ from ctr.workers.group import ONE, Group, gather_uneven
 
 
 def drawn(example_ids: np.ndarray, probability: float, salt: str) -> np.ndarray:
-    """Draws examples, each by a hash of its id: the same ones in every run, order and log.
+    """Draws examples (int64 [N]), each by a hash of its id: the same ones, bool [N], in every run, order and log.
 
-    Args:
-        example_ids: int64 [N].
-        probability: that an example is drawn.
-        salt: another one gives an independent draw; so does the salt of a sample, which has another prefix.
-
-    Returns:
-        Bool [N].
+    Another salt gives an independent draw; so does the salt of a sample, which has another prefix.
     """
     return uniform_hash(example_ids, f"admission {salt}") < probability
 
@@ -32,11 +26,7 @@ class WaitingIds:
     be counted, all of their counts go into the sketch, whose docstring states its error, and the next ones are counted
     from then on. Until that happens for the first time, all counts are exact.
 
-    Of several workers each keeps its part of the exact counts, and all have the sketch, whose size is fixed.
-
-    Args:
-        config: how often an id has to occur, and how many ids are counted exactly.
-        group: the workers, all of which make the same calls.
+    Of several workers, which make the same calls, each keeps its part of the exact counts; all have the sketch.
     """
 
     def __init__(self, config: AdmissionConfig, group: Group = ONE) -> None:
@@ -49,25 +39,15 @@ class WaitingIds:
 
     @property
     def places(self) -> int:
-        """The length of the arrays of exact counts, those of all workers together."""
+        """Length of the arrays of exact counts, those of all workers together."""
         return self._table.places
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         return self._table.nbytes + self._counts.nbytes + self._sketch.nbytes
 
     def count(self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Counts occurrences of different ids.
-
-        Args:
-            features: int16 [N].
-            fingerprints: int64 [N].
-            counts: int64 [N].
-
-        Returns:
-            Bool [N]: which of them have occurred often enough.
-        """
+        """Counts occurrences of different ids; returns which of them have occurred often enough, bool [N]."""
         indices = self._table.find(features, fingerprints)
         held = np.flatnonzero(indices >= 0)
         # By one higher, so that 0 is that of an id which is not counted yet.
@@ -107,7 +87,6 @@ class WaitingIds:
         self._table.remove(indices[indices >= 0], len(indices))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of what ``restore`` needs."""
         return {
             **self._table.to_arrays(),
             "count": self._counts[: self._table.held].copy(),
@@ -115,7 +94,7 @@ class WaitingIds:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Brings the counts to where they were at ``to_arrays``. ``places``: the attribute; None: all are here."""
+        """Goes back to where the counts were at ``to_arrays``. ``places``: of all workers; None: all are here."""
         self._table.restore(arrays, places)
         self._counts = arrays["count"].copy()
         self._sketch.restore(arrays)

@@ -1,9 +1,8 @@
-"""The rows of growing ids: which slot of a table has which id.
+"""Map of growing ids to rows: which slot of a table has which id.
 
 A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
 a slot of its own until it is evicted. All features of a table share its slots, and each may have up to its capacity.
-
 Everything follows from the batches that were learned from, in their order, and their event time.
 
 Several workers, which all see all batches, have one map together. Worker r of W keeps the ids of the slots s with
@@ -31,61 +30,38 @@ from ctr.workers.group import ONE, Group, gather_divided
 
 @dataclass(frozen=True)
 class GrowingFeature:
-    """A feature whose ids get slots.
-
-    Attributes:
-        name: the feature's name.
-        shared_row: the first of the rows that its ids without a slot share.
-        shared_rows: the number of these rows.
-        capacity: maximum number of its ids that have a slot.
-    """
+    """A feature whose ids get slots."""
 
     name: str
-    shared_row: int
+    shared_row: int  # the first of the rows that its ids without a slot share
     shared_rows: int
-    capacity: int
+    capacity: int  # the most of its ids that have a slot
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The rows of a batch that is about to be learned from.
+    """The rows of a batch that is about to be learned from."""
 
-    Attributes:
-        rows: int32 [U], the table row of each id.
-        fresh: int64, rising positions in the batch of the ids that just got their slot: its row and the state of the
-            row's optimizer are to begin anew.
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # int32 [U], the table row of each id
+    # Int64, rising positions of ids that just got their slot: row and optimizer state begin anew.
     fresh: np.ndarray
 
 
 @dataclass(frozen=True)
 class Occupants:
-    """The ids that have a slot, in the order of slots; of several workers those that this one keeps.
+    """The ids that have a slot, in the order of slots; of several workers those that this one keeps."""
 
-    Attributes:
-        rows: int32 [N], table rows, rising.
-        features: int16 [N], indices of features.
-        fingerprints: int64 [N].
-        first_seen: int64 [N], when the id got its slot; microseconds of event time.
-        last_seen: int64 [N].
-        uses: int64 [N], occurrences since then.
-        frequency: float64 [N], occurrences since then, each of which counts half after each half-life.
-        time_us: the time for which frequencies hold.
-    """
-
-    rows: np.ndarray
-    features: np.ndarray
-    fingerprints: np.ndarray
-    first_seen: np.ndarray
-    last_seen: np.ndarray
-    uses: np.ndarray
-    frequency: np.ndarray
-    time_us: int
+    rows: np.ndarray  # int32 [N], table rows, rising
+    features: np.ndarray  # int16 [N], indices of features
+    fingerprints: np.ndarray  # int64 [N]
+    first_seen: np.ndarray  # int64 [N], when the id got its slot; microseconds of event time
+    last_seen: np.ndarray  # int64 [N]
+    uses: np.ndarray  # int64 [N], occurrences since then
+    frequency: np.ndarray  # float64 [N], the same, where each counts half after each half-life
+    time_us: int  # for which frequencies hold
 
     def of_feature(self, feature: int) -> "Occupants":
-        """Those of one feature."""
+        """Selects those of one feature."""
         own, arrays = self.features == feature, vars(self).items()
         return Occupants(
             **{name: part[own] if isinstance(part, np.ndarray) else part for name, part in arrays}
@@ -94,25 +70,15 @@ class Occupants:
 
 @dataclass(frozen=True)
 class FeatureCounters:
-    """What happened to the ids of one feature since the map began.
+    """What happened to the ids of one feature since the map began."""
 
-    Attributes:
-        occupancy: ids that have a slot now.
-        capacity: how many may have one.
-        admitted: ids that got a slot, each time counted; without those of a warm start.
-        evicted: ids that lost their slot.
-        refused: occurrences of ids that were to get a slot, but stayed on a shared row because the feature was full.
-        shared: occurrences that were learned on a shared row, ``refused`` included.
-        occurrences: all occurrences that were learned.
-    """
-
-    occupancy: int
-    capacity: int
-    admitted: int
-    evicted: int
-    refused: int
-    shared: int
-    occurrences: int
+    occupancy: int  # ids that have a slot now
+    capacity: int  # how many may have one
+    admitted: int  # ids that got a slot, each time counted; without those of a warm start
+    evicted: int  # ids that lost their slot
+    refused: int  # occurrences of ids that stayed on a shared row because the feature was full
+    shared: int  # occurrences that were learned on a shared row, ``refused`` included
+    occurrences: int  # all that were learned
 
 
 _TOTALS = ("admitted", "evicted", "refused", "shared", "occurrences")
@@ -128,12 +94,8 @@ DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
 class IdMap:
     """Slots of the growing features of one embedding table.
 
-    Args:
-        features: ids refer to them by position.
-        first_slot: the table row of the first slot.
-        admission: when an id gets a slot.
-        eviction: when it loses it.
-        group: the workers that have the map together, all of which make the same calls.
+    ``features``: ids refer to them by position. ``group``: the workers that have the map together, all of which make
+    the same calls.
     """
 
     def __init__(
@@ -179,33 +141,29 @@ class IdMap:
     def look_up(
         self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Finds the rows of ids, without learning anything of them.
+        """Finds the rows of ids, int32 [U], without learning anything of them.
+
+        An id without a slot has the one of its feature's shared rows that its fingerprint gives.
 
         Args:
             features: int16 [U].
             fingerprints: int64 [U]; no pair occurs twice.
             slots: what ``find_slots`` returned for them; None: they are still to be found.
-
-        Returns:
-            int32 [U]: the slot of an id that has one, else the one of its feature's shared rows that its fingerprint
-            gives.
         """
         if slots is None:
             slots = self._find(features, fingerprints)
         return self._rows_at(slots, features, fingerprints)
 
     def _find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """The slots of ids, int64 [U], -1 for none."""
         if self.group.size == 1:
             return self._slots.find(features, fingerprints)
         return self.group.sum_numbers(self.held_slots(features, fingerprints)).astype(np.int64) - 1
 
     def held_slots(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Of ids that this worker keeps their slots, one higher, and 0 for others: int32 [U], to be added up."""
+        """Returns the slots, one higher, of ids that this worker keeps, and 0 for others: int32 [U], to be summed."""
         return self._slots.held_places(features, fingerprints)
 
     def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """The rows of slots, -1 for none: int32 [U]."""
         rows = (slots + self._first_slot).astype(np.int32)
         without = np.flatnonzero(slots < 0)
         if len(without):
@@ -228,12 +186,10 @@ class IdMap:
         Ids of the batch are never evicted by it. If there is not room for all of its new ids, the first ones get it.
 
         Args:
-            features: int16 [U].
-            fingerprints: int64 [U]; no pair occurs twice.
+            features, fingerprints, slots: see ``look_up``.
             counts: int64 [U], occurrences in the batch.
             time_us: the query time of the batch's last row; if an earlier batch had a later one, that one counts.
             admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
-            slots: int64 [U], what ``find_slots`` returned for them; None: they are still to be found.
 
         Raises:
             InputError: the table would have more rows than int32 can number.
@@ -293,7 +249,7 @@ class IdMap:
         self._slots.remove(indices, int(gone.sum()))
 
     def _sum_by_feature(self, features: np.ndarray) -> np.ndarray:
-        """How many ids of all workers each feature has, where each worker gives its own: int64 [features]."""
+        """Counts the ids of each feature over all workers, each of which gives its own: int64 [features]."""
         counts = np.bincount(features, minlength=len(self.features)).astype(np.int32)
         return self.group.sum_numbers(counts).astype(np.int64)
 
@@ -305,7 +261,7 @@ class IdMap:
         without: np.ndarray,
         admit: np.ndarray | None,
     ) -> np.ndarray:
-        """Positions of the ids without a slot that admission lets in, rising."""
+        """Returns the positions of the ids without a slot that admission lets in, rising."""
         if self._admission.rule == "probability":
             if admit is None:
                 raise ValueError("admission by probability requires admit")
@@ -317,12 +273,7 @@ class IdMap:
         return positions[enough]
 
     def _make_room(self, new: np.ndarray, seen: np.ndarray, now: int) -> np.ndarray:
-        """Evicts ids of features that have not enough room for their ids among ``new``; returns the room of each.
-
-        Args:
-            new: int16, the features of ids that are to get a slot.
-            seen: int64, the indices of the batch's ids that this worker keeps, which stay.
-        """
+        """Evicts ids of features that have not room for those in ``new``, but none in ``seen``; returns the room."""
         needed = self._by_feature(new)
         room = self._capacity - self._occupancy
         if self._eviction.policy != "none":
@@ -391,11 +342,9 @@ class IdMap:
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The ids that have a slot, those of all workers, which all have to ask for them; the first one has them.
+        """Returns the ids of all workers that have a slot in the first worker, none in others; all have to call it.
 
-        Returns:
-            int32 [N], table rows, rising; int16 [N], the ids' features; int64 [N], their fingerprints. In other
-            workers N is 0.
+        int32 [N], table rows, rising; int16 [N], the ids' features; int64 [N], their fingerprints.
         """
         table = self._slots
         features = gather_divided(self.group, table.features[: table.held], table.places)
@@ -406,14 +355,8 @@ class IdMap:
     def adopt(self, features: np.ndarray, known: Occupants) -> np.ndarray:
         """Gives slots to the occupants of another map, whatever the rule of admission.
 
-        If a feature has not enough room for all of them, those that its policy would evict first are left out.
-
-        Args:
-            features: int16 [N], what their features are in this map.
-            known: the occupants, none of which has a slot here.
-
-        Returns:
-            int32 [N], the table row of each id; -1 for those left out.
+        If a feature has not enough room for all of them, those that its policy would evict first are left out: their
+        row in what is returned, int32 [N], is -1. ``features``: int16 [N], what their features are in this map.
         """
         now = self._advance(known.time_us)
         kept = np.ones(len(features), np.bool_)
@@ -433,10 +376,7 @@ class IdMap:
         return rows
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns copies of everything that ``restore`` needs, by names that do not depend on the process.
-
-        Of ``DIVIDED_ARRAYS`` they have this worker's entries.
-        """
+        """Returns copies of everything that ``restore`` needs; of ``DIVIDED_ARRAYS`` this worker's entries."""
         held = self._slots.held
         times = (self._time, self._searched, self._clock.landmark)
         arrays = {
@@ -453,18 +393,15 @@ class IdMap:
         return arrays
 
     def entries(self) -> dict[str, int]:
-        """The length of each of ``DIVIDED_ARRAYS`` that the map has, with the entries of all workers."""
+        """Returns the length of each of ``DIVIDED_ARRAYS`` that the map has, with the entries of all workers."""
         waiting = {} if self._waiting is None else dict.fromkeys(_OF_WAITING, self._waiting.places)
         return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
-        """Brings a map with the same arguments to where another one was at ``to_arrays``.
+        """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
 
-        That one may be of another number of workers. All workers of the group restore their maps at once.
-
-        Args:
-            arrays: what that one returned; of ``DIVIDED_ARRAYS`` this worker's entries.
-            entries: what ``entries`` of that one returned; None: this worker's entries are all.
+        All workers restore their maps at once. ``entries``: what ``entries`` of that one returned; None: this worker's
+        are all.
 
         Raises:
             ValueError: the arrays are those of a map with other features or another rule of admission.

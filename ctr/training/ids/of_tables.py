@@ -1,4 +1,4 @@
-"""The maps of tables in which ids grow, and their arrays by the names that states and checkpoints have for them."""
+"""Maps of the tables in which ids grow, and their arrays by the names that states and checkpoints have for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -14,7 +14,7 @@ ValueT = TypeVar("ValueT")
 
 
 def make_id_map(layout: TableLayout, ids: IdsConfig, group: Group = ONE) -> IdMap:
-    """The map, empty yet, of a table in which ids grow; of several workers each keeps a part of it."""
+    """Makes the map, empty yet, of a table in which ids grow; of several workers each keeps a part of it."""
     offsets = layout.offsets()
     features = [
         GrowingFeature(
@@ -29,7 +29,7 @@ def make_id_map(layout: TableLayout, ids: IdsConfig, group: Group = ONE) -> IdMa
 
 
 def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """What a table's map restores itself from, of all arrays of a state, or of something for each of them."""
+    """Selects what a table's map restores itself from, of all arrays of a state, or of something for each of them."""
     prefix = _prefix(layout)
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
@@ -37,7 +37,7 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, Va
 def restored_maps(
     layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
 ) -> dict[int, IdMap]:
-    """The maps of the tables in which ids grow, by the tables' numbers, of a process alone; ``arrays``: of a state."""
+    """Restores the maps of tables from a state's arrays, by the tables' numbers; for a process alone."""
     maps = {number: make_id_map(layout, ids) for number, layout in enumerate(layouts) if layout.growing}
     for number, id_map in maps.items():
         id_map.restore(id_arrays(layouts[number], arrays))
@@ -45,13 +45,9 @@ def restored_maps(
 
 
 def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Finds the slots of ids in several maps that the same workers have, in one exchange.
+    """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none.
 
-    Args:
-        ids: for each map features, int16 [U], and fingerprints, int64 [U].
-
-    Returns:
-        For each map int64 [U], -1 for an id without a slot.
+    ``ids``: for each map features, int16 [U], and fingerprints, int64 [U].
     """
     if not ids:
         return []
@@ -61,7 +57,7 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
 
 
 def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, Occupants]:
-    """The ids that have a slot, by feature; of several workers those that this one keeps."""
+    """Returns the ids that have a slot, by feature; of several workers those that this one keeps."""
     return {
         feature.name: occupants.of_feature(index)
         for number, occupants in ((number, id_map.occupants()) for number, id_map in id_maps.items())
@@ -70,7 +66,7 @@ def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> di
 
 
 def named(layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]) -> dict[str, ValueT]:
-    """What there is of each array of maps, given by the numbers of their tables, by the arrays' names in states."""
+    """Names what there is of each array of maps, given by the numbers of their tables, as states do."""
     return {
         f"{_prefix(layouts[number])}{name}": value
         for number, of_map in of_maps.items()

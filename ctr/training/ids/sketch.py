@@ -1,4 +1,4 @@
-"""A count-min sketch: counts of any number of ids in fixed memory, never too low, seldom too high."""
+"""Count-min sketch: counts of any number of ids in fixed memory, never too low, seldom too high."""
 
 from collections.abc import Mapping
 
@@ -16,18 +16,15 @@ class CountMinSketch:
     A count is the least of the id's counters, one in each row; an update raises only counters below the new count.
 
     After counts of N in sum an estimate is too high by more than epsilon N with a probability of at most delta, where
-    epsilon = e / width and delta = e^-DEPTH = 1.8%; conservative update makes the error smaller still. Here width is at
-    least 8 ``ids``, and all counters are halved whenever N is above ``ids`` times 2 or a quarter of ``max_count``,
-    whichever is more. So epsilon N is at most 0.68 (no error at all) or 0.085 ``max_count``. What was counted before a
-    halving counts half, rounded down: what is old is forgotten, and a stream without end does not fill the sketch.
+    epsilon = e / width and delta = e^-DEPTH = 1.8%; conservative update makes the error smaller still. Here width is
+    at least 8 ``ids``, and all counters are halved whenever N is above ``ids`` times 2 or a quarter of ``max_count``,
+    whichever is more. So epsilon N is at most 0.68 (no error at all) or 0.085 ``max_count``, at which counters stay.
+    What was counted before a halving counts half, rounded down: what is old is forgotten, and an endless stream does
+    not fill it.
 
     Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005; Estan,
     Varghese, "New directions in traffic measurement and accounting", 2002 (conservative update); Einziger, Friedman,
     Manes, "TinyLFU", 2017 (halving).
-
-    Args:
-        ids: about how many ids are to be counted between two halvings.
-        max_count: the highest count, at which counters stay.
     """
 
     def __init__(self, ids: int, max_count: int) -> None:
@@ -44,11 +41,9 @@ class CountMinSketch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the counters."""
         return 0 if self._counters is None else self._counters.nbytes
 
     def _positions(self, hashes: np.ndarray) -> np.ndarray:
-        """Where an id's counters are: int64 [DEPTH, N]."""
         mixed = splitmix64(hashes ^ self._seeds[:, np.newaxis])
         return (mixed >> np.uint64(64 - self._bits)).view(np.int64)
 
@@ -74,7 +69,6 @@ class CountMinSketch:
             self._total //= 2
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of what ``restore`` needs."""
         empty = np.zeros((0, 0), np.uint8)
         return {
             "counters": empty if self._counters is None else self._counters.copy(),
@@ -82,7 +76,6 @@ class CountMinSketch:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Brings the sketch to where it was at ``to_arrays``."""
         self.clear()
         if arrays["counters"].size:
             self._counters = arrays["counters"].copy()

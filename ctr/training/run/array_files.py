@@ -31,22 +31,14 @@ Wanted = Callable[[str, int], Part | None]
 
 
 class Share(NamedTuple):
-    """What one of several workers writes of a checkpoint.
-
-    Attributes:
-        rank, size: which one, of how many.
-        parts: by the names of arrays which parts of them it has; those that all have are not there.
-        nbytes: of the arrays of all workers.
-        patience: seconds that the first one waits for the files of others; 0: however long it takes.
-        is_leaving: whether this process is going to end: then it waits a moment only, as others may be gone.
-    """
+    """What one of several workers writes of a checkpoint."""
 
     rank: int
     size: int
-    parts: Mapping[str, Part]
-    nbytes: int
-    patience: float
-    is_leaving: Callable[[], bool] = lambda: False
+    parts: Mapping[str, Part]  # by the names of arrays; those that all workers have are not there
+    nbytes: int  # of the arrays of all workers
+    patience: float  # seconds that the first worker waits for the files of others; 0: however long it takes
+    is_leaving: Callable[[], bool] = lambda: False  # this process is going to end: it waits a moment only
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
@@ -85,7 +77,7 @@ def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> None:
-    """Writes the arrays of a worker that is not the first one, and at last what the first one has to know of them."""
+    """Writes the arrays of a worker that is not the first one, then the note that tells the first one of them."""
     name = f"arrays-{share.rank}.npz"
     entry = _entry(name, write_arrays(folder / name, arrays), share)
     # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
@@ -96,13 +88,9 @@ def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> 
 
 
 def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:
-    """Waits for the files of all workers; returns what ``read_parts`` needs to know of them.
+    """Waits for the files of all workers, the first of which wrote ``sha256``; returns the entries for ``read_parts``.
 
-    Args:
-        sha256: of the first worker's own.
-
-    Raises:
-        WorkerLostError: some did not come in time.
+    Raises WorkerLostError where some did not come in time.
     """
     entries = [_entry(ARRAYS, sha256, share)]
     begun = time.monotonic()
@@ -140,17 +128,9 @@ def check_files(folder: Path, files: Iterable[tuple[str, str]]) -> None:
 def read_parts(
     folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
 ) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
-    """Reads the arrays of a checkpoint, file by file and array by array.
+    """Reads the arrays of a checkpoint file by file, and says of those not wanted whole which parts they are.
 
-    Args:
-        entries: what ``collect_parts`` returned; without ``parts`` for a file of arrays that are whole.
-        wanted: which part of an array to read.
-
-    Returns:
-        The arrays, and of those that were not to be read whole which parts they are.
-
-    Raises:
-        ValueError: the parts do not make arrays.
+    ``entries``: of ``collect_parts``; of whole arrays without ``parts``. Raises ValueError where parts are missing.
     """
     whole: dict[str, list[tuple[Part, np.ndarray]]] = {}
     arrays: dict[str, np.ndarray] = {}

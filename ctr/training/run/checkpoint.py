@@ -5,9 +5,8 @@
     checkpoints/00000000000000150000/arrays.npz   no pickled objects
     checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
 
-and of several workers beside the first one's ``arrays.npz`` a file of each other one (``array_files.py``).
-
-The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
+and of several workers a file of each other one beside the first one's ``arrays.npz``. The folder gets its name, by a
+rename, when all in it is on the disk; so the greatest name points to the newest.
 """
 
 import hashlib
@@ -69,13 +68,7 @@ class Copies:
     def copy(
         self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Copies arrays; the copies are valid until the next call.
-
-        Args:
-            layout: shape and dtype of each array that comes in pieces.
-            pieces: name, first row and values of each.
-            more: arrays that come whole.
-        """
+        """Copies arrays from pieces (name, first row, values), and ``more``; valid until the next call."""
         arrays = {name: self._room(name, shape, dtype) for name, (shape, dtype) in layout.items()}
         for name, begin, values in pieces:
             if values.ndim:
@@ -108,13 +101,11 @@ def save(
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
     Args:
-        limit: bytes that all checkpoints may take together, the one that is being written too: older ones than the
-            newest make room for it.
+        limit: bytes that all checkpoints may take together, this one included: older ones than the newest make room.
         sound: the positions of checkpoints that stay in any case: until this one is written, and from then on.
         share: of several workers, what this one writes of it, after the first one has called ``begin``.
 
-    Raises:
-        InputError: there is not so much room; nothing was deleted for it. Or another worker's part did not come.
+    Raises InputError: there is not so much room, and nothing was deleted for it.
     """
     final = folder / f"{examples:020d}"
     partial = folder / f"{final.name}{_PARTIAL}"
@@ -196,8 +187,7 @@ def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None
 def drop_after(folder: Path, examples: int) -> None:
     """Deletes the checkpoints of positions after ``examples``, the newest first.
 
-    Raises:
-        InputError: that of ``examples``, unless it is 0, is not there; then none is deleted.
+    Raises InputError where that of ``examples``, unless it is 0, is not there; then none is deleted.
     """
     if examples and not (folder / f"{examples:020d}").is_dir():
         raise InputError(
@@ -220,22 +210,16 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """The arrays and state of the newest checkpoint whose bytes are what was written.
+    """Reads the arrays and state of the newest checkpoint whose bytes are what was written; None where there is none.
 
-    A damaged one is reported and the one before it taken. Then the damaged one is quarantined under another
-    name: it must not count among those that ``save`` keeps, nor stand where the next one will be.
-
-    Returns:
-        None when there is no checkpoint.
-
-    Raises:
-        InputError: there are checkpoints, but every one of them is damaged.
+    A damaged one is reported and renamed: it must not count among those that ``save`` keeps, nor stand where the next
+    one will be. Raises InputError where every one is damaged.
     """
     return _newest_sound(folder, _read)
 
 
 def newest_sound(folder: Path) -> int | None:
-    """The position of the checkpoint that ``restore_newest`` takes, without its arrays; see there."""
+    """Finds the position of the checkpoint that ``restore_newest`` takes, without its arrays; see there."""
 
     def position(path: Path) -> int:
         _check(path)
@@ -266,17 +250,7 @@ def _newest_sound(folder: Path, read: Callable[[Path], ContentT]) -> ContentT | 
 def read_share(
     folder: Path, examples: int, wanted: Wanted
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
-    """What one of several workers needs of a checkpoint that another one has checked.
-
-    Args:
-        wanted: which part of an array it needs.
-
-    Returns:
-        The arrays, the state, and which parts of arrays these are.
-
-    Raises:
-        InputError: the checkpoint is damaged or not there.
-    """
+    """Reads arrays, state and parts that one of several workers needs of a checkpoint that another one has checked."""
     path = folder / f"{examples:020d}"
     try:
         state = _read_state(path)
@@ -287,11 +261,7 @@ def read_share(
 
 
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
-
-    Raises:
-        InputError: there is none, or its bytes are not what was written.
-    """
+    """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing."""
     while True:
         found = _complete(folder)
         if not found:
@@ -311,7 +281,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ArrayT]) -> dict[str, ArrayT]:
-    """Of what is there for each array of a checkpoint that of the state's arrays, by their names there."""
+    """Selects what there is for the arrays of a state, by their names there."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 
@@ -322,7 +292,6 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _check(path: Path) -> dict[str, Any]:
-    """Returns the state. Raises ValueError where bytes are not what was written."""
     state = _read_state(path)
     check_files(path, [(entry["file"], entry["sha256"]) for entry in _files(state)])
     return state

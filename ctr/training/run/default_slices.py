@@ -1,8 +1,7 @@
-"""The slices that a report shows of a run whose configuration names none: where its calibration differs most.
+"""Default slices of a report: where the calibration of a run that names none differs most.
 
 At the end of a short pass the recorded predictions meet the ids of the log's rows again. Of the features with a value
-a row and few values, those three are kept whose slices are the furthest from calibrated, beyond what chance makes of
-them:
+a row and few values, those three are kept whose slices are the furthest from calibrated, beyond chance:
 
     score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
 """
@@ -35,11 +34,9 @@ _PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
 def default_slices(
     run_dir: Path, log: Path, manifests: Sequence[Manifest], schema: Schema
 ) -> dict[str, SliceCalibration]:
-    """Finds the three features whose slices differ most in calibration.
+    """Finds the three features whose slices differ most in calibration, the most different first.
 
-    Returns:
-        Their slices by name, the most different first; empty where the pass is long, recorded no predictions, or
-        its log cannot be read any more.
+    Empty where the pass is long, recorded no predictions, or its log cannot be read any more.
     """
     rows = sum(manifest.rows for manifest in manifests)
     parts = prediction_parts(run_dir)
@@ -83,7 +80,7 @@ def slice_arrays(states: Mapping[str, SliceCalibration]) -> dict[str, np.ndarray
 def _ids_of(
     examples: np.ndarray, shards: Sequence[pa.Table], schema: Schema
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
+    """Returns ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
     known = np.concatenate([table["example_id"].to_numpy() for table in shards])
     ids = np.concatenate([unpack_ids(table[IDS_COLUMN].combine_chunks(), schema) for table in shards])
     order = np.argsort(known, kind="stable")

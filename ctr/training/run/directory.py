@@ -82,11 +82,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def only_process(run_dir: Path) -> Iterator[None]:
-    """Holds the run directory for this process, until the block ends or the process dies.
-
-    Raises:
-        InputError: another process is training in it.
-    """
+    """Holds the run directory until the block ends or the process dies. Raises InputError where another one does."""
     (run_dir / ".lock").touch()
     with hold(run_dir / ".lock", f"{run_dir}: another process is training in this run directory"):
         yield
@@ -98,11 +94,7 @@ def hold_run(
 ) -> Iterator[None]:
     """Begins a run directory, or checks that it can go on under all of these; holds it until the block ends.
 
-    Of several workers the first one does so.
-
-    Raises:
-        InputError: it was begun under another configuration, on other features or in another environment, or another
-            process is training in it.
+    Of several workers the first one does so. Raises InputError: it was begun otherwise, or another process holds it.
     """
     with ExitStack() as held:
         workers.once(lambda: held.enter_context(_held(run_dir, config, schema, environment)))
@@ -122,12 +114,7 @@ def _held(run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[
 
 
 def adopt_config(run_dir: Path, config: TrainConfig) -> None:
-    """Writes config.yaml, or checks that the run was begun under the same configuration.
-
-    Raises:
-        InputError: it was begun under another one (the keys that differ are named), or ``run_dir`` is
-            something else than a run directory.
-    """
+    """Writes config.yaml, or checks that the run was begun under the same configuration; see ``check_config``."""
     check_config(run_dir, config)
     path = run_dir / "config.yaml"
     if not path.exists() and not create_exclusively(path, dump_yaml(config).encode()):
@@ -135,11 +122,7 @@ def adopt_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def check_config(run_dir: Path, config: TrainConfig) -> None:
-    """Checks that ``run_dir`` can be, or is, the directory of a run under a configuration; changes nothing.
-
-    Raises:
-        InputError: see ``adopt_config``.
-    """
+    """Raises InputError where ``run_dir`` was begun under another configuration, or is something else."""
     check_run_folder(run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
@@ -155,7 +138,7 @@ def check_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -> str:
-    """The settings of ``ctr train`` that give the earlier configuration again; where they are many, its file."""
+    """Returns the settings of ``ctr train`` that give the earlier configuration; where they are many, its file."""
     changed = changed_values(before, now)
     if len(changed) > _MOST_SETTINGS or any("." in key for keys in changed for key in keys):
         return f"--config {path}"
@@ -182,8 +165,8 @@ _OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
 
-    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers, or
-    of chips of one kind, does, which is known and allowed; then there may be more or fewer threads and processors, too.
+    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers, or of
+    chips of one kind, does, which is known and allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -209,7 +192,6 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
 
 
 def _by_kind_of_chip(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment whose ``device`` is one without the number of chips, which is there by itself."""
     device = environment.get("device")
     return dict(environment) | ({"device": device.partition(":")[0]} if isinstance(device, str) else {})
 
@@ -232,7 +214,7 @@ def check_schema(run_dir: Path, schema: Schema) -> None:
 
 
 def read_warm_start(run_dir: Path) -> dict[str, Any] | None:
-    """What a run began with, the content of init_from.json; None if it began with nothing."""
+    """Reads init_from.json, what a run began with; None if it began with nothing."""
     path = run_dir / INIT_FROM
     return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
 
@@ -247,13 +229,13 @@ def refuse_without_checkpoint(run_dir: Path) -> None:
 
 
 def read_run_schema(run_dir: Path) -> Schema:
-    """The features of a run's log. Raises InputError when the file is missing, malformed or changed by hand."""
+    """Reads the features of a run's log. Raises InputError when the file is missing, malformed or changed by hand."""
     path = run_dir / "schema.json"
     return read_schema_file(path, f"{path}: no such file")
 
 
 def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
-    """The configuration and the features of a run. Raises InputError where ``run_dir`` is no run directory."""
+    """Reads configuration and features of a run. Raises InputError where ``run_dir`` is no run directory."""
     if not run_dir.is_dir():
         check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
@@ -261,7 +243,7 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Deletes what writes of results that were interrupted left. Nobody else may be writing there."""
+    """Deletes what interrupted writes of results left. Nobody else may be writing there."""
     for folder in (run_dir, run_dir / _CONSTRAINT_STATES):
         remove_temporaries(folder)
 
@@ -310,14 +292,9 @@ def _holds_models(folder: Path) -> bool:
 
 @contextmanager
 def only_publisher(out: Path, wait: bool) -> Iterator[None]:
-    """Holds a folder of models for this process, and clears away what an interrupted one left half there.
+    """Holds a folder of models, and clears away what an interrupted process left half there.
 
-    Args:
-        out: the folder, which is there.
-        wait: until no other process holds it.
-
-    Raises:
-        InputError: another process holds it, and this one does not wait.
+    Raises InputError where another process holds it, and this one does not wait.
     """
     (out / ".lock").touch()
     with hold(out / ".lock", "" if wait else f"{out}: another process is exporting to this directory"):

@@ -1,12 +1,12 @@
-"""The windows of a run as TensorBoard shows them: metrics, configuration, hyperparameters, histograms.
+"""TensorBoard events of a run: metrics, configuration, hyperparameters, histograms.
 
 ::
 
     RUN/tensorboard/            metrics of the pass so far, optimizer, throughput, configuration, histograms
     RUN/tensorboard/window/     the same metrics of each window alone: the same tags, so that they share a chart
 
-All of it is made from metrics.jsonl, but for histograms and for the times of the wall clock, which a run that is
-resumed takes from the files that are there.
+All of it is made from metrics.jsonl, but for histograms and the times of the wall clock, which a run that is resumed
+takes from the files that are there.
 """
 
 import itertools
@@ -74,20 +74,18 @@ _numbers = itertools.count()
 
 
 class EventFiles:
-    """The events of a run, written anew whenever it begins or goes on: the earlier ones are deleted then."""
+    """The events of a run, written anew whenever it begins or goes on: the earlier ones are deleted then.
+
+    Whatever writes raises OSError where the disk is full or fails.
+    """
 
     def __init__(self, folder: Path, totals: tf.io.TFRecordWriter, windows: tf.io.TFRecordWriter) -> None:
-        """Appends to opened files in ``folder``: of the pass so far, and of each window alone."""
         self._folder, self._totals, self._windows = folder, totals, windows
         self._first_time: int | None = None
 
     @classmethod
     def open(cls, folder: Path, lines: Path, config: TrainConfig) -> Self:
-        """Writes the events of all ``lines`` into ``folder``, where nothing but earlier events is deleted.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Writes the events of all ``lines`` into ``folder``, where nothing but earlier events is deleted."""
         old = [
             path
             for part in (folder, folder / "window")
@@ -121,11 +119,7 @@ class EventFiles:
         return events
 
     def append(self, line: dict[str, Any], histograms: Mapping[str, np.ndarray] | None = None) -> None:
-        """Adds the events of one line, and histograms of arrays by their tags.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Adds the events of one line, and histograms of arrays by their tags."""
         now = time.time()
         self._add(line, now)
         parts = [histogram_pb(tag, array[np.isfinite(array)]) for tag, array in (histograms or {}).items()]
@@ -142,7 +136,6 @@ class EventFiles:
         self._flush()
 
     def close(self) -> None:
-        """Closes the files."""
         with written_by_tensorflow(self._folder):
             self._totals.close()
             self._windows.close()
@@ -182,7 +175,7 @@ def _new_file(folder: Path) -> tf.io.TFRecordWriter:
 
 
 def _read(path: Path) -> Iterator[Event]:
-    """The events with a summary in a file, up to where it is damaged."""
+    """Yields the events with a summary in a file, up to where it is damaged."""
     try:
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = Event.FromString(record)
@@ -202,7 +195,6 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a line says beside the metrics, by tag."""
     for name, value in line.items():
         if name in _TAGS:
             yield _TAGS[name], value
@@ -216,7 +208,7 @@ def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _id_tags(ids: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Those of all features together, and below the name of each count those of each feature."""
+    """Yields tags of all features together, and below the name of each count those of each feature."""
     for feature, counts in (("", ids), *ids["features"].items()):
         values = {**counts, "occupied_share": counts["occupancy"] / counts["capacity"]}
         for name, value in values.items():
@@ -231,12 +223,11 @@ def _is_shown(value: Any) -> bool:
 
 
 def _config_text(config: TrainConfig) -> Summary:
-    """The configuration as Markdown."""
     return text_pb("config", "".join(f"    {line}\n" for line in dump_yaml(config).splitlines()))
 
 
 def _flat(config: TrainConfig) -> dict[str, bool | int | float | str]:
-    """The configuration as hyperparameters: those that are neither numbers nor words as JSON."""
+    """Returns the configuration as hyperparameters: those that are neither numbers nor words as JSON."""
 
     def entries(prefix: str, value: Any) -> Iterator[tuple[str, bool | int | float | str]]:
         if isinstance(value, dict):

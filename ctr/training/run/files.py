@@ -51,7 +51,6 @@ class Background:
     """
 
     def __init__(self, name: str) -> None:
-        """Starts no thread yet. ``name``: the thread's."""
         self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)
         self._jobs: deque[Future[None]] = deque()
         self._error: BaseException | None = None
@@ -95,16 +94,11 @@ class GrowingFile:
     """A file of JSON lines whose length at a checkpoint is known, so that a resume can cut it back."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
-        """Appends to an opened file."""
         self._path, self._file = path, file
 
     @classmethod
     def open(cls, path: Path, length: int) -> Self:
-        """Opens a file, or creates it, and cuts off what lies behind ``length`` bytes.
-
-        Raises:
-            InputError: the file is shorter than it was at the checkpoint.
-        """
+        """Opens or creates a file, and cuts off what lies behind ``length`` bytes. Raises InputError: it is shorter."""
         found = path.stat().st_size if path.exists() else 0
         if found < length:
             raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines were lost")
@@ -116,27 +110,23 @@ class GrowingFile:
         return cls(path, file)
 
     def append(self, content: dict[str, Any]) -> None:
-        """Adds one line."""
         with naming(self._path):
             write_all(self._file, (json.dumps(content, allow_nan=False) + "\n").encode())
 
     @property
     def length(self) -> int:
-        """In bytes."""
         return self._file.tell()
 
     def sync(self) -> None:
-        """Makes all lines durable."""
         with naming(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
 def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any]]:
-    """One entry for each faulty row of a batch; ``log`` names the constraint log that it is from, if any."""
+    """Describes each faulty row of a batch; ``log`` names the constraint log that it is from, if any."""
     rejects = batch.rejects
     origin = {} if log is None else {"log": log}
     return [
@@ -168,32 +158,22 @@ class Unwritten:
 
 
 class RunFiles:
-    """The growing files of a run; of several workers the first one writes them.
+    """The growing files of a run; of several workers the first one writes them."""
 
-    Attributes:
-        background: what is written while the run goes on; what fails there is raised by its next call.
-        metrics: one line a window.
-        events: the same for TensorBoard.
-        rejects: rows that could not be used.
-        predictions: None where the run does not record them.
-    """
-
-    metrics: GrowingFile | Unwritten
-    events: EventFiles | Unwritten
-    rejects: GrowingFile | Unwritten
+    metrics: GrowingFile | Unwritten  # one line a window
+    events: EventFiles | Unwritten  # the same for TensorBoard
+    rejects: GrowingFile | Unwritten  # rows that could not be used
     predictions: PredictionWriter | None = None
 
     def __init__(self, run_dir: Path, config: TrainConfig, workers: Workers = ALONE) -> None:
-        """Touches nothing yet."""
         self._run_dir, self._config, self._workers = run_dir, config, workers
         self._checkpoints = run_dir / "checkpoints"
-        self.background = Background("run-files")
+        self.background = Background("run-files")  # what fails there is raised by its next call
         self._opened = ExitStack()
         self._closing = threading.Event()
 
     @property
     def are_written(self) -> bool:
-        """Whether this process writes them."""
         return self._workers.is_chief
 
     def remove_leftovers(self) -> None:
@@ -201,13 +181,9 @@ class RunFiles:
         self._workers.once(lambda: remove_leftovers(self._run_dir))
 
     def newest_checkpoint(self, wanted: Wanted) -> Checkpoint | None:
-        """The newest checkpoint; of several workers the one that the first found to be sound.
+        """Reads the newest checkpoint; of several workers the one that the first found to be sound.
 
-        Args:
-            wanted: which part of an array one of several workers needs.
-
-        Raises:
-            InputError: all checkpoints are damaged, or there must be one.
+        Raises InputError where all are damaged, or there must be one.
         """
         if self._workers.size == 1:
             saved = checkpoint.restore_newest(self._checkpoints)
@@ -222,13 +198,7 @@ class RunFiles:
     def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int = -1) -> None:
         """Opens the files where they stood at a checkpoint, and deletes what was written after it.
 
-        Args:
-            lengths: of ``metrics`` and ``rejects``, in bytes.
-            prediction_parts: names of the files with predictions.
-            sound: the position of the checkpoint that a rollback would go back to.
-
-        Raises:
-            InputError: files are missing or shorter.
+        ``sound``: the position that a rollback would go back to. Raises InputError: files are missing or shorter.
         """
         if not self.are_written:
             self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
@@ -266,7 +236,7 @@ class RunFiles:
         }
 
     def begin_checkpoint(self, examples: int) -> None:
-        """Makes the folder in which several workers are going to write the checkpoint of a position."""
+        """Makes the folder in which several workers are going to write a checkpoint."""
         self._workers.once(lambda: checkpoint.begin(self._checkpoints, examples))
 
     def write_checkpoint(

@@ -1,4 +1,4 @@
-"""Which ids a pass has met: what a report says of the health of the data.
+"""Ids that a pass has met: what a report says of the health of the data.
 
 The reading thread finds a batch's distinct ids anyway; here it is only noted, table by table, which of them are new.
 How often each occurs is counted in every eighth batch, which is enough for the most frequent ones. Rows of constraint
@@ -29,30 +29,21 @@ _ADMITTED = SLOT_COUNTS.index("admitted")
 
 
 class IdCounts:
-    """The ids of each feature that occurred, and how often.
-
-    Attributes:
-        seen: for each table bool [rows]: whether the id occurred.
-        counted: for each table uint32 [rows]: how often it did in every eighth batch.
-        features: those that the model has, in the order of the schema.
-        window: for each of them, int64 [F, 4] since the window began: rows, rows without a value, values, and values
-            whose id was in no batch before.
-        batches: int64 [1], batches so far.
-        slots: of the features whose ids grow.
-    """
+    """The ids of each feature that occurred, and how often."""
 
     def __init__(
         self, layouts: Sequence[TableLayout], schema: Schema, id_maps: Mapping[int, IdMap] | None = None
     ) -> None:
-        """Start empty. ``id_maps``: of the tables in which ids grow."""
         self.layouts = tuple(layouts)
-        self.slots = IdSlots(self.layouts, id_maps or {}, schema.growing)
+        self.slots = IdSlots(self.layouts, id_maps or {}, schema.growing)  # of the features whose ids grow
         there = {feature.name for layout in self.layouts for feature in layout.features}
         self.features = tuple(feature.name for feature in schema.features if feature.name in there)
+        # By table, bool [rows].
         self.seen = {layout.name: np.zeros(layout.rows, np.bool_) for layout in self.layouts}
+        # By table, uint32 [rows]: occurrences in every eighth batch.
         self.counted = {layout.name: np.zeros(layout.rows, np.uint32) for layout in self.layouts}
         self.window = np.zeros((len(self.features), 4), np.int64)
-        self.batches = np.zeros(1, np.int64)
+        self.batches = np.zeros(1, np.int64)  # so far
         # Of each table: where the rows of its features begin and, as the last one, end; and which features they are.
         self._bounds = [np.cumsum([0, *(f.buckets for f in layout.features)]) for layout in self.layouts]
         self._places = [
@@ -70,7 +61,7 @@ class IdCounts:
         self._multivalent = [(self.features.index(f), f) for f in schema.multivalent if f in there]
 
     def update(self, feed: Feed) -> None:
-        """Add a batch that was read."""
+        """Adds a batch that was read."""
         parts = [feed.batch.rows, *(one.rows for one in feed.constraint_batches if one is not None)]
         rows = sum(map(len, parts))
         if not rows:
@@ -110,7 +101,7 @@ class IdCounts:
                 self.window[place, _VALUES] += len(values)
 
     def close_window(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-        """The counts of the window that ends here, by feature, and those of slots; the next one begins."""
+        """Returns the counts of the window that ends here, by feature, and those of slots; begins the next one."""
         slots = self.slots.close_window()
         for name, counts in slots.items():
             self.window[self.features.index(name), _NEW] = counts[_ADMITTED]
@@ -119,7 +110,7 @@ class IdCounts:
         return ids, slots
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """The state as plain arrays, not copied; ``restore`` takes it back."""
+        """Returns the state as plain arrays, not copied."""
         return {
             "window": self.window,
             "batches": self.batches,
@@ -129,11 +120,7 @@ class IdCounts:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from what ``to_arrays`` gave.
-
-        Raises:
-            KeyError: an array is missing.
-        """
+        """Goes on from what ``to_arrays`` gave. Raises KeyError: an array is missing."""
         for name, own in self.to_arrays().items():
             own[...] = arrays[name]
 
@@ -149,7 +136,7 @@ class IdCounts:
 
 
 def _fixed_rows(layout: TableLayout, plan: TablePlan) -> tuple[np.ndarray, np.ndarray]:
-    """The fixed rows of a table that a batch needs, sorted, and how often it refers to each of them."""
+    """Returns the fixed rows of a table that a batch needs, sorted, and how often it refers to each of them."""
     ids, counts = plan.distinct[: plan.distinct_count], plan.counts
     if layout.growing:
         fixed = np.flatnonzero((ids >= 0) & (ids < layout.rows))
@@ -172,7 +159,7 @@ def write_data_health(
 
     Args:
         slices: ``calibration_slices`` of summary.json, whose ids are named.
-        families: for slices of bias constraints, by the name of the family there, what each one holds.
+        families: by name what the slices of each family of bias constraints hold.
         log: where the values of ids are, if they were kept.
         grown: by feature whose ids grow the most used of them.
     """
@@ -215,7 +202,6 @@ def write_data_health(
 
 
 def _counted(counts: IdCounts, name: str, schema: Schema, timeline: Timeline) -> dict[str, Any]:
-    """What was counted of a feature with ``buckets``."""
     seen, counted = (array.copy() for array in counts.occurrences(name))
     if name in schema.single_valued:
         seen[MISSING_ID], counted[MISSING_ID] = False, 0
@@ -230,7 +216,6 @@ def _counted(counts: IdCounts, name: str, schema: Schema, timeline: Timeline) ->
 
 
 def _grown(name: str, ids: UsedIds, timeline: Timeline) -> dict[str, Any]:
-    """What the map of a feature whose ids grow says of it."""
     slots = timeline.slot_total(name)
     top = zip(ids.fingerprints.tolist(), ids.uses.tolist(), strict=True)
     return {

@@ -1,4 +1,4 @@
-"""What becomes of the ids that grow: how many have a row of their own, which came and went, and who shares rows."""
+"""Slots of ids that grow: how many have a row of their own, which came and went, and who shares rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,35 +20,24 @@ _LEVELS = 2
 
 @dataclass(frozen=True)
 class UsedIds:
-    """How many ids of a feature have a slot, and the most used of them.
-
-    Attributes:
-        count: how many there are.
-        fingerprints: int64 [at most ``TOP_IDS``], the most used one first.
-        uses: int64, their occurrences since they got their slot.
-    """
+    """How many ids of a feature have a slot, and the most used of them."""
 
     count: int
-    fingerprints: np.ndarray
-    uses: np.ndarray
+    fingerprints: np.ndarray  # int64 [at most ``TOP_IDS``], the most used one first
+    uses: np.ndarray  # int64, their occurrences since they got their slot
 
 
 class IdSlots:
-    """The slots of the features whose ids grow, window by window.
-
-    Attributes:
-        features: their names, in the order of the schema.
-        before: int64 [F, 7], `SLOT_COUNTS` of each since the maps began, as of the last window that ended.
-    """
+    """The slots of the features whose ids grow, window by window."""
 
     def __init__(
         self, layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap], growing: Sequence[str]
     ) -> None:
-        """Begin with what the maps hold. ``growing``: the names of the features, of which some may have no table."""
         self._layouts, self._maps = tuple(layouts), id_maps
         placed = {feature.name for number in id_maps for feature in self._layouts[number].growing}
+        # Of ``growing`` those that have a table.
         self.features = tuple(name for name in growing if name in placed)
-        self.before = self._counts()
+        self.before = self._counts()  # int64 [F, 7], `SLOT_COUNTS` until the last window ended
 
     def _counts(self) -> np.ndarray:
         counters = {
@@ -58,7 +47,7 @@ class IdSlots:
         return np.array(rows, np.int64).reshape(-1, len(SLOT_COUNTS))
 
     def close_window(self) -> dict[str, list[int]]:
-        """`SLOT_COUNTS` by feature: the first two at the end of the window, the others in it. The next one begins."""
+        """Returns `SLOT_COUNTS` by feature: the first two at its end, the others in the window; begins the next one."""
         now = self._counts()
         window = now - self.before
         window[:, :_LEVELS] = now[:, :_LEVELS]
@@ -66,7 +55,7 @@ class IdSlots:
         return dict(zip(self.features, window.tolist(), strict=True))
 
     def most_used(self) -> dict[str, UsedIds]:
-        """Of each feature how many ids have a slot, and its most used ones; all workers have to ask for them."""
+        """Returns by feature its number of ids with a slot and the most used ones; all workers have to call it."""
         found = {}
         for number, id_map in self._maps.items():
             counters = id_map.counters()
@@ -81,21 +70,17 @@ class IdSlots:
 
 
 def _most_used(fingerprints: np.ndarray, uses: np.ndarray) -> np.ndarray:
-    """The positions of the most used ids; of equal ones those with the lowest fingerprints."""
+    """Returns the positions of the most used ids; of equal ones those with the lowest fingerprints."""
     return np.lexsort((fingerprints, -uses))[:TOP_IDS]
 
 
 def by_count(slots: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
-    """The numbers of each feature by their names in `SLOT_COUNTS`."""
+    """Names the numbers of each feature as in `SLOT_COUNTS`."""
     return {feature: dict(zip(SLOT_COUNTS, counts, strict=True)) for feature, counts in slots.items()}
 
 
 def slots_content(slots: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """What a line of metrics and a summary say of the slots: of all features together, and by feature.
-
-    Args:
-        slots: by feature its `SLOT_COUNTS`.
-    """
+    """What a line of metrics and a summary say of the slots: of all features together, and of each."""
     total = {name: sum(counts[name] for counts in slots.values()) for name in SLOT_COUNTS}
     return {**_shown(total), "features": {feature: _shown(counts) for feature, counts in slots.items()}}
 
@@ -116,7 +101,7 @@ def slots_of_pass(timeline: Timeline) -> dict[str, Any]:
 
 
 def refusal_text(timeline: Timeline) -> str | None:
-    """What to say where features were full and had to leave ids on shared rows; None where none was."""
+    """A warning where features were full and had to leave ids on shared rows; None where none was."""
     totals = {feature: timeline.slot_total(feature) for feature in timeline.slots}
     full = {feature: counts for feature, counts in totals.items() if counts["refused"]}
     if not full:

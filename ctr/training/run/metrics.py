@@ -1,4 +1,4 @@
-"""What a run has measured: the window that it is in, all windows before, and each of them over time."""
+"""Metrics of a run: of the window that it is in, of all windows before, and of each of them over time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,21 +31,11 @@ _SHARE_BEFORE = 16
 
 
 class RunMetrics:
-    """The metrics of a run.
-
-    Attributes:
-        window: of the window that the pass is in.
-        total: of all windows before it.
-        timeline: the sums of these windows, one by one.
-        ids: the ids that the pass has met.
-        constraint_logs: by name the metrics of all rows of a constraint log so far.
-        window_times: query times, in microseconds, of the first and the last row of the window.
-    """
+    """The metrics of a run."""
 
     def __init__(
         self, config: TrainConfig, schema: Schema, state: TrainState, constraint_logs: Sequence[str]
     ) -> None:
-        """Begins with nothing measured. ``constraint_logs``: their names."""
         self._config, self._families = config, state.families
         self._slice_columns = {name: schema.single_valued.index(name) for name in config.metrics.slices}
         own = [*config.metrics.slices, *self._measured_families(0)]
@@ -54,20 +44,20 @@ class RunMetrics:
             name: ProgressiveMetrics(self._measured_families(source))
             for source, name in enumerate(constraint_logs, 1)
         }
-        self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)
+        self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)  # the ids that the pass has met
+        # The sums of all windows, one by one.
         self.timeline = Timeline(self.ids.features, self.ids.slots.features)
-        self.window_times = [0, 0]
+        self.window_times = [0, 0]  # query times, in microseconds, of the window's first and last row
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
         self._running: dict[str, Any] = {}
         self._running_calls = 0
 
     def _measured_families(self, source: int) -> list[str]:
-        """The names of the families of constraints about the ``source``-th log, as slices of its metrics."""
         return [_slices_name(family) for family in self._families if _is_measured(family, source)]
 
     def family_slices(self) -> dict[str, list[str]]:
-        """What the slices of each family of constraints that the metrics have hold, by the family's name there."""
+        """Returns what the slices of each measured family of constraints hold, by the family's name in the metrics."""
         constraints = self._config.objective.bias_constraints
         given = () if constraints is None else constraints.families
         return {
@@ -77,12 +67,7 @@ class RunMetrics:
         }
 
     def update(self, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
-        """Adds rows of the log with their predictions to the window.
-
-        Args:
-            logit: float32 [N], finite.
-            slices: for each family of constraints int32 [N].
-        """
+        """Adds rows of the log to the window: finite logits, float32 [N], and by family the slices, int32 [N]."""
         if not self.window.traffic.examples:
             self.window_times[0] = int(rows.query_time[0])
         self.window_times[1] = int(rows.query_time[-1])
@@ -111,7 +96,6 @@ class RunMetrics:
         self._terms[-1] += rows
 
     def window_is_full(self) -> bool:
-        """Whether the window has as many examples as it should."""
         examples = self._config.metrics.window_examples
         if examples == "auto":
             examples = open_window(int(self.total.traffic.examples))
@@ -120,13 +104,8 @@ class RunMetrics:
     def close_window(self, examples: int) -> dict[str, Any]:
         """Adds the window to the total and to the timeline, and begins the next one.
 
-        Args:
-            examples: the position of the run in its log.
-
-        Returns:
-            The metrics of the window; under ``terms`` the mean of each term of the loss per row of the steps in it,
-            empty without a step, under ``cumulative`` the metrics of the pass so far, and where ids grow under ``ids``
-            what became of them.
+        Returns its metrics; under ``terms`` the mean of each term of the loss per row of its steps, under
+        ``cumulative`` the metrics of the pass so far, and where ids grow under ``ids`` what became of them.
         """
         begin, end = self.window_times
         line = self.window.line()
@@ -163,7 +142,7 @@ class RunMetrics:
         return dict(self._running)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the state as plain arrays, not copied; ``restore`` takes them."""
+        """Returns the state as plain arrays, not copied."""
         groups: dict[str, Mapping[str, np.ndarray]] = {
             "total": self.total.to_arrays(),
             "window": self.window.to_arrays(),
@@ -209,7 +188,6 @@ def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
 
 
 def _is_measured(family: Family, source: int) -> bool:
-    """Whether the metrics of a log, the ``source``-th, have the calibration of a family's slices."""
     return family.source == source and family.slices <= SLICES_MEASURED
 
 

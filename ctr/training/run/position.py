@@ -13,13 +13,7 @@ _RANGES_NOTED = 100
 
 
 class Mark(NamedTuple):
-    """Where the newest checkpoint stands that was not written within a streak of skipped steps.
-
-    Attributes:
-        examples: ``Position.examples`` there, which is the checkpoint's name; 0 also for the beginning.
-        learned: ``Position.learned`` there.
-        applied_begin: ``Position.applied_begin`` there.
-    """
+    """Position of the newest checkpoint outside of streaks of skipped steps; 0 also for the beginning."""
 
     examples: int = 0
     learned: int = 0
@@ -28,84 +22,54 @@ class Mark(NamedTuple):
 
 @dataclass
 class Position:
-    """Where a run stands, and what went wrong on the way.
+    """Where a run stands, and what went wrong on the way. Times are query times in microseconds."""
 
-    Attributes:
-        examples: rows of the log that are behind it as far as scoring goes, rejects included.
-        learned: the same as far as learning goes; less only under a label delay.
-        constraint_logs: rows of each constraint log that are behind it.
-        batches: batches that were scored.
-        trained_examples: good rows in batches that were learned from, also those of weight 0.
-        trained_rows: those of them with a train weight above 0 whose step changed the weights.
-        skipped_steps: steps that changed nothing because the loss or a gradient was not finite.
-        skipped_rows: good rows of the log in such steps.
-        skipped_ranges: the rows [begin, end) of the log of the first such steps.
-        rejected_rows: faulty rows of the log.
-        read: good and faulty rows of the log that were read.
-        constraint_rejected, constraint_read: the same of each constraint log.
-        nonfinite_predictions: rows whose prediction was not finite.
-        skipped_in_a_row: the length of the streak of skipped steps that it stands in.
-        streak_predicts: whether all predictions of these steps are such as sound weights give.
-        applied_in_a_row: the number of steps since the last one that was skipped.
-        applied_begin: the first row of the last batch whose step was applied; -1: none yet.
-        quarantined_rows: good rows that were scored and, being quarantined by a rollback, not learned from.
-        mark: a ``Mark``, as a list.
-        due_from: the row from which the examples until the next checkpoint count: that of the last one that was due.
-        scored_until: query time, in microseconds, and query id of the last row that was scored, rejects included.
-        learned_until: the same of the last row that was learned from, or quarantined.
-        constraint_until: the same in each constraint log.
-        trained_before: by a ramp's name, examples that counted for it before a warm start.
-    """
-
-    examples: int = 0
-    learned: int = 0
+    examples: int = 0  # rows of the log that are scored, rejects included
+    learned: int = 0  # the same as far as learning goes; less only under a label delay
+    # Rows of each constraint log that are behind it.
     constraint_logs: dict[str, int] = field(default_factory=dict)
-    batches: int = 0
-    trained_examples: int = 0
-    trained_rows: int = 0
-    skipped_steps: int = 0
-    skipped_rows: int = 0
-    skipped_ranges: list[list[int]] = field(default_factory=list)
-    rejected_rows: int = 0
-    read: int = 0
+    batches: int = 0  # that were scored
+    trained_examples: int = 0  # good rows in batches that were learned from, also those of weight 0
+    trained_rows: int = 0  # those of them with a train weight above 0 whose step changed the weights
+    skipped_steps: int = 0  # steps that changed nothing because the loss or a gradient was not finite
+    skipped_rows: int = 0  # good rows of the log in such steps
+    skipped_ranges: list[list[int]] = field(default_factory=list)  # rows [begin, end) of the first such steps
+    rejected_rows: int = 0  # faulty rows of the log
+    read: int = 0  # good and faulty rows of the log that were read
     constraint_rejected: dict[str, int] = field(default_factory=dict)
     constraint_read: dict[str, int] = field(default_factory=dict)
-    nonfinite_predictions: int = 0
-    skipped_in_a_row: int = 0
-    streak_predicts: bool = True
-    applied_in_a_row: int = 0
-    applied_begin: int = -1
+    nonfinite_predictions: int = 0  # rows whose prediction was not finite
+    skipped_in_a_row: int = 0  # length of the streak of skipped steps that it stands in
+    streak_predicts: bool = True  # whether all predictions of these steps are such as sound weights give
+    applied_in_a_row: int = 0  # steps since the last one that was skipped
+    applied_begin: int = -1  # first row of the last batch whose step was applied; -1: none yet
+    # Good rows that were scored and not learned from, being quarantined by a rollback.
     quarantined_rows: int = 0
     mark: list[int] = field(default_factory=lambda: list(Mark()))
+    # Row from which the examples until the next checkpoint count: that of the last one that was due.
     due_from: int = 0
+    # Time and query id of the last row that was scored, rejects included.
     scored_until: list[int] | None = None
-    learned_until: list[int] | None = None
+    learned_until: list[int] | None = None  # the same of the last row that was learned from, or quarantined
     constraint_until: dict[str, list[int]] = field(default_factory=dict)
+    # By ramp, examples that counted before a warm start.
     trained_before: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Returns the position of a checkpoint. Raises TypeError: it has other keys."""
         return cls(**content)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a copy of the position, as plain dicts and lists."""
         return copy.deepcopy(vars(self))
 
     @property
     def unlearned_rows(self) -> int:
-        """The rows that were scored but not learned from, because a step was skipped or they were quarantined."""
+        """Rows that were scored but not learned from, because a step was skipped or they were quarantined."""
         return self.skipped_rows + self.quarantined_rows
 
 
 def note_step(position: Position, begin: int, end: int, applied: bool, predicts: bool) -> None:
-    """Counts a step, in place.
-
-    Args:
-        begin, end: the rows of its batch, [begin, end).
-        applied: whether it changed the weights.
-        predicts: whether all its predictions are such as sound weights give.
-    """
+    """Counts a step of the rows [begin, end), in place; ``predicts``: all its predictions are sound."""
     if applied:
         position.skipped_in_a_row, position.streak_predicts = 0, True
         position.applied_in_a_row += 1
@@ -122,8 +86,7 @@ def note_step(position: Position, begin: int, end: int, applied: bool, predicts:
 def mark_here(position: Position) -> Mark:
     """Notes, in place, that a checkpoint of this position is written, unless within a streak of skipped steps.
 
-    Returns:
-        Where a rollback goes back to from now on.
+    Returns where a rollback goes back to from now on.
     """
     if not position.skipped_in_a_row:
         position.mark = list(Mark(position.examples, position.learned, position.applied_begin))
@@ -131,16 +94,7 @@ def mark_here(position: Position) -> Mark:
 
 
 def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
-    """Checks that not too large a share of a log's rows is faulty.
-
-    Args:
-        allowed: the share.
-        logs: by name, "" the first one.
-        rejects_file: names these rows; named in the error.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raises InputError where more than the allowed share of a log's rows is faulty; ``""`` names the first."""
     counts = {"": (position.rejected_rows, position.read)}
     for name, rejected in position.constraint_rejected.items():
         counts[name] = rejected, position.constraint_read[name]

@@ -1,4 +1,4 @@
-"""What a run reports at its end: summary.json, whether it learned, and where its calibration differs most."""
+"""Results at the end of a run: summary.json, whether it learned, and where its calibration differs most."""
 
 import logging
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ TIMING = (
 
 
 def unlearned_text(run: Run) -> str:
-    """Returns how many rows were not trained on, as a share of all, and why."""
+    """Tells how many rows were not trained on, as a share of all, and why."""
     position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
     scored = int(run.metrics.total.traffic.examples + run.metrics.window.traffic.examples)
@@ -50,17 +50,11 @@ def unlearned_text(run: Run) -> str:
 
 
 def learning_failure(run: Run, fault: str | None = None) -> str | None:
-    """Why a run is to end with an error though it has finished its log; None: it learned.
+    """Tells in one line why a run is to end with an error though it has finished its log; None: it learned.
 
-    It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end. Where
-    only some rows were lost it does not fail: what remains is a model, and a warning names the share.
-
-    Args:
-        run: at the end of its log.
-        fault: what is wrong with its weights, if anything; see ``Run.weight_fault``.
-
-    Returns:
-        One line: the share of the rows, the cause, and the likely remedy.
+    It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end
+    (``fault``). Where only some rows were lost it does not fail: what remains is a model, and a warning names the
+    share.
     """
     position = run.position
     rates = ", ".join(
@@ -162,14 +156,14 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
 
 
 def _sampled_queries(inputs: Inputs) -> bool:
-    """Whether PerQueryAUC is that of queries as a sample left them, which is not an estimate of full traffic's."""
+    """Tells whether PerQueryAUC is that of queries as a sample left them, no estimate of full traffic's."""
     sampling = inputs.config.sampling
     only_kept = sampling is not None and sampling.score == "kept"
     return only_kept or bool(applied_samplings(inputs.log.path))
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """A finished run that is asked for again has nothing left to time: its first timing stands, if any."""
+    """Reads the timing of a finished run that is asked for again: it has nothing left to time."""
     try:
         before = read_json_object(summary_path, "none")
     except InputError:

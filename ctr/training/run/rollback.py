@@ -1,4 +1,4 @@
-"""When a run goes back to its last checkpoint, and which rows it then quarantines: scored, but not learned from.
+"""Rollback to the last checkpoint, and the rows that are then quarantined: scored, but not learned from.
 
 A skipped step leaves the weights as they are; so when many are skipped in a row, what broke the weights, if anything
 did, is something finite that was learned before. The rows since the checkpoint are gone over again:
@@ -10,11 +10,9 @@ did, is something finite that was learned before. The rows since the checkpoint 
 Weights of the checkpoint under which predictions are what they should be are sound: then it is the examples that
 cannot be learned from, however many there are, and the pass goes on behind them without going back again.
 
-What is quarantined is decided from positions alone and written, before anything else is changed, to::
-
-    RUN/quarantine.json    one entry a rollback, in their order
-
-A resume reads it, so that a run that is killed at any moment ends in the bits of one that was not.
+What is quarantined is decided from positions alone and written to RUN/quarantine.json, one entry a rollback, before
+anything else is changed. A resume reads it, so that a run that is killed at any moment ends in the bits of one that
+was not.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,24 +64,16 @@ _CHECKED = (
 
 
 class Rollback(StrictModel):
-    """One rollback.
+    """One rollback."""
 
-    Attributes:
-        checkpoint: the position that the run went back to; 0: its beginning.
-        rows: the rows [begin, end) of the log that are quarantined.
-        query_times: of the first and the last of them, in microseconds; None without rows.
-        reason: what made it necessary.
-    """
-
-    checkpoint: int
-    rows: tuple[int, int]
+    checkpoint: int  # position that the run went back to; 0: its beginning
+    rows: tuple[int, int]  # [begin, end) of the log that are quarantined
+    # Of the first and the last of them, in microseconds; None without rows.
     query_times: tuple[int, int] | None
     reason: str
 
 
 class _Quarantine(StrictModel):
-    """The file that records a run's rollbacks."""
-
     rollbacks: tuple[Rollback, ...]
 
     @model_validator(mode="after")
@@ -97,7 +87,7 @@ class _Quarantine(StrictModel):
 
 
 class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
-    """Raised within a pass to leave it. ``rows``: [begin, end), to be quarantined; ``reason``: in a few words."""
+    """Raised within a pass to leave it, with the rows [begin, end) to quarantine and the reason in a few words."""
 
     def __init__(self, rows: tuple[int, int], reason: str) -> None:
         super().__init__(reason)
@@ -105,7 +95,7 @@ class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
 
 
 def predicts_soundly(logit: np.ndarray) -> bool:
-    """Whether logits (float [N]) are such as sound weights give."""
+    """Tells whether logits (float [N]) are such as sound weights give."""
     # False also for NaN.
     return bool((np.abs(logit) <= _LARGEST).all())
 
@@ -113,15 +103,9 @@ def predicts_soundly(logit: np.ndarray) -> bool:
 def rows_of_streak(
     limit: int | None, position: Position, past: Sequence[Rollback], run_dir: Path
 ) -> tuple[int, int] | None:
-    """The rows to quarantine because of the streak of skipped steps that a run stands in; None: it goes on.
+    """Finds the rows to quarantine because of the streak of skipped steps that a run stands in; None: it goes on.
 
-    Args:
-        limit: so many steps make a rollback; None: none do.
-        past: the run's rollbacks so far.
-        run_dir: named in errors.
-
-    Raises:
-        InputError: it was rolled back twice to the same checkpoint, and that did not help.
+    ``limit``: so many steps make a rollback; None: none do. Raises InputError: two rollbacks there did not help.
     """
     if limit is None or position.skipped_in_a_row < limit:
         return None
@@ -140,16 +124,11 @@ def rows_of_streak(
 def rows_of_broken_weights(
     position: Position, past: Sequence[Rollback], run_dir: Path, predicts: bool
 ) -> tuple[int, int]:
-    """The rows to quarantine because weights are broken, though steps may have been applied until now.
+    """Finds the rows to quarantine because weights are broken, though steps may have been applied until now.
 
-    The first time those since the last batch that was applied, or none: then the memory may have failed. The second
-    time all since the checkpoint.
-
-    Args:
-        predicts: whether the predictions for that batch, with the weights after it, are such as sound ones give.
-
-    Raises:
-        InputError: see ``rows_of_streak``.
+    The first time those since the last batch that was applied, or none where the weights still predict well for it:
+    then the memory may have failed. The second time all since the checkpoint. Raises InputError: see
+    ``rows_of_streak``.
     """
     mark = Mark(*position.mark)
     attempts = _rollbacks_to(mark, past)
@@ -176,15 +155,11 @@ def _no_way_back(run_dir: Path, mark: Mark, position: Position, what: str) -> In
 
 
 def is_checkpoint_due(limit: int | None, every: int, position: Position, past: Sequence[Rollback]) -> bool:
-    """Whether the next checkpoint is to be written.
+    """Tells whether the next checkpoint, one each ``every`` rows, is to be written; ``limit``: see ``rows_of_streak``.
 
     None is within a streak of skipped steps, when weights are in doubt. After a rollback one is written early, when
     as many steps as would have made another were applied in a row behind what was quarantined: the trouble is over,
     and what comes later is another one.
-
-    Args:
-        limit: see ``rows_of_streak``.
-        every: how many rows there are between checkpoints.
     """
     if limit is not None and position.skipped_in_a_row:
         return False
@@ -196,20 +171,15 @@ def is_checkpoint_due(limit: int | None, every: int, position: Position, past: S
 
 
 def is_quarantined(begin: int, end: int, past: Iterable[Rollback]) -> bool:
-    """Whether a batch of the rows [begin, end) is not to be learned from: whole, if only a row of it is quarantined."""
+    """Tells whether a batch of the rows [begin, end) is not to be learned from: if only a row of it is quarantined."""
     return any(max(begin, one.rows[0]) < min(end, one.rows[1]) for one in past)
 
 
 def is_export_due(limit: int | None, every: int, before: int, position: Position) -> bool:
-    """Whether a model is to be exported: with the last batch the run came past a multiple of ``every`` rows.
+    """Tells whether a model is to be exported: the run came past a multiple of ``every`` since ``before``.
 
     None is within a streak of skipped steps, when weights are in doubt: it is left out, and the next one comes with
     the next multiple. So the position alone decides, wherever a run was killed.
-
-    Args:
-        limit: see ``rows_of_streak``.
-        every: how many rows there are between exports.
-        before: the position before the batch.
     """
     if limit is not None and position.skipped_in_a_row:
         return False
@@ -226,13 +196,9 @@ def drop_after(run_dir: Path, examples: int) -> None:
 
 
 def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
-    """The first of a run's variables that is not finite, or holds weights that no learning leads to; None: none.
+    """Finds the first of a run's variables, whole or in pieces, that is not finite, or beyond all learning.
 
-    Args:
-        arrays: names and values, or pieces of them, of all variables of ``ctr.training.state.TrainState``.
-
-    Returns:
-        Its name and what is wrong with it.
+    Returns its name and what is wrong with it; None: none is.
     """
     for name, array in arrays:
         if not name.startswith(_CHECKED) or not array.size:
@@ -249,7 +215,7 @@ def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
 def query_times(
     log: Path, schema: Schema, manifests: Sequence[Manifest], rows: tuple[int, int]
 ) -> tuple[int, int] | None:
-    """The query times of the first and the last of the rows [begin, end) of a log; None without rows."""
+    """Reads the query times of the first and the last of the rows [begin, end) of a log; None without rows."""
     begin, end = rows
     if begin >= end:
         return None
@@ -260,11 +226,7 @@ def query_times(
 
 
 def read_rollbacks(run_dir: Path) -> list[Rollback]:
-    """Returns the rollbacks of the run in ``run_dir``.
-
-    Raises:
-        InputError: the file that records them is damaged.
-    """
+    """Reads the rollbacks of the run in ``run_dir``. Raises InputError: the file that records them is damaged."""
     path = run_dir / QUARANTINE_FILE
     if not path.exists():
         return []
@@ -283,7 +245,7 @@ def write_rollbacks(run_dir: Path, rollbacks: Sequence[Rollback]) -> None:
 
 
 def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:
-    """As plain lists and dicts."""
+    """Converts rollbacks to plain lists and dicts."""
     return [one.model_dump(mode="json") for one in rollbacks]
 
 

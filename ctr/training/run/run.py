@@ -1,4 +1,4 @@
-"""A run between its steps: where it stands, with its weights, metrics and files."""
+"""State of a run between its steps: its position, weights, metrics and files."""
 
 import copy
 import logging
@@ -36,7 +36,6 @@ def open_run(
     """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
 
     Args:
-        inputs: what the run reads.
         state: its weights, as a run begins with them; set to those of the checkpoint.
         initial: computes the values with which the variables of ``state`` begin, for a rollback to there.
 
@@ -56,20 +55,7 @@ def open_run(
 
 
 class Run:
-    """Where a run stands.
-
-    Attributes:
-        run_dir: its directory.
-        config, schema: of the run.
-        state: the weights and what else a step changes.
-        workers: those that train together. All of them stand at the same place; the first one writes the files.
-        position: how far it has come in its logs, and what went wrong on the way.
-        metrics: what it has measured.
-        files: the files that grow with it.
-        rollbacks: so far.
-        saved_at: the position of the newest checkpoint, or where the run began.
-        learned_through: the query time, in microseconds, of the last row that this process learned from; None before.
-    """
+    """A run. Of several workers all stand at the same place; the first one writes the files."""
 
     def __init__(
         self,
@@ -78,10 +64,10 @@ class Run:
         state: TrainState,
         initial: Callable[[], Mapping[str, np.ndarray]],
     ) -> None:
-        """Stands at the beginning, and touches no file; see ``open_run``."""
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
         self.state, self.workers = state, state.workers
         self.rollbacks: list[rollback.Rollback] = []
+        # Query time (us) of the last row that this process learned from.
         self.learned_through: int | None = None
         self._initial = initial
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
@@ -103,15 +89,9 @@ class Run:
     # From checkpoint to checkpoint.
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Returns the arrays and the state of the newest checkpoint; None: the run stands at its beginning.
+        """Reads the newest checkpoint, of several workers each its parts; None: the run stands at its beginning.
 
-        Of several workers each has its parts of arrays, of the checkpoint that the first one found to be sound.
-
-        Returns:
-            The arrays, the state, and which parts of arrays they are.
-
-        Raises:
-            InputError: all checkpoints are damaged, or there must be one.
+        Raises InputError: all checkpoints are damaged, or there must be one.
         """
         part = self.state.sharding.part
         return self.files.newest_checkpoint(
@@ -153,14 +133,10 @@ class Run:
         self.position = Position.from_json(state["position"])
 
     def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:
-        """Goes back to the last checkpoint that is not within a streak of skipped steps, or to the beginning.
+        """Goes back to the last checkpoint outside of streaks of skipped steps, or to the beginning, as a resume does.
 
-        As a resume does. A run that is killed on the way comes to the same rollback again, or goes on after it.
-
-        Args:
-            rows: [begin, end) of the log, from now on scored only.
-            times: the query times of the first and the last of them, in microseconds; None without rows.
-            reason: in a few words.
+        A run that is killed on the way comes to the same rollback again, or goes on after it. For rows, [begin, end),
+        their query times and the reason see ``rollback.Rollback``.
         """
         run_dir, mark = self.run_dir, self.position.mark[0]
         self.files.background.wait()
@@ -177,19 +153,14 @@ class Run:
         self.resume(saved)
 
     def is_checkpoint_due(self) -> bool:
-        """Whether the next checkpoint is to be written now."""
         limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
         return rollback.is_checkpoint_due(limit, every, self.position, self.rollbacks)
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
         """Agrees with all workers on what follows a batch.
 
-        Args:
-            stops: whether this one is to stop.
-
-        Returns:
-            Whether the newest checkpoint is so old, by the clock of the first worker, that another one is to be written
-            though none is due; and whether any worker is to stop.
+        Returns whether the newest checkpoint is so old, by the clock of the first worker, that another one is to be
+        written though none is due; and whether any worker is to stop.
         """
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
@@ -199,11 +170,9 @@ class Run:
     def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``files.background`` finishes it.
 
-        One at a time: it waits for the one before. Raises what went wrong with that.
-
-        Args:
-            is_due: False for one that depends on the time or a signal. No rollback goes back to it and none that is
-                due counts from it, so that a run comes to the same wherever such checkpoints are written.
+        One at a time: it waits for the one before, and raises what went wrong with that. One that is not due depends
+        on the time or a signal: no rollback goes back to it and none that is due counts from it, so that a run comes
+        to the same wherever such checkpoints are written.
         """
         self.files.background.wait()
         sound = self.position.mark[0], self.position.mark[0]
@@ -229,7 +198,6 @@ class Run:
         self.saved_at, self._saved_when = self.position.examples, time.monotonic()
 
     def _share_of_checkpoint(self, nbytes: int) -> Share | None:
-        """What this one of several workers writes of the next checkpoint, with which all of them begin here."""
         if self.workers.size == 1:
             return None
         # What differs now would differ in every prediction to come.
@@ -255,11 +223,10 @@ class Run:
         }
 
     def _rows_passed(self) -> dict[str, int]:
-        """Of each log, the first one's name being "", how many rows the run has passed."""
         return {"": self.position.examples, **self.position.constraint_logs}
 
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
-        """Returns for each sidecar a hash of its partitions that begin before ``until``, in microseconds."""
+        """Hashes the partitions of each sidecar that begin before ``until``, in microseconds."""
         return {role: sidecar.until(until) for role, sidecar in self._sidecars.items()}
 
     # From batch to batch.
@@ -270,11 +237,9 @@ class Run:
         self._logs.update(manifests, self._rows_passed())
 
     def ramps(self) -> dict[str, float]:
-        """Returns what every ramp has reached (``TrainConfig.ramps_at``)."""
         return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
 
     def rates(self) -> dict[str, float]:
-        """The learning rates of the next step (``TrainConfig.rates_at``)."""
         return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
 
     def record(self, feed: Feed, scores: Scores) -> None:
@@ -328,7 +293,6 @@ class Run:
         self.files.background.check()
 
     def is_quarantined(self, batch: Batch) -> bool:
-        """Whether a rollback has quarantined rows of a batch, so that nothing is learned from it."""
         return bool(self.rollbacks) and rollback.is_quarantined(batch.begin, batch.end, self.rollbacks)
 
     def record_learned(self, feed: Feed, scores: Scores) -> None:
@@ -369,13 +333,9 @@ class Run:
             self.position.learned = examples
 
     def check_weights(self, predicts: bool) -> bool:
-        """Checks that the weights may be written.
+        """Checks that the weights may be written; ``predicts``: they predict soundly for the batch learned last.
 
-        Args:
-            predicts: whether they give sound predictions for the last batch that they learned from.
-
-        Returns:
-            True; False, with a warning, where they may not but the run never goes back.
+        Returns False, with a warning, where they may not but the run never goes back.
 
         Raises:
             RollbackNeeded: they do not, or are not such as learning leads to.
@@ -391,14 +351,13 @@ class Run:
         raise rollback.RollbackNeeded(rows, f"{fault} at row {self.position.learned}")
 
     def weight_fault(self, predicts: bool) -> str | None:
-        """What is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
+        """Says what is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
         # The first one has what all have: only of a part there may be another fault.
         faults = self.workers.gather_texts(rollback.first_broken(pieces) or "")
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
-        """Whether a model is to be exported after a batch; ``before``: the position before it."""
         if self.config.export is None:
             return False
         limit, every = self.config.rollback.after_skipped_steps, self.config.export.every_examples
@@ -407,12 +366,7 @@ class Run:
     def close_window(
         self, timing: Mapping[str, float], histograms: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, Any]:
-        """Writes the line of the window that ends here, and begins the next one.
-
-        Args:
-            timing: how fast it was.
-            histograms: arrays by their tags, for TensorBoard.
-        """
+        """Writes the line of the window that ends here, and histograms by their tags; begins the next one."""
         measured = self.metrics.close_window(self.position.examples)
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
         ids = {name: measured.pop(name) for name in ("ids",) if name in measured}

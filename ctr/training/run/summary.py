@@ -1,4 +1,4 @@
-"""The results of a run: what its predicted over actual clicks say, and all of summary.json in a few lines.
+"""Summary of a run: what its predicted over actual clicks say, and all of summary.json in a few lines.
 
 Loads no TensorFlow, so that a finished run is printed at once.
 """
@@ -25,8 +25,7 @@ _TOP_SHARE = 0.5
 class LearningError(InputError):
     """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete.
 
-    Attributes:
-        summary: the content of summary.json; None where there is none.
+    ``summary``: the content of summary.json; None where there is none.
     """
 
     def __init__(self, message: str, summary: dict[str, Any] | None = None) -> None:
@@ -35,10 +34,9 @@ class LearningError(InputError):
 
 
 def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
-    """What training returns of a finished run; with ``record`` it publishes the predictions as that sidecar.
+    """Returns what training returns of a finished run; with ``record`` publishes the predictions as that sidecar.
 
-    Raises:
-        LearningError: the run learned nothing.
+    Raises LearningError: the run learned nothing.
     """
     result = dict(summary)
     if failure := summary["learning_failure"]:
@@ -53,7 +51,7 @@ def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: s
 
 
 def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
-    """What ``ctr train`` prints of a run's summary.json; for ``recorded`` see ``ctr.training.loop.train``."""
+    """Formats a run's summary.json as ``ctr train`` prints it; for ``recorded`` see ``ctr.training.loop.train``."""
 
     def interval(name: str) -> str:
         value, bounds = summary.get(name), summary.get(f"{name}_ci95")
@@ -86,12 +84,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 
 
 def last_window(timeline: Timeline) -> dict[str, Any] | None:
-    """Returns the calibration at the end of a pass, for summary.json; None without windows.
-
-    Returns:
-        ``window_begin`` and ``window_end`` (event time, microseconds), ``examples``, ``calibration_ratio`` and
-        ``calibration_ratio_ci95``; for which windows these are see ``Timeline.last_window``.
-    """
+    """Returns the calibration at the end of a pass (``Timeline.last_window``), for summary.json, or None."""
     last = timeline.last_window()
     if not len(last):
         return None
@@ -107,7 +100,7 @@ def last_window(timeline: Timeline) -> dict[str, Any] | None:
 
 
 def calibration_text(summary: Mapping[str, Any]) -> str:
-    """Returns predicted over actual clicks of a summary.json with its interval and what it says, in a line."""
+    """Formats predicted over actual clicks with its interval and what it says, in a line."""
     found = _found(summary)
     text = f"predicted / actual clicks {_shown(*found)}: {describe(*found)}"
     last = summary["last_window"]
@@ -137,7 +130,7 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
 def _causes(
     summary: Mapping[str, Any], config: TrainConfig, ratio: float, excess: float, is_over: bool
 ) -> list[str]:
-    """What may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
+    """Lists what may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
     objective, embeddings = config.objective, config.optimizer.embeddings
     causes = []
     rate, prior = _click_rate(summary), config.model.prior

@@ -18,7 +18,7 @@ _NUMBERS = {
 
 @contextlib.contextmanager
 def written_by_tensorflow(path: Path) -> Iterator[None]:
-    """What TensorFlow says in the block of a disk that is full or fails becomes an OSError about ``path``."""
+    """Turns what TensorFlow says in the block of a disk that is full or fails into an OSError about ``path``."""
     try:
         yield
     except tf.errors.OpError as error:

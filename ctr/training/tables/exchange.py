@@ -1,12 +1,10 @@
-"""What the members of a group exchange of tables in a step.
+"""Exchange of table rows and gradients among the members of a group in a step.
 
-Each for all tables together::
+Each for all tables together; a process alone exchanges nothing::
 
     rows        from those that hold them to those whose rows of the batch need them           deliver
     gradients   of divided tables back to those that hold them, which add them in the order    add_up
                 of ranks; of mirrored ones, the same for all, added up
-
-A process alone exchanges nothing.
 """
 
 from collections.abc import Sequence
@@ -24,15 +22,10 @@ Curvature = tuple[tf.Tensor, ...]
 def deliver(
     group: Workers, divided: Sequence[bool], held: Sequence[tf.Tensor], plans: Sequence[Plan]
 ) -> tuple[list[tf.Tensor], list[Plan]]:
-    """The rows of each table that this member's part of the batch needs.
+    """Delivers the rows of each table that this member's part of the batch needs, and the plans as they refer to them.
 
-    Args:
-        divided: for each table whether the members have a part of it each.
-        held: float32 [Q, C], of what this one holds of each table those that the batch needs.
-        plans: of the tables (``ctr.training.tables.shares``).
-
-    Returns:
-        Of a divided table float32 [W * P, C], of another one ``held``; and the plans as they refer to these.
+    Of a divided table the rows are float32 [W * P, C], of another one ``held``: float32 [Q, C], the rows here that the
+    batch needs.
     """
     tables = [number for number, is_divided in enumerate(divided) if is_divided]
     needed, views = list(held), list(plans)
@@ -55,12 +48,10 @@ def add_up(
     gradients: Sequence[tf.Tensor],
     curvatures: Sequence[Curvature],
 ) -> tuple[list[tf.Tensor], list[Curvature]]:
-    """The sums over the group of what its members found of the rows that each of them holds.
+    """Sums over the group what its members found of the rows that each of them holds.
 
-    Args:
-        divided, plans: see ``deliver``.
-        gradients: of the rows that ``deliver`` returned, float32 [., C].
-        curvatures: of these rows, curvature and groups of ``ctr.optim.protocol.RowGradient``; or nothing.
+    ``gradients``: of the rows that ``deliver`` returned, float32 [., C]; ``curvatures``: of these rows, curvature and
+    groups of ``ctr.optim.protocol.RowGradient``, or nothing.
     """
     packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
     tables = [number for number, is_divided in enumerate(divided) if is_divided]
@@ -83,7 +74,7 @@ def add_up(
 
 
 def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
-    """Gradients, [N, C], and curvatures in columns that can be added up."""
+    """Puts gradients, [N, C], and curvatures into columns that can be added up."""
     if not curvature:
         return gradient
     values, groups = curvature
@@ -94,7 +85,7 @@ def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
 
 
 def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
-    """What was packed, added up: all members that know the group of a row know the same one."""
+    """Takes apart what was packed and added up: all members that know the group of a row know the same one."""
     if not has_curvature:
         return packed, ()
     gradient = tf.ensure_shape(packed[:, :columns], [None, columns])

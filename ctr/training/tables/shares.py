@@ -1,4 +1,4 @@
-"""What a worker needs of a table for its part of a batch, and what others need of it: made by the reading thread.
+"""Shares of a table: what a worker needs for its part of a batch, and others of it; made by the reading thread.
 
 A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
 Workers that are chips of a process refer to all rows of a batch, those that each of them holds one after the other.
@@ -24,12 +24,9 @@ def plan_tensors(
     division: tuple[Division, Seat] | None = None,
     shape: Shape | None = None,
 ) -> list[dict[str, tf.Tensor]]:
-    """What the step takes of each plan, all of whose ids have rows.
+    """Makes what the step takes of each plan, all of whose ids have rows.
 
-    Args:
-        division: of the batch, and whose part is made here: of the chips of this process, those of all of them behind
-            each other, but ``distinct``; None: the process is alone.
-        shape: of the batch; None: its sizes are some of many.
+    Of the chips of this process, those of all of them behind each other, but ``distinct``.
     """
     if division is None:
         return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in plans]
@@ -57,7 +54,6 @@ def _shares(
     is_divided: bool,
     sizes: TableSizes | None,
 ) -> list[dict[str, np.ndarray]]:
-    """What the workers whose parts are made here need of a table."""
     if seat.by_chip:
         held = row_capacity(most_held(plan, seat)) if sizes is None else sizes.held
         plan = arrange_by_chip(plan, seat.size, held)
@@ -82,10 +78,8 @@ def share_of_table(
 ) -> dict[str, np.ndarray]:
     """Finds what a worker needs of a table for its B rows, and what others need of its part.
 
-    Args:
-        plan: of the whole batch, all of whose ids have rows.
-        seat: of the worker.
-        values_capacity: what its multivalent ids are padded to; None: one of few sizes.
+    ``plan`` is of the whole batch, all of whose ids have rows; multivalent ids are padded to ``values_capacity``, or
+    one of few sizes.
 
     Returns:
         ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, of a mirrored table
@@ -123,15 +117,10 @@ def share_of_table(
 def _requests(
     distinct: np.ndarray, needed: np.ndarray, seat: Seat
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Who needs which rows of whom.
+    """Finds who needs which rows of whom; ``needed``: bool [W, U], which worker needs which of ``distinct``, int32 [U].
 
-    Args:
-        distinct: int32 [U], rows of the table.
-        needed: bool [W, U], which worker needs which of them.
-
-    Returns:
-        ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among the
-        W * P that it is given, int32; 0 for those that it does not need.
+    Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
+    the W * P that it is given, int32; 0 for those that it does not need.
     """
     rank, size = seat.rank, seat.size
     owners = distinct % size
@@ -151,12 +140,10 @@ def _requests(
 
 
 def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
-    """Lets a plan refer to rows chip by chip, as ``ctr.optim.row_lines`` takes those of W chips.
+    """Lets a plan of the whole batch refer to rows chip by chip, as ``ctr.optim.row_lines`` takes those of W chips.
 
-    Args:
-        plan: of the whole batch, all of whose ids have rows.
-        held: Q, the rows of each chip, at least ``most_held``; ``distinct`` has W * Q. There a chip that has fewer
-            repeats its first row, to which nothing refers.
+    Each chip has Q = ``held`` rows, at least ``most_held``; ``distinct`` has W * Q. A chip that has fewer repeats its
+    first row, to which nothing refers.
     """
     rows = plan.distinct[: plan.distinct_count]
     positions = np.zeros(max(1, len(plan.distinct)), np.int32)

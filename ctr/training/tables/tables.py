@@ -1,4 +1,4 @@
-"""The embedding tables of a run, with all that depends on where their rows lie.
+"""Embedding tables of a run, with all that depends on where their rows lie.
 
 A table is whole in the process that trains alone; of several workers each has a part of the rows of large tables
 (``ctr.training.tables.shares``) and the others whole; on chips rows lie in lines (``ctr.optim.row_lines``). Ids that
@@ -45,32 +45,21 @@ _FIRST_SLOTS = 1024
 
 
 class Gathered(NamedTuple):
-    """What a step has read of all tables.
+    """What a step has read of all tables."""
 
-    Attributes:
-        plans: of the batch, of what is here of each table.
-        held: float32 [Q, C], the distinct rows of each table that are here.
-        state: what the optimizer keeps of these rows.
-        rows: float32 [., C], those that this part of the batch needs: ``held``, or of a divided table those of all.
-        views: the plans as they refer to ``rows``.
-    """
-
-    plans: Sequence[Plan]
-    held: list[tf.Tensor]
-    state: list[Any]
+    plans: Sequence[Plan]  # of the batch, of what is here of each table
+    held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
+    state: list[Any]  # what the optimizer keeps of these rows
+    # Float32 [., C], what this part of the batch needs: ``held``, of a divided table of all.
     rows: list[tf.Tensor]
-    views: list[Plan]
+    views: list[Plan]  # the plans as they refer to ``rows``
 
 
 class EmbeddingTables:
     """The tables, the maps of ids that grow, and the optimizer of both embeddings and linear weights.
 
-    Attributes:
-        layouts: of the tables.
-        weights: float32 rows [R, C] of each; where ids grow with slots behind the fixed rows.
-        divided: for each table whether it is divided over the workers; over chips it is where ``RowLines`` says so.
-        id_maps: of the tables in which ids grow, by the tables' numbers.
-        optimizer: of the tables.
+    ``group``: those who divide large tables: workers, or the chips of this process; then rows lie ``in_lines``, and the
+    process has all of them.
     """
 
     def __init__(
@@ -80,12 +69,6 @@ class EmbeddingTables:
         group: Workers = ALONE,
         in_lines: bool = False,
     ) -> None:
-        """Creates rows with which nothing is learned yet.
-
-        Args:
-            group: those who divide large tables: workers, or the chips of this process.
-            in_lines: whether rows lie in lines: the group is the chips of one process, which has all rows.
-        """
         self.layouts, self._group = layouts, group
         self._init_scale = config.model.init_scale
         seed = config.model.embedding_seed
@@ -96,9 +79,11 @@ class EmbeddingTables:
             for layout, rows in zip(layouts, most, strict=True)
         ]
         create = self._create_lines if in_lines else self._create
+        # Rows [R, C], float32.
         self.weights = [create(layout, of) for layout, of in zip(layouts, owners, strict=True)]
         # Lines are read and set as if all rows were here.
         self._owners = [ALONE] * len(layouts) if in_lines else owners
+        # Over workers; over chips it is where ``RowLines`` says so.
         self.divided = tuple(of.size > 1 for of in self._owners)
         # Of all owners' parts.
         self._counts = [layout.rows for layout in layouts]
@@ -126,12 +111,12 @@ class EmbeddingTables:
         return create_lines(part, shape, owners, grows, f"rows/{layout.name}")
 
     def count(self, number: int) -> int:
-        """The number of rows that a table has by now, those of all workers' parts."""
+        """Number of rows that a table has by now, those of all workers' parts."""
         return self._counts[number]
 
     @property
     def parameters(self) -> int:
-        """The number of parameters, without those of rows that no id has had yet."""
+        """Number of parameters, without those of rows that no id has had yet."""
         return sum(
             layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
             for number, layout in enumerate(self.layouts)
@@ -144,10 +129,8 @@ class EmbeddingTables:
     ) -> dict[int, np.ndarray]:
         """Finds the rows of the ids of a batch that grow: by table, int32 [G], of ``TablePlan.pending``.
 
-        Args:
-            time_us: the query time of the batch's last row.
-            learning: whether the batch is going to be learned from, once: then ids are counted, admitted and evicted,
-                and rows that are used anew begin anew.
+        ``learning``: the batch is going to be learned from, once: then ids are counted, admitted and evicted, and rows
+        that are used anew begin anew. ``time_us``: the query time of its last row.
         """
         pending = {number: ids for number in self.id_maps if (ids := plans[number].pending) is not None}
         maps = [self.id_maps[number] for number in pending]
@@ -164,15 +147,9 @@ class EmbeddingTables:
         return found
 
     def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
-        """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
+        """Gives ids of another run slots, for a feature of ``TableLayout.growing``; rows begin as new ones do.
 
-        Args:
-            number: of the table.
-            feature: the ids' feature, by its number in ``TableLayout.growing``.
-            known: what the other run's map has of them.
-
-        Returns:
-            int32 [N], their rows; -1 for ids that did not fit.
+        Returns int32 [N], their rows; -1 for ids that did not fit.
         """
         features = np.full(len(known.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, known)
@@ -231,7 +208,7 @@ class EmbeddingTables:
     def add_up(
         self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Gradients and curvatures of ``gathered.rows``, summed over the group: those of ``gathered.held``."""
+        """Sums gradients and curvatures of ``gathered.rows`` over the group: those of ``gathered.held``."""
         return add_up(self._group, self.divided, self.layouts, gathered.plans, gradients, curvatures)
 
     def update(
@@ -242,7 +219,7 @@ class EmbeddingTables:
         rate: tf.Tensor,
         compiled: bool,
     ) -> None:
-        """One step on the rows of a batch; see ``ctr.optim.protocol.Optimizer.update``."""
+        """Makes one step on the rows of a batch; see ``ctr.optim.protocol.Optimizer.update``."""
         parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
         self.optimizer.update(
             [
@@ -257,18 +234,18 @@ class EmbeddingTables:
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """The rows and what the optimizer has, under names that do not depend on the process."""
+        """Rows and what the optimizer has, under names that do not depend on the process."""
         rows = {
             f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.weights, strict=True)
         }
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of the maps; of those that are divided this worker's part."""
+        """Returns the arrays of the maps; of those that are divided this worker's part."""
         return named(self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()})
 
     def lengths(self) -> dict[str, int]:
-        """The arrays whose entries are dealt out to the workers in turn, with the number of entries of all."""
+        """Returns by array whose entries are dealt out to the workers in turn the number of entries of all."""
         rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)
@@ -289,10 +266,7 @@ class EmbeddingTables:
             id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
-        """The tables with all their rows, which all workers have to ask for and the first one has.
-
-        A table that is whole here is not copied.
-        """
+        """Returns the tables with all rows in the first worker; all have to call it. A whole one is not copied."""
         return [self._whole(number) for number in range(len(self.layouts))]
 
     def _whole(self, number: int) -> tf.Variable:
@@ -307,7 +281,7 @@ class EmbeddingTables:
         return tf.Variable(values, name=table.name.partition(":")[0], shape=shape)
 
     def _rows_of_all(self, number: int) -> np.ndarray:
-        """The rows of a divided table in the first worker; in others there are none."""
+        """Returns the rows of a divided table in the first worker; in others there are none."""
         owners, rows, columns = self._owners[number], self.count(number), self.layouts[number].columns
         values = np.zeros((rows if owners.is_chief else 0, columns), np.float32)
         most, piece = len(range(0, rows, owners.size)), _PIECE // owners.size
@@ -324,11 +298,6 @@ class EmbeddingTables:
 
 
 def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
-    """Whether a table is divided over W workers.
-
-    Args:
-        most_rows: the rows that it may get.
-        from_bytes: from which size on.
-    """
+    """Tells whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
     # Each worker has at least one of the rows that are there from the beginning.
     return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes

@@ -1,4 +1,4 @@
-"""A deeper network that begins with the function of a shallower one (Net2DeeperNet, Chen et al., arXiv 1511.05641).
+"""Deeper network that begins with the function of a shallower one (Net2DeeperNet, Chen et al., arXiv 1511.05641).
 
 A layer that begins as the identity keeps the function only where its activation is idempotent, which SmeLU and others
 are not. But of ReLU, SmeLU, GELU, swish and softplus
@@ -35,12 +35,8 @@ def deepen(
 ) -> list[Entry]:
     """Makes layers and crosses that the old model has not begin without effect.
 
-    Args:
-        arrays, old_arrays, new, old, kept: see ``ctr.training.warm_start.weights.take_weights``.
-        entries: what that returned: all that both models have was taken already.
-
-    Returns:
-        The lines, those of weights that were set here changed.
+    Arguments as of ``take_weights``, and the ``entries`` that it returned: all that both models have was taken already.
+    Returns them, those of weights that were set here changed.
     """
     names = dict(zip(new.keys(), new.shapes, strict=True))
     weights = {key: arrays[dense_key(index)] for key, index in new.keys().items()}
@@ -76,7 +72,7 @@ def deepen(
 
 
 def _heads_by_tower(keys: Collection[str]) -> dict[str, list[str]]:
-    """The heads by the tower, such as component_0/quality, whose last layer they read."""
+    """Finds the heads by the tower, such as component_0/quality, whose last layer they read."""
     found: dict[str, list[str]] = {}
     for key in keys:
         component, _, head = key.rpartition("/")
@@ -116,7 +112,7 @@ def _grow(
 
 
 def tower_layers(names: Sequence[str], tower: str, kind: str) -> list[tuple[str, ...]]:
-    """The names of the matrices of each ``deep`` layer or ``cross`` of a tower, such as component_0/quality."""
+    """Returns the names of the matrices of each ``deep`` layer or ``cross`` of a tower, such as component_0/quality."""
     found: list[tuple[str, ...]] = []
     while own := tuple(
         name
@@ -128,19 +124,14 @@ def tower_layers(names: Sequence[str], tower: str, kind: str) -> list[tuple[str,
 
 
 def silence_crosses(weights: Weights, crosses: Sequence[Sequence[str]]) -> None:
-    """Makes crosses add nothing, so that each puts out what it reads.
-
-    Args:
-        weights: by name, changed.
-        crosses: the names of the matrices of each; the last one of them is set to 0, and so is its bias.
-    """
+    """Makes crosses add nothing: the last matrix of each, and its bias, becomes 0."""
     for *_, last in crosses:
         weights[last][...] = 0
         weights[f"{last}_bias"][...] = 0
 
 
 def unable_to_carry(weights: Weights, layers: Sequence[Sequence[str]], outputs: int, activation: str) -> str:
-    """Why layers cannot carry some outputs of heads; empty: they can."""
+    """Says why layers cannot carry some outputs of heads; empty: they can."""
     if activation not in ODD_PART_IS_LINEAR:
         return f"layers with the activation {activation} cannot begin without effect"
     for layer in layers:
@@ -156,10 +147,8 @@ def carry(
     """Makes added layers carry what the heads read of the layer before them.
 
     Args:
-        weights: of the new network by name, changed.
         layers: the names of the matrices of each added layer, one or, of a bottleneck, two.
-        heads: the names of the matrices of the tower's heads.
-        read: for each of them its matrix before, [n, k_i], of the n units or columns before the first added layer.
+        read: for each of the tower's heads its matrix before, [n, k_i], of the n units before the first added layer.
     """
     reader = np.concatenate(read, axis=1)
     outputs = reader.shape[1]

@@ -1,4 +1,4 @@
-"""What a run takes over of another one's dense weights with what the optimizer knows of them, and of its schedules."""
+"""Dense weights of another run with what the optimizer knows of them, and its schedules: what a new run takes over."""
 
 from collections.abc import Mapping, Sequence
 
@@ -57,14 +57,9 @@ def take_optimizer(
     old: Side,
     moves: Mapping[int, tuple[int, Moved]],
 ) -> tuple[dict[int, Status], str]:
-    """Puts in what the optimizer knew of the dense weights that were taken.
+    """Puts in what the optimizer knew of the dense weights that were taken, given by the ``moves`` of ``take_weights``.
 
-    Args:
-        arrays, old_arrays: by the names of ``TrainState.variables``; the first is changed.
-        moves: of ``take_weights``.
-
-    Returns:
-        By the number of each of these weights what became of its state, and why some of it was not taken.
+    Returns by the number of each of these weights what became of its state, and why some of it was not taken.
     """
     optimizer, before = (dense_optimizer(side.config.optimizer.dense) for side in (new, old))
     taken = optimizer.take_over(
@@ -77,16 +72,9 @@ def take_optimizer(
 def take_schedules(
     new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Which schedules of learning rates continue where they stood, and which begin.
+    """Decides which schedules of learning rates continue, and which begin; for the rest see ``take_ramps``.
 
     One continues where the old run has one for the same weights, and some of these weights were taken.
-
-    Args:
-        trained, before: see ``take_ramps``.
-        entries: of the features and weights.
-
-    Returns:
-        As ``take_ramps`` does.
     """
     used = {entry.part for entry in entries if entry.status in ("taken", "partly")}
     parts = {"embeddings": "feature", "dense": "weight"}

@@ -1,4 +1,4 @@
-"""Where in its logs a run begins that goes on from another one: behind what that one has passed, in whatever log."""
+"""Position where a run begins that goes on from another one: behind what that one passed, in whatever log."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,13 @@ _LAST_ID = int(np.iinfo(np.int64).max)
 def begin_position(
     inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path, waits: bool
 ) -> Position:
-    """The position of a new run, with all counts at 0.
+    """Returns the position of a new run, with all counts at 0.
 
     What the old run has scored the new one does not score again, unless it learns without a delay what the old one
     had not learned yet: then it begins there, since it scores all that it learns from.
 
-    Args:
-        inputs: of the new run.
-        old: where the old run stands.
-        consumed: of its checkpoint (``LogsSeen.consumed``).
-        source: the old run's directory, for errors.
-        waits: whether the log may have nothing new yet.
-
-    Raises:
-        InputError: a log ends before where the new run is to begin.
+    ``consumed``: of the old checkpoint; ``waits``: the log may have nothing new yet. Raises InputError: a log ends
+    before where the new run is to begin.
     """
     log = inputs.log
     if old.learned_until is None or old.scored_until is None:
@@ -77,7 +70,7 @@ def begin_position(
 def _same_place(
     inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path
 ) -> Position:
-    """The position of a run whose checkpoint does not have the last rows that it passed: only in the same logs."""
+    """Returns the position of a run whose checkpoint lacks the last rows that it passed: only in the same logs."""
     for seen in consumed:
         log = inputs.row_logs.get(seen["log"])
         if log is not None and log_sha256(log.manifests[: seen["intervals"]]) != seen["sha256"]:
@@ -90,7 +83,7 @@ def _same_place(
 
 
 def _reach(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:
-    """How many rows of a log lie up to a query, which is given by its time and id."""
+    """Counts the rows of a log up to a query, which is given by its time and id."""
     if log.end <= until[0]:
         which = f"constraint log {name}" if name else "log"
         raise InputError(
@@ -101,11 +94,7 @@ def _reach(log: Log, schema: Schema, until: Sequence[int], source: Path, name: s
 
 
 def rows_until(log: Log, schema: Schema, time: int, query_id: int) -> int:
-    """How many rows of a log come before the first query after (``time``, ``query_id``), time in microseconds.
-
-    Raises:
-        InputError: a shard that has to be looked into is damaged.
-    """
+    """Counts the rows of a log before the first query after (``time``, ``query_id``), time in microseconds."""
     count = 0
     for manifest in log.manifests:
         for entry in manifest.shards:

@@ -1,4 +1,4 @@
-"""Begins a run of a new configuration with the weights and the place in the log of another run.
+"""Warm start: begins a run of a new configuration with the weights and the place in the log of another run.
 
 The run directory is made beside its place, with a first checkpoint and ``init_from.json``, and appears there by one
 rename. So it is never there in part, and from then on it is a run like any other that is resumed: it needs the
@@ -60,20 +60,14 @@ _WORDS = {"taken": "taken", "partly": "partly", "fresh": "fresh", "left": "left 
 
 
 class InitFrom(NamedTuple):
-    """The run to begin from.
-
-    Attributes:
-        run_dir: its directory. It is only read, and may be training.
-        report: called, when the new run begins, with what was taken, as text; not when it is resumed.
-    """
+    """The run to begin from, which is only read and may be training."""
 
     run_dir: Path | str
+    # Called with what was taken, as text, when the new run begins.
     report: Callable[[str], object] = lambda text: None
 
 
 class _Old(NamedTuple):
-    """The run to begin from, as its newest checkpoint has it."""
-
     side: Side
     position: Position
     state: dict[str, Any]
@@ -91,13 +85,7 @@ def warm_start(
 ) -> None:
     """Makes ``run_dir`` a run directory that begins where another run stands; does nothing if it was made so before.
 
-    Args:
-        log, config: of the new run.
-        run_dir: its directory; a new or an empty one, or one that was begun from the same run.
-        source: the other run.
-        waits: whether the log may have nothing new yet.
-        workers: how many will train the new run.
-        chips: those that will; None: one device.
+    ``waits``: the log may have nothing new yet.
 
     Raises:
         InputError: see ``open_inputs``; ``run_dir`` was begun otherwise or is something else; ``source`` is no run,
@@ -246,7 +234,7 @@ def _publish(folder: Path, run_dir: Path) -> None:
 
 
 def table_text(content: Mapping[str, Any]) -> str:
-    """Returns the content of init_from.json in lines; what has the same fate for the same reason shares one."""
+    """Formats the content of init_from.json in lines; what has the same fate for the same reason shares one."""
     begins = content["begins_at"]["log"]
     lines = [
         f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"

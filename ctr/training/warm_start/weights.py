@@ -1,4 +1,4 @@
-"""What of one run's arrays another one begins with: matched by meaning, never by place.
+"""Weights of one run that another one begins with: matched by meaning, never by place.
 
 Rows of tables go feature by feature, wherever a feature lies in whatever table. Dense weights go by name, and each of
 their dimensions has a meaning of its own, which has to be the same in both models::
@@ -44,38 +44,23 @@ _OF_TABLES = ("columns_moment", "table_steps")
 
 
 class Entry(NamedTuple):
-    """A line of the table of what a run begins with.
+    """A line of the table of what a run begins with."""
 
-    Attributes:
-        part: ``feature``, ``weight``, ``slices``, ``ramp`` or ``schedule``.
-        name: of the feature, weight, family of slices, ramp or schedule.
-        status: ``left``: the old run has it and the new one has not.
-        optimizer: the same of what the optimizer knew of it; None where there is no such thing.
-        why: it was not just taken; empty if it was.
-    """
-
-    part: str
+    part: str  # ``feature``, ``weight``, ``slices``, ``ramp`` or ``schedule``
     name: str
-    status: Status
-    optimizer: Status | None
-    why: str
+    status: Status  # ``left``: the old run has it and the new one has not
+    optimizer: Status | None  # the same of what the optimizer knew of it
+    why: str  # it was not just taken
 
 
 @dataclass(frozen=True)
 class Side:
-    """What the arrays of a run are of.
-
-    Attributes:
-        config: of the run.
-        schema: the features.
-        layouts: of the tables.
-        shapes: of the dense weights by their names in the model, in the order of checkpoints.
-    """
+    """What the arrays of a run are of."""
 
     config: TrainConfig
     schema: Schema
     layouts: tuple[TableLayout, ...]
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]  # of the dense weights by name, in the order of checkpoints
 
     def places(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
         """By feature: its table, its first row there, and what it is."""
@@ -86,25 +71,20 @@ class Side:
         }
 
     def keys(self) -> dict[str, int]:
-        """The numbers of the dense weights by name; the network of a plain model counts as an ensemble's first."""
+        """Numbers of the dense weights by name; the network of a plain model counts as an ensemble's first."""
         single = self.config.model.ensemble.components == 1
         return {f"{_FIRST if single else ''}{name}": index for index, name in enumerate(self.shapes)}
 
 
 class Moved(NamedTuple):
-    """Which elements of an old weight become which of a new one, along each dimension.
-
-    Attributes:
-        new, old: int64 indices along each dimension.
-        exact: whether all of it is taken, in its own order.
-    """
+    """Which elements of an old weight become which of a new one: int64 indices along each dimension."""
 
     new: tuple[np.ndarray, ...]
     old: tuple[np.ndarray, ...]
-    exact: bool
+    exact: bool  # whether all of it is taken, in its own order
 
     def fills(self, shape: Sequence[int]) -> bool:
-        """Whether all of a new weight of this shape comes from the old one."""
+        """Tells whether all of a new weight of this shape comes from the old one."""
         return all(len(index) == size for index, size in zip(self.new, shape, strict=False))
 
     def move(self, target: np.ndarray, source: np.ndarray) -> None:
@@ -128,8 +108,7 @@ def take_rows(
     """Puts the rows of the features that both runs have into the new run's tables.
 
     Args:
-        arrays: of the new run, by the names of ``TrainState.variables``; changed.
-        old_arrays: of the old one.
+        arrays, old_arrays: by the names of ``TrainState.variables``; the first is changed.
         slots: by feature whose ids grow, the rows of these ids in the new table and in the old one.
 
     Returns:
@@ -196,7 +175,7 @@ def take_rows(
 
 
 def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
-    """A view of a table's rows, [rows, copies, columns of a copy]."""
+    """Views a table's rows as [rows, copies, columns of a copy]."""
     return table.reshape(len(table), layout.copies, -1)
 
 
@@ -204,14 +183,7 @@ def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
 
 
 def weight_axes(names: Sequence[str]) -> dict[str, tuple[Axis, ...]]:
-    """What the dimensions of dense weights mean.
-
-    Args:
-        names: of ``ctr.models.initial_weights`` in their order, all of them within a component.
-
-    Returns:
-        By name; nothing of a weight of which only the shape says anything.
-    """
+    """Returns what the dimensions of dense weights, all within a component, mean; nothing where only the shape does."""
     inputs: dict[str, Axis] = {}
     axes: dict[str, tuple[Axis, ...]] = {}
     for name in names:
@@ -239,9 +211,7 @@ def take_weights(
 ) -> tuple[list[Entry], dict[int, tuple[int, Moved]]]:
     """Puts what the same dense weights of both models have in common into the new run's.
 
-    Args:
-        arrays, old_arrays: see ``take_rows``.
-        kept: the features whose embeddings were taken.
+    ``kept``: the features whose embeddings were taken; for the rest see ``take_rows``.
 
     Returns:
         A line for each weight, so far without what the optimizer knows; and by the number of each weight of which
@@ -293,7 +263,7 @@ def take_weights(
 
 
 def _grown(axes: Sequence[Axis], shape: Sequence[int], old_shape: Sequence[int]) -> list[int]:
-    """The dimensions along which a layer has more units than it had."""
+    """Returns the dimensions along which a layer has more units than it had."""
     return [
         place
         for place, (axis, size, old_size) in enumerate(zip(axes, shape, old_shape, strict=False))
@@ -302,7 +272,7 @@ def _grown(axes: Sequence[Axis], shape: Sequence[int], old_shape: Sequence[int])
 
 
 def dense_key(index: int) -> str:
-    """The name of a dense weight in checkpoints (``ctr.training.state.dense_weights``)."""
+    """Names a dense weight as in checkpoints (``ctr.training.state.dense_weights``)."""
     return f"dense/{index:03d}"
 
 
@@ -323,7 +293,7 @@ def match(
     old_columns: Mapping[str, Mapping[str, slice]],
     kept: frozenset[str],
 ) -> Moved | str:
-    """What of a weight is taken, or why nothing is."""
+    """Finds what of a weight is taken, or says why nothing is."""
     differs = f"its shape was {list(old_shape)}, is {list(shape)}"
     if len(shape) != len(old_shape):
         return differs
@@ -384,7 +354,7 @@ def take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, ol
 
 
 def _families(side: Side) -> dict[str, dict[str, Any]]:
-    """By name what decides which slice an example is in; not how fast its dual variable learns."""
+    """Returns by name what decides which slice an example is in; not how fast its dual variable learns."""
     constraints = side.config.objective.bias_constraints
     meanings = feature_meanings(side.schema)
     families: tuple[SliceConfig, ...] = () if constraints is None else constraints.families
@@ -407,7 +377,7 @@ def _families(side: Side) -> dict[str, dict[str, Any]]:
 def take_ramps(
     new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Which ramps go on where they stood, and which begin.
+    """Decides which ramps go on where they stood, and which begin.
 
     Args:
         trained, before: examples that the old run trained on, and before it for each ramp.
@@ -453,10 +423,7 @@ def take_ramps(
 def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slots:
     """Gives the ids of the features that both runs have slots in the new run's maps, with what is known of their use.
 
-    Args:
-        state: of the new run, as it begins; the slots begin as those of new ids do.
-        new, old: the two runs.
-        old_arrays: of the old run, by the names of ``TrainState.arrays``.
+    ``state``: of the new run, as it begins; the slots begin as those of new ids do.
     """
     old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
     meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
