@@ -13,8 +13,7 @@ from ctr.eval import display
 from ctr.io.errors import InputError, printable
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
-from ctr.training.ids.id_map import Occupants
-from ctr.training.ids.of_tables import live_ids, restored_maps
+from ctr.training.ids.id_map import Occupants, live_ids, restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 

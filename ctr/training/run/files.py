@@ -23,7 +23,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint, rollback
-from ctr.training.run.array_files import Share, Wanted
+from ctr.training.run.checkpoint import Share, Wanted
 from ctr.training.run.directory import refuse_without_checkpoint, remove_leftovers
 from ctr.training.run.event_file import EventFiles
 from ctr.training.run.predictions import PredictionWriter

@@ -15,8 +15,7 @@ from ctr.objective.slice_names import slice_names
 from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
-from ctr.training.run.id_counts import IdCounts
-from ctr.training.run.id_slots import by_count, slots_content
+from ctr.training.run.id_counts import IdCounts, by_count, slots_content
 from ctr.training.state import TrainState
 
 # Of larger families of slices a line of metrics has the extremes of the duals only,

@@ -1,25 +1,34 @@
 """Results at the end of a run: summary.json, whether it learned, and where its calibration differs most."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctr.data.log import log_sha256
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.log import Manifest, log_sha256
+from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.sample_log import applied_samplings
+from ctr.data.schema import Schema
+from ctr.data.shards import read_shard, unpack_ids
+from ctr.eval.calibration import SliceCalibration
+from ctr.eval.intervals import student_t_quantile
+from ctr.eval.progressive import SLICES_SHOWN
+from ctr.eval.rows import scored_rows
+from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
-from ctr.training.run.default_slices import default_slices, heaviest_ids, slice_arrays
 from ctr.training.run.directory import (
     write_default_slices,
     write_json,
     write_metric_states,
     write_timeline,
 )
-from ctr.training.run.id_counts import write_data_health
-from ctr.training.run.id_slots import UsedIds, refusal_text, slots_of_pass
+from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
 from ctr.training.run.run import Run
@@ -173,3 +182,78 @@ def timing_before(summary_path: Path) -> Mapping[str, float | None]:
 
 def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+LARGEST_PASS = 200_000
+"""Rows of a log up to which its default slices are found: it is read once more."""
+_SHOWN = 3
+_MOST_VALUES = 200
+_PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
+
+
+def default_slices(
+    run_dir: Path, log: Path, manifests: Sequence[Manifest], schema: Schema
+) -> dict[str, SliceCalibration]:
+    """Finds the three features whose slices differ most in calibration, the most different first.
+
+    Empty where the pass is long, recorded no predictions, or its log cannot be read any more.
+    """
+    rows = sum(manifest.rows for manifest in manifests)
+    parts = prediction_parts(run_dir)
+    if not parts or not schema.single_valued or rows > LARGEST_PASS:
+        return {}
+    try:
+        tables = [read_predictions(part, _PREDICTIONS) for part in parts]
+        shards = [read_shard(log, entry, schema) for manifest in manifests for entry in manifest.shards]
+    except InputError:
+        return {}
+    columns = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in _PREDICTIONS}
+    ids, found = _ids_of(columns.pop("example_id"), shards, schema)
+    scored = scored_rows(*(columns[name][found] for name in ("label", "logit", "metric_weight", "query_id")))
+    states = {}
+    for place, name in enumerate(schema.single_valued):
+        if 2 <= len(np.unique(ids[:, place])) <= _MOST_VALUES:
+            state = SliceCalibration()
+            state.update(scored, ids[:, place].astype(np.int64))
+            states[name] = state
+    scores = {name: _score(state) for name, state in states.items()}
+    best = sorted(states, key=lambda name: -scores[name])[:_SHOWN]
+    return {name: states[name] for name in best}
+
+
+def heaviest_ids(states: Mapping[str, SliceCalibration]) -> dict[str, dict[str, Any]]:
+    """The ids of the slices that a report shows, as in ``calibration_slices`` of summary.json."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, state in states.items():
+        table = state.result().sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
+        found[name] = {"heaviest": [{"id": one} for one in table["id"].tolist()]}
+    return found
+
+
+def slice_arrays(states: Mapping[str, SliceCalibration]) -> dict[str, np.ndarray]:
+    """The states as arrays named like ``price/key``; ``ctr.eval.run_files.read_default_slices`` reads them."""
+    return {
+        f"{name}/{key}": array for name, state in states.items() for key, array in state.to_arrays().items()
+    }
+
+
+def _ids_of(
+    examples: np.ndarray, shards: Sequence[pa.Table], schema: Schema
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
+    known = np.concatenate([table["example_id"].to_numpy() for table in shards])
+    ids = np.concatenate([unpack_ids(table[IDS_COLUMN].combine_chunks(), schema) for table in shards])
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known[order], examples), len(known) - 1)
+    found = known[order][place] == examples
+    return ids[order[place[found]]], found
+
+
+def _score(state: SliceCalibration) -> float:
+    table = state.result()
+    table = table[np.isfinite(table["ci95_high"]) & (table["weight"] > 0)]
+    if table.empty:
+        return 0.0
+    error = (table["ci95_high"] - table["ci95_low"]) / 2 / student_t_quantile(1000)
+    excess = np.average(table["bias"] ** 2 - error**2, weights=table["weight"])
+    return float(np.sqrt(max(0.0, excess)))

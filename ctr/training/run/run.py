@@ -18,7 +18,7 @@ from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
 from ctr.training.run import checkpoint, rollback
-from ctr.training.run.array_files import Share
+from ctr.training.run.checkpoint import Share
 from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
 from ctr.training.run.position import Position, check_rejects, mark_here, note_step

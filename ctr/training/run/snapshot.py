@@ -25,8 +25,7 @@ from ctr.models.rows import TableLayout, check_table
 from ctr.optim.averaging import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
-from ctr.training.ids.id_map import IdMap
-from ctr.training.ids.of_tables import restored_maps
+from ctr.training.ids.id_map import IdMap, restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run

@@ -35,16 +35,16 @@ from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import open_run
 from ctr.training.state import architecture, fresh_state
 from ctr.training.validate import needs_warm_start
-from ctr.training.warm_start.optimizer import take_dense, take_schedules
+from ctr.training.warm_start.dense import take_dense, take_fitted
 from ctr.training.warm_start.position import begin_position
 from ctr.training.warm_start.weights import (
     Entry,
     Side,
     Slots,
-    take_fitted,
     take_ids,
     take_ramps,
     take_rows,
+    take_schedules,
     take_slices,
 )
 from ctr.workers.chips import Chips
