@@ -24,11 +24,7 @@ class TrainStep:
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        config: TrainConfig,
-        jit: bool,
-        parts: Sequence[Part] = (WHOLE,),
+        self, state: TrainState, config: TrainConfig, jit: bool, parts: Sequence[Part] = (WHOLE,)
     ) -> None:
         self.state, self.config, self.jit = state, config, jit
         chips = state.chips

@@ -115,12 +115,9 @@ def make_feed(
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
-    Args:
-        ids: how ids that grow are admitted; None: the feed is not to be learned from.
-        shapes: of which it is to have one; None: of rows, ids, values and pairs one of a few sizes each.
-
-    Raises:
-        InputError: the batch is larger than all shapes.
+    ``ids``: how ids that grow are admitted; None: the feed is not to be learned from. ``shapes``: of which it is to
+    have one; None: of rows, ids, values and pairs one of a few sizes each. Raises InputError: no shape holds the
+    batch.
     """
     rows, source = _all_rows(batch, constraint_batches)
     plans = _find_ids(layouts, rows, ids)
@@ -204,10 +201,7 @@ def plan_tensors(
     division: tuple[Division, Seat] | None = None,
     shape: Shape | None = None,
 ) -> list[dict[str, tf.Tensor]]:
-    """Makes what the step takes of each plan, all of whose ids have rows.
-
-    Of the chips of this process, those of all of them behind each other, but ``distinct``.
-    """
+    """Makes what the step takes of each plan, all of whose ids have rows; of chips what all take, but ``distinct``."""
     if division is None:
         return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in plans]
     tensors = []
@@ -258,8 +252,8 @@ def share_of_table(
 ) -> dict[str, np.ndarray]:
     """Finds what a worker needs of a table for its B rows, and what others need of its part.
 
-    ``plan`` is of the whole batch, all of whose ids have rows; multivalent ids are padded to ``values_capacity``, or
-    one of few sizes.
+    A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
+    Workers that are chips of a process refer to all rows of a batch, those that each of them holds one after the other.
 
     Returns:
         ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, of a mirrored table

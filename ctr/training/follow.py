@@ -140,7 +140,6 @@ class LagReport:
         return (self._session.inputs.log.path / "manifests" / f"{partition.name}.json").stat().st_mtime
 
     def passed_batch(self, position: int) -> None:
-        """Notes that the batch that ends at this position of the log is done with."""
         if position < self._passed:
             # The first one after a rollback; a checkpoint, which would move the mark, comes later.
             mark = Mark(*self._session.run.position.mark)
@@ -149,7 +148,6 @@ class LagReport:
         self._note(position, self._session.inputs.log.rows - position, self._trained(position), False)
 
     def advanced(self, waiting: int) -> None:
-        """Notes the end of an advance that left ``waiting`` rows."""
         passed = self._session.inputs.log.rows - waiting
         self._note(passed, waiting, self._trained(passed), True)
 
@@ -213,15 +211,13 @@ def follow(
     same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes.
 
     Args:
-        log, config, run_dir, exporter, phase: see ``ctr.training.loop.open_session``.
         stop: asked after each batch, and ten times a second when there is nothing to do.
         progress: called after every batch and every poll with the position in the log, how far that is behind and
             the metrics of the pass so far.
-        init_from: another run, from whose weights and place in the log a new one begins.
 
     Raises:
         LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
-        InputError: see ``open_session``, its session's ``advance`` and ``ctr.training.warm_start.start.warm_start``.
+        InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
     log, run_dir, polling = Path(log), Path(run_dir), polling or Polling()
     patience = _Patience(stop, polling.stop_when_idle)

@@ -70,10 +70,8 @@ class Inputs(Logs):
 def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
     """Finds and checks everything that a run reads.
 
-    Raises:
-        InputError: a log is none, is empty, or has other features than the first one; a feature, sidecar or
-            sidecar's row that the configuration needs is not there. Some of several workers have others of these, or
-            other versions or processors, than the first one.
+    Raises InputError: a log is none, is empty, or has other features than the first one; a feature, sidecar or
+    sidecar's row that the configuration needs is not there; workers have other inputs, versions or processors.
     """
     with workers.raise_if_any_failed():
         logs = open_logs(path, config)
@@ -145,10 +143,8 @@ def read_turns(
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
     Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
-    before the first batch whose queries are so much later that its labels are known by then.
-
-    Yields:
-        The feed, whether it is new (its scores are the predictions of record), and whether its labels are known.
+    before the first batch whose queries are so much later that its labels are known by then. Yields with each feed
+    whether it is new (its scores are the predictions of record), and whether its labels are known.
     """
     if not inputs.has_rows_after(position.examples):
         return

@@ -1,11 +1,7 @@
 """Training loop: every batch is scored by the weights from before it, and then learned from.
 
 ``one_pass`` is the loop. ``train`` makes it over a whole log, and a ``Session`` again and again as the log grows, with
-the same result; between two batches a session scores what it is asked to. What the loop works on::
-
-    run        where it stands: position in the logs, metrics, files            run/run.py
-    trainer    what it learns with: the weights and the compiled step           trainer.py
-    inputs     the logs and sidecars, read into batches in the right order      inputs.py
+the same result; between two batches a session scores what it is asked to.
 """
 
 import logging
@@ -69,12 +65,11 @@ def train(
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
-    Of a run that has passed the log as it is now, nothing is computed again.
+    Of a run that has passed the log as it is now, nothing is computed again. For arguments not named here see
+    ``open_session``.
 
     Args:
-        log, config, run_dir, progress, exporter, phase, workers, chips: see ``open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
-        init_from: another run, from whose weights and place in the log a new one begins.
         stop: asked after each batch why to stop; None: it goes on.
 
     Returns:
@@ -82,8 +77,7 @@ def train(
         begun from another one ``init_from``, with what.
 
     Raises:
-        LearningError: the files are complete, but nothing was learned, or the weights are of no use; nothing is
-            recorded (``ctr.training.run.results.learning_failure``).
+        LearningError: all is written but the sidecar; nothing was learned, or the weights are of no use.
         Interrupted: it was to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
@@ -121,10 +115,8 @@ def one_pass(
 ) -> int:
     """Passes once over what the run has not passed yet; returns the position of the first row that is left.
 
-    Args:
-        windows: the lines of metrics.jsonl that are written are added to it.
-        partial: also the batches that would not be the same if the logs went on.
-        stop: asked after each batch whether to leave the rest to another pass.
+    ``partial``: also the batches that would not be the same if the logs went on. ``windows`` gets the lines of
+    metrics.jsonl that are written.
 
     Raises:
         RollbackNeeded: the run has to go back; what it has passed since its checkpoint is to be passed again.
@@ -217,18 +209,16 @@ def open_session(
     What was not saved when the block ends is computed again by the next session.
 
     Args:
-        run_dir: a new run directory, or one begun under the same configuration.
-        progress: called after every batch with the position in the log and the metrics of the pass so far:
-            ``per_query_auc``, ``auc``, ``logloss``, ``calibration_bias``, ``calibration_ratio``, None where undefined.
-            They may be those of a few batches before, and AUC that of the last window.
+        progress: called after every batch with the position in the log and the metrics of the pass so far, None where
+            undefined. They may be those of a few batches before, and AUC that of the last window.
         exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
             else it is refused where the configuration needs what the sidecar says.
         phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
             and with an empty one when that is over.
-        workers: those that train together, all of which open a session of the same run and do the same with it; the
-            first one writes the files and calls ``progress``, ``phase`` and ``exporter``.
+        workers: those that train together, all of which do the same with sessions of one run; the first one writes the
+            files and calls ``progress``, ``phase`` and ``exporter``.
         chips: those of this process that make the steps; None: one device does.
 
     Raises:
@@ -316,14 +306,12 @@ class Session:
         does not know yet is refused before anything of it is learned from, or waits (``open_session``); the session
         can advance once the sidecar has it.
 
-        Args:
-            partial: leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
-                longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this
-                is about scoring; what is learned from when is decided by the delay alone.
-            stop: asked after each batch whether to leave the rest to another ``advance``.
+        ``partial`` leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
+        longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this is about
+        scoring; what is learned from when is decided by the delay alone. ``stop`` leaves the rest to another
+        ``advance``.
 
-        Raises:
-            InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
+        Raises InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
         """
         self.refresh()
         readable, before = self.published.readable, self.run.position.examples
@@ -403,10 +391,8 @@ class Session:
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
 
-        Raises:
-            LearningError: all is written, but nothing was learned, or the weights are of no use.
-            Interrupted: ``stop``, asked after each batch, gave a reason; a checkpoint has all that it passed.
-            InputError: see ``advance``.
+        Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
+        where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
         """
         run, trainer, fault = self.run, self.trainer, None
         while True:

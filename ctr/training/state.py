@@ -18,12 +18,7 @@ from ctr.optim.row_variables import Rows, read_rows, row_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.division import Seat, seat_in
-from ctr.training.optimizers import (
-    dense_optimizer,
-    make_averaging,
-    make_calibrators,
-    samples_labels,
-)
+from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
 from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers

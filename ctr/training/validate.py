@@ -1,7 +1,7 @@
-"""Validation of what a run cannot begin or go on with, before TensorFlow is loaded, and the result of a finished one.
+"""Validation of what a run cannot begin or go on with, and the result of one that is finished, without TensorFlow.
 
 TensorFlow takes seconds to load. A missing log, a configuration that does not fit, and an output directory that is
-taken are reported without it, and so is the result of a run that is finished.
+taken are reported without it.
 """
 
 from pathlib import Path
@@ -37,10 +37,6 @@ def validate(
     Returns:
         The content of summary.json, where the run has passed the log, constraint logs and sidecars as they are
         now; None where there is something to compute.
-
-    Raises:
-        InputError: a missing or bad log, a configuration that does not fit it, or that several workers or chips
-            cannot train under, or ``run_dir`` is something else or was begun otherwise.
     """
     check_run_folder(run_dir)
     check_possible(config, workers, device, follows=follows)

@@ -101,11 +101,9 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Group) -> np.ndarray:
-    """Finds what ``lowest`` finds among the values of all workers, without sending them.
+    """Finds what ``lowest`` finds among the values of all workers, int64 or float64 >= 0, without sending them.
 
-    Args:
-        values: int64 [N] or float64 [N], none of these below 0, of this worker.
-        places: int64 [N], rising, below 2^31: their order among all.
+    ``places``: int64 [N], rising, below 2^31: their order among all.
     """
     count = min(count, total(group, len(values)))
     if not count:

@@ -15,8 +15,8 @@ finding it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,13 +40,11 @@ class GrowingFeature:
     capacity: int  # the most of its ids that have a slot
 
 
-@dataclass(frozen=True)
-class Learned:
+class Learned(NamedTuple):
     """The rows of a batch that is about to be learned from."""
 
     rows: np.ndarray  # int32 [U], the table row of each id
-    # Int64, rising positions of ids that just got their slot: row and optimizer state begin anew.
-    fresh: np.ndarray
+    fresh: np.ndarray  # int64, rising positions of ids that just got their slot: all of the row begins anew
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,9 @@ class Occupants:
 
     def of_feature(self, feature: int) -> "Occupants":
         """Selects those of one feature."""
-        own, arrays = self.features == feature, vars(self).items()
-        return Occupants(
-            **{name: part[own] if isinstance(part, np.ndarray) else part for name, part in arrays}
-        )
+        own, arrays = self.features == feature, {**vars(self)}
+        del arrays["time_us"]
+        return replace(self, **{name: array[own] for name, array in arrays.items()})
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,13 @@ class FeatureCounters:
     occurrences: int  # all that were learned
 
 
+ValueT = TypeVar("ValueT")
+
 _TOTALS = ("admitted", "evicted", "refused", "shared", "occurrences")
 _NEVER = np.iinfo(np.int64).min
-_OF_SLOTS = tuple(
-    f"slots/{name}" for name in ("feature", "fingerprint", "first_seen", "last_seen", "uses", "frequency")
-)
+_OF_IDS = {"first_seen": np.int64, "last_seen": np.int64, "uses": np.int64, "frequency": np.float64}
+"""What is known of each id that has a slot; see ``Occupants``."""
+_OF_SLOTS = tuple(f"slots/{name}" for name in ("feature", "fingerprint", *_OF_IDS))
 _OF_WAITING = tuple(f"waiting/{name}" for name in ("feature", "fingerprint", "count"))
 DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
 """The arrays of ``IdMap.to_arrays`` of which each worker has every W-th entry; of the others all have all."""
@@ -117,10 +116,7 @@ class IdMap:
         self._max_slots = min(int(self._capacity.sum()), MAX_PLACES - first_slot)
         self.group = group
         self._slots = IdTable(self._max_slots, group)
-        self._first_seen = np.zeros(0, np.int64)
-        self._last_seen = np.zeros(0, np.int64)
-        self._uses = np.zeros(0, np.int64)
-        self._frequency = np.zeros(0, np.float64)
+        self._of_ids = {name: np.zeros(0, dtype) for name, dtype in _OF_IDS.items()}
         self._occupancy = np.zeros(len(self.features), np.int64)
         self._totals = {name: np.zeros(len(self.features), np.int64) for name in _TOTALS}
         self._time: int | None = None
@@ -136,21 +132,16 @@ class IdMap:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays of this worker."""
-        own = (self._first_seen, self._last_seen, self._uses, self._frequency)
         waiting = self._waiting.nbytes if self._waiting else 0
-        return self._slots.nbytes + waiting + sum(array.nbytes for array in own)
+        return self._slots.nbytes + waiting + sum(array.nbytes for array in self._of_ids.values())
 
     def look_up(
         self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Finds the rows of ids, int32 [U], without learning anything of them.
+        """Finds the rows of ids, int32 [U], without learning anything of them; no pair (int16, int64 [U]) occurs twice.
 
-        An id without a slot has the one of its feature's shared rows that its fingerprint gives.
-
-        Args:
-            features: int16 [U].
-            fingerprints: int64 [U]; no pair occurs twice.
-            slots: what ``find_slots`` returned for them; None: they are still to be found.
+        An id without a slot has the one of its feature's shared rows that its fingerprint gives. ``slots``: of
+        ``find_slots``.
         """
         if slots is None:
             slots = self._find(features, fingerprints)
@@ -183,18 +174,16 @@ class IdMap:
         admit: np.ndarray | None = None,
         slots: np.ndarray | None = None,
     ) -> Learned:
-        """Counts the ids of a batch that is about to be learned from, evicts and admits.
+        """Counts the ids (see ``look_up``) of a batch that is about to be learned from, evicts and admits.
 
         Ids of the batch are never evicted by it. If there is not room for all of its new ids, the first ones get it.
 
         Args:
-            features, fingerprints, slots: see ``look_up``.
             counts: int64 [U], occurrences in the batch.
             time_us: the query time of the batch's last row; if an earlier batch had a later one, that one counts.
             admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
 
-        Raises:
-            InputError: the table would have more rows than int32 can number.
+        Raises InputError: the table would have more rows than int32 can number.
         """
         now = self._advance(time_us)
         slots = self._find(features, fingerprints) if slots is None else slots
@@ -218,14 +207,14 @@ class IdMap:
 
     def _advance(self, time_us: int) -> int:
         self._time = time_us if self._time is None else max(self._time, time_us)
-        self._clock.move(self._time, self._frequency)
+        self._clock.move(self._time, self._of_ids["frequency"])
         return self._time
 
     def _use(self, indices: np.ndarray, counts: np.ndarray, now: int) -> None:
-        self._last_seen[indices] = now
+        self._of_ids["last_seen"][indices] = now
         # Half the time of indexing, which reads and writes in two passes.
-        np.add.at(self._uses, indices, counts)
-        np.add.at(self._frequency, indices, counts * self._clock.weight(now))
+        np.add.at(self._of_ids["uses"], indices, counts)
+        np.add.at(self._of_ids["frequency"], indices, counts * self._clock.weight(now))
 
     def _by_feature(self, features: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
         """Sums by feature: int64 [features]. Sums of float64 are exact up to 2^53."""
@@ -239,8 +228,7 @@ class IdMap:
         if interval == self._searched:
             return
         self._searched = interval
-        last_seen = self._last_seen[: self._slots.held]
-        idle = last_seen < now - microseconds(self._eviction.max_idle)
+        idle = self._of_ids["last_seen"][: self._slots.held] < now - microseconds(self._eviction.max_idle)
         self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.held] != FREE)))
 
     def _evict(self, indices: np.ndarray) -> None:
@@ -289,7 +277,7 @@ class IdMap:
         may_go = self._slots.features[: self._slots.held] == feature
         may_go[seen] = False
         indices = np.flatnonzero(may_go)
-        of_ids = self._last_seen[indices], self._frequency[indices]
+        of_ids = self._of_ids["last_seen"][indices], self._of_ids["frequency"][indices]
         # Of ids with equal values those with the lowest slots go, whoever keeps them.
         slots = indices * self.group.size + self.group.rank
         self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
@@ -304,15 +292,12 @@ class IdMap:
                 f"ids: the table would have {self.rows} rows; allowed: {MAX_PLACES}, by smaller capacities"
             )
         size = len(self._slots.features)
-        if size > len(self._uses):
-            self._first_seen = extended(self._first_seen, size)
-            self._last_seen = extended(self._last_seen, size)
-            self._uses = extended(self._uses, size)
-            self._frequency = extended(self._frequency, size)
+        if size > len(self._of_ids["uses"]):
+            self._of_ids = {name: extended(array, size) for name, array in self._of_ids.items()}
         which, indices = self._slots.indices_of(slots)
-        self._first_seen[indices] = self._last_seen[indices] = now
-        self._uses[indices] = counts[which]
-        self._frequency[indices] = counts[which] * self._clock.weight(now)
+        self._of_ids["first_seen"][indices] = self._of_ids["last_seen"][indices] = now
+        self._of_ids["uses"][indices] = counts[which]
+        self._of_ids["frequency"][indices] = counts[which] * self._clock.weight(now)
         self._occupancy += self._by_feature(features)
         return slots
 
@@ -332,15 +317,11 @@ class IdMap:
         indices = self._slots.taken()
         now = 0 if self._time is None else self._time
         slots = indices * self.group.size + self.group.rank
+        of_ids = {name: array[indices] for name, array in self._of_ids.items()}
+        of_ids["frequency"] = of_ids["frequency"] / self._clock.weight(now)
+        rows = (slots + self._first_slot).astype(np.int32)
         return Occupants(
-            rows=(slots + self._first_slot).astype(np.int32),
-            features=self._slots.features[indices],
-            fingerprints=self._slots.fingerprints[indices],
-            first_seen=self._first_seen[indices],
-            last_seen=self._last_seen[indices],
-            uses=self._uses[indices],
-            frequency=self._frequency[indices] / self._clock.weight(now),
-            time_us=now,
+            rows, self._slots.features[indices], self._slots.fingerprints[indices], **of_ids, time_us=now
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -371,8 +352,9 @@ class IdMap:
         slots = self._occupy(features[chosen], known.fingerprints[chosen], known.uses[chosen], now)
         which, indices = self._slots.indices_of(slots)
         own = chosen[which]
-        self._first_seen[indices], self._last_seen[indices] = known.first_seen[own], known.last_seen[own]
-        self._frequency[indices] = known.frequency[own] * self._clock.weight(known.time_us)
+        for name in ("first_seen", "last_seen"):
+            self._of_ids[name][indices] = getattr(known, name)[own]
+        self._of_ids["frequency"][indices] = known.frequency[own] * self._clock.weight(known.time_us)
         rows = np.full(len(features), -1, np.int32)
         rows[chosen] = slots + self._first_slot
         return rows
@@ -383,10 +365,7 @@ class IdMap:
         times = (self._time, self._searched, self._clock.landmark)
         arrays = {
             **{f"slots/{name}": array for name, array in self._slots.to_arrays().items()},
-            "slots/first_seen": self._first_seen[:held].copy(),
-            "slots/last_seen": self._last_seen[:held].copy(),
-            "slots/uses": self._uses[:held].copy(),
-            "slots/frequency": self._frequency[:held].copy(),
+            **{f"slots/{name}": array[:held].copy() for name, array in self._of_ids.items()},
             "totals": np.stack([self._totals[name] for name in _TOTALS]),
             "times": np.array([_NEVER if time is None else time for time in times], np.int64),
         }
@@ -402,20 +381,15 @@ class IdMap:
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
         """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
 
-        All workers restore their maps at once. ``entries``: what ``entries`` of that one returned; None: this worker's
-        are all.
-
-        Raises:
-            ValueError: the arrays are those of a map with other features or another rule of admission.
+        All workers restore their maps at once. ``entries``: of that one; None: this worker's are all. Raises
+        ValueError: the arrays are those of a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
             raise ValueError(f"the arrays are not those of a map with {len(self.features)} features")
         entries = entries or {}
         self._slots.restore(_below(arrays, "slots/"), entries.get("slots/feature"))
-        self._first_seen, self._last_seen, self._uses, self._frequency = (
-            arrays[f"slots/{name}"].copy() for name in ("first_seen", "last_seen", "uses", "frequency")
-        )
+        self._of_ids = {name: arrays[f"slots/{name}"].copy() for name in _OF_IDS}
         self._occupancy = self._sum_by_feature(self._slots.features[self._slots.taken()])
         self._totals = {name: row.copy() for name, row in zip(_TOTALS, arrays["totals"], strict=True)}
         times = [None if time == _NEVER else int(time) for time in arrays["times"]]
@@ -424,7 +398,7 @@ class IdMap:
             self._waiting.restore(_below(arrays, "waiting/"), entries.get("waiting/feature"))
 
 
-def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+def _below(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
@@ -438,28 +412,19 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
     return np.sort(order[rank < room[features[order]]])
 
 
-ValueT = TypeVar("ValueT")
-
-
 def make_id_map(layout: TableLayout, ids: IdsConfig, group: Group = ONE) -> IdMap:
     """Makes the map, empty yet, of a table in which ids grow; of several workers each keeps a part of it."""
     offsets = layout.offsets()
     features = [
-        GrowingFeature(
-            feature.name,
-            offsets[feature.name] + 1,
-            ids.shared_rows,
-            ids.capacity_of(feature.name),
-        )
-        for feature in layout.growing
+        GrowingFeature(f.name, offsets[f.name] + 1, ids.shared_rows, ids.capacity_of(f.name))
+        for f in layout.growing
     ]
     return IdMap(features, layout.rows, ids.admission, ids.eviction, group)
 
 
 def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Selects what a table's map restores itself from, of all arrays of a state, or of something for each of them."""
-    prefix = _prefix(layout)
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return _below(arrays, f"ids/{layout.name}/")
 
 
 def restored_maps(
@@ -496,11 +461,7 @@ def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> di
 def named(layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]) -> dict[str, ValueT]:
     """Names what there is of each array of maps, given by the numbers of their tables, as states do."""
     return {
-        f"{_prefix(layouts[number])}{name}": value
+        f"ids/{layouts[number].name}/{name}": value
         for number, of_map in of_maps.items()
         for name, value in of_map.items()
     }
-
-
-def _prefix(layout: TableLayout) -> str:
-    return f"ids/{layout.name}/"

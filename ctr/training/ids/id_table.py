@@ -46,7 +46,7 @@ class IdTable:
 
     Of the places that this worker keeps, place p has the index p // W in its arrays; of a process alone an index is
     the place. All workers make the same calls, in the same order; only of what is looked for or removed each may have
-    its own. Arrays are never allocated for more than ``max_places``.
+    its own.
     """
 
     def __init__(self, max_places: int = MAX_PLACES, group: Group = ONE) -> None:
@@ -103,10 +103,7 @@ class IdTable:
         return found
 
     def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Returns the places of pairs that this worker keeps, one higher, and 0 for others: int32 [N].
-
-        One worker at most keeps a pair: so the sums over all workers, less 1, are the places, -1 for none.
-        """
+        """Returns places, one higher, of pairs that this worker keeps, and 0 for others: int32 [N], to be added up."""
         indices = self.find(features, fingerprints)
         places = np.where(indices < 0, 0, indices * self._group.size + self._group.rank + 1)
         return places.astype(np.int32)
@@ -138,10 +135,7 @@ class IdTable:
         return (hits, indices) if same.all() else (hits[same], indices[same])
 
     def add(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Gives places, int64 [N], to different pairs that are not in the table: the lowest free ones, in order.
-
-        All workers give the same pairs, and get the same places.
-        """
+        """Gives places, int64 [N], to new pairs, the same in all workers: the lowest free ones, in order."""
         places = self._lowest_free(len(features))
         self.count += len(places)
         self._grow()

@@ -5,8 +5,10 @@
     checkpoints/00000000000000150000/arrays.npz   no pickled objects
     checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
 
-and of several workers a file of each other one beside the first one's ``arrays.npz``. The folder gets its name, by a
-rename, when all in it is on the disk; so the greatest name points to the newest.
+The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
+
+Of several workers each writes what it has parts of, the others into ``arrays-1.npz`` ..., and the first one also what
+all have; which parts they are is noted beside. So any other number of workers can read them.
 """
 
 import hashlib

@@ -53,15 +53,7 @@ from ctr.io.files import (
 )
 from ctr.io.locks import hold
 from ctr.io.paths import check_local
-from ctr.io.versions import (
-    DELTA_FILE,
-    FULL_FILE,
-    PARTIAL,
-    is_partial,
-    is_version,
-    version_number,
-    versions,
-)
+from ctr.io.versions import DELTA_FILE, FULL_FILE, PARTIAL, is_partial, is_version, version_number, versions
 from ctr.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -69,7 +61,7 @@ if TYPE_CHECKING:
 
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
-_CONSTRAINT_STATES = "constraint_states"
+CONSTRAINT_STATES = "constraint_states"
 
 _MOST_SETTINGS = 3
 """Of so many keys that differ an error shows the settings that give the earlier values."""
@@ -244,33 +236,18 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
 
 def remove_leftovers(run_dir: Path) -> None:
     """Deletes what interrupted writes of results left. Nobody else may be writing there."""
-    for folder in (run_dir, run_dir / _CONSTRAINT_STATES):
+    for folder in (run_dir, run_dir / CONSTRAINT_STATES):
         remove_temporaries(folder)
 
 
-def write_metric_states(
-    run_dir: Path, arrays: dict[str, np.ndarray], constraint_log: str | None = None
-) -> None:
-    """Writes the states of the metrics over the whole run, of its log or of a constraint log."""
-    name = "metric_states.npz" if constraint_log is None else f"{_CONSTRAINT_STATES}/{constraint_log}.npz"
-    make_folder((run_dir / name).parent)
-    write_atomic(run_dir / name, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
-
-
-def write_default_slices(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes the slices of a run that names none (``results.default_slices``); without any there is no file."""
-    path = run_dir / "default_slices.npz"
+def write_archive(run_dir: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
+    """Writes an archive of a run, such as ``timeline``; where a run has none of these arrays, there is no file."""
+    path = run_dir / f"{name}.npz"
     if arrays:
+        make_folder(path.parent)
         write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
     else:
         path.unlink(missing_ok=True)
-
-
-def write_timeline(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes the windows of the pass (``ctr.eval.timeline``)."""
-    write_atomic(
-        run_dir / "timeline.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
-    )
 
 
 # RUN/exports, or another folder of exported models, a folder each under its position: who may write, how one vanishes.
@@ -292,10 +269,7 @@ def _holds_models(folder: Path) -> bool:
 
 @contextmanager
 def only_publisher(out: Path, wait: bool) -> Iterator[None]:
-    """Holds a folder of models, and clears away what an interrupted process left half there.
-
-    Raises InputError where another process holds it, and this one does not wait.
-    """
+    """Holds a folder of models, and clears away what is half there. Raises InputError: another one holds it."""
     (out / ".lock").touch()
     with hold(out / ".lock", "" if wait else f"{out}: another process is exporting to this directory"):
         for leftover in out.glob(f"*{PARTIAL}"):

@@ -24,7 +24,7 @@ from ctr.io.files import naming, sync_folder, write_all
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.checkpoint import Share, Wanted
-from ctr.training.run.directory import refuse_without_checkpoint, remove_leftovers
+from ctr.training.run.directory import refuse_without_checkpoint
 from ctr.training.run.event_file import EventFiles
 from ctr.training.run.predictions import PredictionWriter
 from ctr.workers.collectives import ALONE, Workers
@@ -147,14 +147,11 @@ class Unwritten:
 
     length = 0
 
-    def append(self, *content: object) -> None:
-        """Writes nothing."""
+    def append(self, *content: object) -> None: ...
 
-    def sync(self) -> None:
-        """Does nothing."""
+    def sync(self) -> None: ...
 
-    def end(self, succeeded: bool) -> None:
-        """Writes nothing."""
+    def end(self, succeeded: bool) -> None: ...
 
 
 class RunFiles:
@@ -171,14 +168,6 @@ class RunFiles:
         self.background = Background("run-files")  # what fails there is raised by its next call
         self._opened = ExitStack()
         self._closing = threading.Event()
-
-    @property
-    def are_written(self) -> bool:
-        return self._workers.is_chief
-
-    def remove_leftovers(self) -> None:
-        """Deletes what an interrupted process left half written."""
-        self._workers.once(lambda: remove_leftovers(self._run_dir))
 
     def newest_checkpoint(self, wanted: Wanted) -> Checkpoint | None:
         """Reads the newest checkpoint; of several workers the one that the first found to be sound.
@@ -200,7 +189,7 @@ class RunFiles:
 
         ``sound``: the position that a rollback would go back to. Raises InputError: files are missing or shorter.
         """
-        if not self.are_written:
+        if not self._workers.is_chief:
             self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
         self._workers.once(lambda: self._open(lengths, prediction_parts, sound))
 
@@ -234,10 +223,6 @@ class RunFiles:
             "lengths": {"metrics": self.metrics.length, "rejects": self.rejects.length},
             "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
         }
-
-    def begin_checkpoint(self, examples: int) -> None:
-        """Makes the folder in which several workers are going to write a checkpoint."""
-        self._workers.once(lambda: checkpoint.begin(self._checkpoints, examples))
 
     def write_checkpoint(
         self,

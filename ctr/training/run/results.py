@@ -22,12 +22,7 @@ from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
-from ctr.training.run.directory import (
-    write_default_slices,
-    write_json,
-    write_metric_states,
-    write_timeline,
-)
+from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
 from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
@@ -85,10 +80,7 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 
 
 def write_results(
-    inputs: Inputs,
-    run: Run,
-    failure: str | None,
-    timing: Mapping[str, float],
+    inputs: Inputs, run: Run, failure: str | None, timing: Mapping[str, float]
 ) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
@@ -114,15 +106,15 @@ def _write(
     }
     if failure is None:
         summary["calibration_warning"] = calibration_warning(summary, run.config)
-    write_metric_states(run_dir, metrics.total.to_arrays())
+    write_archive(run_dir, "metric_states", metrics.total.to_arrays())
     for name, constraint_log in metrics.constraint_logs.items():
-        write_metric_states(run_dir, constraint_log.to_arrays(), name)
+        write_archive(run_dir, f"{CONSTRAINT_STATES}/{name}", constraint_log.to_arrays())
     write_weight_spectra(run_dir, run.state)
-    write_timeline(run_dir, metrics.timeline.to_arrays())
+    write_archive(run_dir, "timeline", metrics.timeline.to_arrays())
     slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
     if not run.config.metrics.slices:
         found = default_slices(run_dir, log, inputs.log.manifests, run.schema)
-        write_default_slices(run_dir, slice_arrays(found))
+        write_archive(run_dir, "default_slices", slice_arrays(found))
         slices = {**slices, **heaviest_ids(found)}
     write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)
     write_json(summary_path, summary)
@@ -195,6 +187,11 @@ def default_slices(
     run_dir: Path, log: Path, manifests: Sequence[Manifest], schema: Schema
 ) -> dict[str, SliceCalibration]:
     """Finds the three features whose slices differ most in calibration, the most different first.
+
+    At the end of a short pass the recorded predictions meet the ids of the log's rows again. Of the features with a
+    value a row and few values, those are kept whose slices are the furthest from calibrated, beyond chance:
+
+        score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
 
     Empty where the pass is long, recorded no predictions, or its log cannot be read any more.
     """

@@ -158,8 +158,7 @@ def is_checkpoint_due(limit: int | None, every: int, position: Position, past: S
     """Tells whether the next checkpoint, one each ``every`` rows, is to be written; ``limit``: see ``rows_of_streak``.
 
     None is within a streak of skipped steps, when weights are in doubt. After a rollback one is written early, when
-    as many steps as would have made another were applied in a row behind what was quarantined: the trouble is over,
-    and what comes later is another one.
+    as many steps as would have made another were applied in a row behind what was quarantined: the trouble is over.
     """
     if limit is not None and position.skipped_in_a_row:
         return False
@@ -178,8 +177,7 @@ def is_quarantined(begin: int, end: int, past: Iterable[Rollback]) -> bool:
 def is_export_due(limit: int | None, every: int, before: int, position: Position) -> bool:
     """Tells whether a model is to be exported: the run came past a multiple of ``every`` since ``before``.
 
-    None is within a streak of skipped steps, when weights are in doubt: it is left out, and the next one comes with
-    the next multiple. So the position alone decides, wherever a run was killed.
+    None is within a streak of skipped steps; it is left out. So the position alone decides, wherever a run was killed.
     """
     if limit is not None and position.skipped_in_a_row:
         return False

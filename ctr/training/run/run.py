@@ -19,6 +19,7 @@ from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.checkpoint import Share
+from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
 from ctr.training.run.position import Position, check_rejects, mark_here, note_step
@@ -35,20 +36,16 @@ def open_run(
 ) -> Iterator["Run"]:
     """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
 
-    Args:
-        state: its weights, as a run begins with them; set to those of the checkpoint.
-        initial: computes the values with which the variables of ``state`` begin, for a rollback to there.
-
-    Raises:
-        InputError: the run was trained on another log, or its files are damaged.
+    ``state`` has the weights with which a run begins, and gets those of the checkpoint; ``initial`` computes them
+    anew, for a rollback to there. Raises InputError: the run was trained on another log, or its files are damaged.
     """
     run = Run(run_dir, inputs, state, initial)
-    run.files.remove_leftovers()
+    run.workers.once(lambda: remove_leftovers(run_dir))
     run.rollbacks = rollback.read_rollbacks(run_dir)
     try:
         run.resume(run.newest_checkpoint())
-        # Now, that what was restored is gone.
-        run.files.background.submit(run.make_room)
+        # Touches the memory for the first checkpoint now, that what was restored is gone.
+        run.files.background.submit(lambda: run._copies.make_room(run._weight_layout()))
         yield run
     finally:
         run.files.close()
@@ -89,10 +86,6 @@ class Run:
     # From checkpoint to checkpoint.
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Reads the newest checkpoint, of several workers each its parts; None: the run stands at its beginning.
-
-        Raises InputError: all checkpoints are damaged, or there must be one.
-        """
         part = self.state.sharding.part
         return self.files.newest_checkpoint(
             lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
@@ -191,7 +184,7 @@ class Run:
             (f"{checkpoint.WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces()
         )
         # What all workers have the first one writes.
-        metrics = self.metrics.to_arrays() if self.files.are_written else {}
+        metrics = self.metrics.to_arrays() if self.workers.is_chief else {}
         copied = self._copies.copy(self._weight_layout(), weights, metrics)
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
         self.files.write_checkpoint(self.position.examples, copied, content, sound, share)
@@ -203,13 +196,10 @@ class Run:
         # What differs now would differ in every prediction to come.
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
-        self.files.begin_checkpoint(self.position.examples)
+        folder, examples = self.run_dir / "checkpoints", self.position.examples
+        self.workers.once(lambda: checkpoint.begin(folder, examples))
         parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
         return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience)
-
-    def make_room(self) -> None:
-        """Touches the memory for the first checkpoint."""
-        self._copies.make_room(self._weight_layout())
 
     def _weight_layout(self) -> checkpoint.Layout:
         return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
@@ -298,9 +288,7 @@ class Run:
     def record_learned(self, feed: Feed, scores: Scores) -> None:
         """Records that a batch was learned from, or that it was not, because it is quarantined.
 
-        Raises:
-            RollbackNeeded: with this step so many were skipped in a row that the run has to go back.
-            InputError: the same, and rollbacks did not help.
+        Raises RollbackNeeded where with this step so many were skipped in a row that the run has to go back.
         """
         batch, position = feed.batch, self.position
         rows = batch.rows
@@ -335,11 +323,7 @@ class Run:
     def check_weights(self, predicts: bool) -> bool:
         """Checks that the weights may be written; ``predicts``: they predict soundly for the batch learned last.
 
-        Returns False, with a warning, where they may not but the run never goes back.
-
-        Raises:
-            RollbackNeeded: they do not, or are not such as learning leads to.
-            InputError: the same, and rollbacks did not help.
+        Returns False, with a warning, where they may not but the run never goes back; else raises RollbackNeeded.
         """
         fault = self.weight_fault(predicts)
         if fault is None:

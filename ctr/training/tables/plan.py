@@ -240,10 +240,7 @@ def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:
 
 
 def _merge_multivalent(
-    layout: TableLayout,
-    keys: _Keys,
-    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    rows: int,
+    layout: TableLayout, keys: _Keys, multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]], rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
     count = len(layout.multivalent)
     if not count:

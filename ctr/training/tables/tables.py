@@ -20,15 +20,7 @@ import tensorflow as tf
 from ctr.models.embeddings import create_table, first_rows, new_rows, sum_by_position
 from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
-from ctr.optim.row_variables import (
-    Rows,
-    create_lines,
-    gather_rows,
-    grow_rows,
-    read_rows,
-    row_count,
-    set_rows,
-)
+from ctr.optim.row_variables import Rows, create_lines, gather_rows, grow_rows, read_rows, row_count, set_rows
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
 from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named
@@ -40,82 +32,6 @@ from ctr.workers.parts import Part
 
 Plan = dict[str, tf.Tensor]
 Curvature = tuple[tf.Tensor, ...]
-
-
-def deliver(
-    group: Workers, divided: Sequence[bool], held: Sequence[tf.Tensor], plans: Sequence[Plan]
-) -> tuple[list[tf.Tensor], list[Plan]]:
-    """Delivers the rows of each table that this member's part of the batch needs, and the plans as they refer to them.
-
-    Of a divided table the rows are float32 [W * P, C], of another one ``held``: float32 [Q, C], the rows here that the
-    batch needs.
-    """
-    tables = [number for number, is_divided in enumerate(divided) if is_divided]
-    needed, views = list(held), list(plans)
-    if not tables:
-        return needed, views
-    sent = [tf.gather(held[number], plans[number]["asked"]) for number in tables]
-    with tf.name_scope("exchange_rows"):
-        received = group.exchange(sent)
-    for number, rows in zip(tables, received, strict=True):
-        needed[number] = tf.reshape(rows, [-1, rows.shape[2]])
-        views[number] = {**plans[number], "distinct": tf.reshape(plans[number]["asked"], [-1])}
-    return needed, views
-
-
-def add_up(
-    group: Workers,
-    divided: Sequence[bool],
-    layouts: Sequence[TableLayout],
-    plans: Sequence[Plan],
-    gradients: Sequence[tf.Tensor],
-    curvatures: Sequence[Curvature],
-) -> tuple[list[tf.Tensor], list[Curvature]]:
-    """Sums over the group what its members found of the rows that each of them holds.
-
-    ``gradients``: of the rows that ``deliver`` returned, float32 [., C]; ``curvatures``: of these rows, curvature and
-    groups of ``ctr.optim.protocol.RowGradient``, or nothing.
-    """
-    packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
-    tables = [number for number, is_divided in enumerate(divided) if is_divided]
-    mirrored = [number for number, is_divided in enumerate(divided) if not is_divided]
-    of_others = [tf.reshape(packed[number], [group.size, -1, packed[number].shape[1]]) for number in tables]
-    with tf.name_scope("exchange_gradients"):
-        received = group.exchange(of_others)
-    with tf.name_scope("all_reduce"):
-        totals = group.all_reduce([packed[number] for number in mirrored])
-    for number, total in zip(mirrored, totals, strict=True):
-        packed[number] = total
-    for number, parts in zip(tables, received, strict=True):
-        flat, positions = tf.reshape(parts, [-1, parts.shape[2]]), tf.reshape(plans[number]["asked"], [-1])
-        packed[number] = sum_by_position(flat, positions, tf.shape(plans[number]["distinct"])[0])
-    unpacked = [
-        _unpack(total, layout.columns, bool(curvature))
-        for total, layout, curvature in zip(packed, layouts, curvatures, strict=True)
-    ]
-    return [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
-
-
-def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
-    """Puts gradients, [N, C], and curvatures into columns that can be added up."""
-    if not curvature:
-        return gradient
-    values, groups = curvature
-    known = tf.cast(groups >= 0, tf.float32)
-    return tf.concat(
-        [gradient, tf.stack([values, known * tf.cast(groups, tf.float32), known], axis=1)], axis=1
-    )
-
-
-def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
-    """Takes apart what was packed and added up: all members that know the group of a row know the same one."""
-    if not has_curvature:
-        return packed, ()
-    gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
-    values, groups, known = tf.unstack(packed[:, columns:], num=3, axis=1)
-    groups = tf.where(known > 0, tf.round(tf.math.divide_no_nan(groups, known)), -1.0)
-    return gradient, (values, tf.cast(groups, tf.int32))
-
 
 _PIECE = 65536
 _FIRST_SLOTS = 1024
@@ -215,12 +131,13 @@ class EmbeddingTables:
         found = {}
         for (number, ids), id_map, own in zip(pending.items(), maps, slots, strict=True):
             if learning:
-                learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own)
-                new = learned.fresh
-                self._reset_rows(number, learned.rows[new], ids.features[new], ids.fingerprints[new])
-                found[number] = learned.rows
+                rows, new = id_map.learn(
+                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own
+                )
+                self._reset_rows(number, rows[new], ids.features[new], ids.fingerprints[new])
             else:
-                found[number] = id_map.look_up(ids.features, ids.fingerprints, own)
+                rows = id_map.look_up(ids.features, ids.fingerprints, own)
+            found[number] = rows
         return found
 
     def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
@@ -275,18 +192,59 @@ class EmbeddingTables:
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
-        """Reads the distinct rows of a batch; to learn from it also what the optimizer keeps of them."""
+        """Reads the distinct rows of a batch, and those of other members; to learn also what the optimizer keeps.
+
+        Of a divided table the members exchange rows: float32 [W * P, C] come to this one.
+        """
         distinct = [plan["distinct"] for plan in plans]
         with tf.name_scope("gather"):
             held = [gather_rows(table, rows) for table, rows in zip(self.weights, distinct, strict=True)]
             state = self.optimizer.read(distinct) if learning else []
-        return Gathered(plans, held, state, *deliver(self._group, self.divided, held, plans))
+        needed, views = list(held), list(plans)
+        if any(self.divided):
+            tables = self._numbers(divided=True)
+            sent = [tf.gather(held[number], plans[number]["asked"]) for number in tables]
+            with tf.name_scope("exchange_rows"):
+                received = self._group.exchange(sent)
+            for number, rows in zip(tables, received, strict=True):
+                needed[number] = tf.reshape(rows, [-1, rows.shape[2]])
+                views[number] = {**plans[number], "distinct": tf.reshape(plans[number]["asked"], [-1])}
+        return Gathered(plans, held, state, needed, views)
+
+    def _numbers(self, divided: bool) -> list[int]:
+        return [number for number, is_divided in enumerate(self.divided) if is_divided == divided]
 
     def add_up(
         self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``gathered.rows`` over the group: those of ``gathered.held``."""
-        return add_up(self._group, self.divided, self.layouts, gathered.plans, gradients, curvatures)
+        """Sums gradients and curvatures of ``gathered.rows`` over the group: those of ``gathered.held``.
+
+        Those of divided tables go back to the members that hold the rows, which add them in the order of ranks; those
+        of mirrored ones are the same for all. Curvatures are those of ``ctr.optim.protocol.RowGradient``, or nothing.
+        """
+        group, plans = self._group, gathered.plans
+        packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
+        tables, mirrored = self._numbers(divided=True), self._numbers(divided=False)
+        of_others = [
+            tf.reshape(packed[number], [group.size, -1, packed[number].shape[1]]) for number in tables
+        ]
+        with tf.name_scope("exchange_gradients"):
+            received = group.exchange(of_others)
+        with tf.name_scope("all_reduce"):
+            totals = group.all_reduce([packed[number] for number in mirrored])
+        for number, total in zip(mirrored, totals, strict=True):
+            packed[number] = total
+        for number, parts in zip(tables, received, strict=True):
+            flat, positions = (
+                tf.reshape(parts, [-1, parts.shape[2]]),
+                tf.reshape(plans[number]["asked"], [-1]),
+            )
+            packed[number] = sum_by_position(flat, positions, tf.shape(plans[number]["distinct"])[0])
+        unpacked = [
+            _unpack(total, layout.columns, bool(curvature))
+            for total, layout, curvature in zip(packed, self.layouts, curvatures, strict=True)
+        ]
+        return [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
 
     def update(
         self,
@@ -378,3 +336,24 @@ def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float
     """Tells whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
     # Each worker has at least one of the rows that are there from the beginning.
     return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
+
+
+def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
+    """Puts gradients, [N, C], and curvatures into columns that can be added up."""
+    if not curvature:
+        return gradient
+    values, groups = curvature
+    known = tf.cast(groups >= 0, tf.float32)
+    return tf.concat(
+        [gradient, tf.stack([values, known * tf.cast(groups, tf.float32), known], axis=1)], axis=1
+    )
+
+
+def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
+    """Takes apart what was packed and added up: all members that know the group of a row know the same one."""
+    if not has_curvature:
+        return packed, ()
+    gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
+    values, groups, known = tf.unstack(packed[:, columns:], num=3, axis=1)
+    groups = tf.where(known > 0, tf.round(tf.math.divide_no_nan(groups, known)), -1.0)
+    return gradient, (values, tf.cast(groups, tf.int32))

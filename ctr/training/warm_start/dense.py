@@ -147,13 +147,10 @@ def weight_axes(names: Sequence[str]) -> dict[str, tuple[Axis, ...]]:
 def take_weights(
     arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, kept: frozenset[str]
 ) -> tuple[list[Entry], dict[int, tuple[int, Moved]]]:
-    """Puts what the same dense weights of both models have in common into the new run's.
+    """Puts what the same dense weights of both models have in common into the new run's; see ``take_rows``.
 
-    ``kept``: the features whose embeddings were taken; for the rest see ``take_rows``.
-
-    Returns:
-        A line for each weight, so far without what the optimizer knows; and by the number of each weight of which
-        something was taken its number in the old run, and what was taken.
+    Returns a line for each weight, so far without what the optimizer knows; and by the number of each weight of which
+    something was taken its number in the old run, and what was taken.
     """
     keys, old_keys = new.keys(), old.keys()
     axes, old_axes = weight_axes(list(keys)), weight_axes(list(old_keys))
@@ -393,11 +390,9 @@ def unable_to_carry(weights: Weights, layers: Sequence[Sequence[str]], outputs: 
 def carry(
     weights: Weights, layers: Sequence[Sequence[str]], heads: Sequence[str], read: Sequence[np.ndarray]
 ) -> None:
-    """Makes added layers carry what the heads read of the layer before them.
+    """Makes added layers, of one matrix or two each, carry what the heads read of the layer before them.
 
-    Args:
-        layers: the names of the matrices of each added layer, one or, of a bottleneck, two.
-        read: for each of the tower's heads its matrix before, [n, k_i], of the n units before the first added layer.
+    ``read``: for each of the tower's heads its matrix before, [n, k_i], of the n units before the first added layer.
     """
     reader = np.concatenate(read, axis=1)
     outputs = reader.shape[1]

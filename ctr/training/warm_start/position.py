@@ -23,11 +23,9 @@ def begin_position(
 ) -> Position:
     """Returns the position of a new run, with all counts at 0.
 
-    What the old run has scored the new one does not score again, unless it learns without a delay what the old one
-    had not learned yet: then it begins there, since it scores all that it learns from.
-
-    ``consumed``: of the old checkpoint; ``waits``: the log may have nothing new yet. Raises InputError: a log ends
-    before where the new run is to begin.
+    What the old run has scored the new one does not score again, unless it learns without a delay what the old one had
+    not learned yet: then it begins there, since it scores all that it learns from. ``waits``: the log may have nothing
+    new yet. Raises InputError: a log ends before where the new run is to begin.
     """
     log = inputs.log
     if old.learned_until is None or old.scored_until is None:

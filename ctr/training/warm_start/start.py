@@ -85,11 +85,8 @@ def warm_start(
 ) -> None:
     """Makes ``run_dir`` a run directory that begins where another run stands; does nothing if it was made so before.
 
-    ``waits``: the log may have nothing new yet.
-
-    Raises:
-        InputError: see ``open_inputs``; ``run_dir`` was begun otherwise or is something else; ``source`` is no run,
-            has no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
+    ``waits``: the log may have nothing new yet. Raises InputError where ``run_dir`` was begun otherwise or is something
+    else, ``source`` is no run or has no sound checkpoint, nothing could be taken, or the log does not reach so far.
     """
     old_dir = Path(source.run_dir)
     if not needs_warm_start(run_dir, old_dir):

@@ -75,12 +75,7 @@ def take_rows(
 ) -> tuple[list[Entry], frozenset[str]]:
     """Puts the rows of the features that both runs have into the new run's tables.
 
-    Args:
-        arrays, old_arrays: by the names of ``TrainState.variables``; the first is changed.
-        slots: by feature whose ids grow, the rows of these ids in the new table and in the old one.
-
-    Returns:
-        A line for each feature, and the features whose embeddings were taken.
+    Returns a line for each feature, and the features whose embeddings were taken.
     """
     places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
     # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
@@ -193,12 +188,8 @@ def take_ramps(
 ) -> tuple[list[Entry], dict[str, int]]:
     """Decides which ramps go on where they stood, and which begin.
 
-    Args:
-        trained, before: examples that the old run trained on, and before it for each ramp.
-        entries: of the weights and slices.
-
-    Returns:
-        A line for each ramp, and for those that go on how many examples they have had.
+    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp. Returns a line for
+    each ramp, and for those that go on how many examples they have had.
     """
     objective, old_objective = new.config.objective, old.config.objective
     used = [entry for entry in entries if entry.status in ("taken", "partly")]
