@@ -25,7 +25,7 @@ from ctr.training.division import (
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.shapes import FewShapes, Shape, TableSizes
+from ctr.training.shapes import FewShapes, Shape, TableSizes, shape_of_batch
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table, row_capacity, value_count
 from ctr.training.tables.tables import EmbeddingTables
 
@@ -131,7 +131,7 @@ def make_feed(
     shape = None
     table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        shape = shapes.of_batch(batch.begin, len(rows), pairs, layouts, plans, division)
+        shape = shape_of_batch(shapes, batch.begin, len(rows), pairs, layouts, plans, division)
         capacity, pairs, table_sizes = shape.rows, shape.pairs, shape.tables
     else:
         capacity = padded_size(len(rows), batch_rows) if division is None else division[0].capacity
@@ -161,7 +161,7 @@ def make_feed(
             of_batch["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
     largest = None
     if shapes is not None:
-        options = objective, families, constraint_batches, ids, seat, shapes.largest()
+        options = objective, families, constraint_batches, ids, seat, shapes[-1:]
         largest = partial(make_feed, batch, layouts, batch_rows, *options)
     return Feed(batch, tuple(constraint_batches), of_batch, tuple(plans), layouts, division, shape, largest)
 
@@ -204,42 +204,32 @@ def plan_tensors(
     """Makes what the step takes of each plan, all of whose ids have rows; of chips what all take, but ``distinct``."""
     if division is None:
         return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in plans]
+    rows, seat = division
     tensors = []
     for number, (layout, plan) in enumerate(zip(layouts, plans, strict=True)):
-        sizes = None if shape is None else shape.tables[number]
-        shares = _shares(layout, plan, *division, division[1].divided[number], sizes)
-        is_one = not division[1].has_all
+        sizes, values = None if shape is None else shape.tables[number], None
+        if seat.by_chip:
+            held = row_capacity(most_held(plan, seat)) if sizes is None else sizes.held
+            plan = arrange_by_chip(plan, seat.size, held)
+        if sizes is not None:
+            values = sizes.values
+        elif seat.has_all:
+            values = padded_size(rows.most_values(layout, plan, seat.size))
+        shares = [
+            share_of_table(layout, plan, rows, seat._replace(rank=rank), seat.divided[number], values)
+            for rank in seat.ranks
+        ]
         tensors.append(
             {
                 name: tf.constant(
-                    first if is_one or name == "distinct" else np.stack([share[name] for share in shares])
+                    np.stack([share[name] for share in shares])
+                    if seat.has_all and name != "distinct"
+                    else first
                 )
                 for name, first in shares[0].items()
             }
         )
     return tensors
-
-
-def _shares(
-    layout: TableLayout,
-    plan: TablePlan,
-    division: Division,
-    seat: Seat,
-    is_divided: bool,
-    sizes: TableSizes | None,
-) -> list[dict[str, np.ndarray]]:
-    if seat.by_chip:
-        held = row_capacity(most_held(plan, seat)) if sizes is None else sizes.held
-        plan = arrange_by_chip(plan, seat.size, held)
-    values = None
-    if sizes is not None:
-        values = sizes.values
-    elif seat.has_all:
-        values = padded_size(division.most_values(layout, plan, seat.size))
-    return [
-        share_of_table(layout, plan, division, seat._replace(rank=rank), is_divided, values)
-        for rank in seat.ranks
-    ]
 
 
 def share_of_table(

@@ -23,7 +23,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
-from ctr.training.logs import Log, Logs, open_logs, sidecar_logs
+from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.position import Position
 from ctr.training.shapes import few_shapes
 from ctr.workers.collectives import ALONE, Workers
@@ -37,14 +37,6 @@ class Inputs(Logs):
     """The logs that a run reads, and the families of constrained slices that it reads them for."""
 
     families: tuple[Family, ...]
-
-    @property
-    def sidecars(self) -> dict[str, tuple[Path, str]]:
-        return {role: (log.path, name) for role, (log, name) in self.sidecar_logs.items()}
-
-    @property
-    def sidecar_logs(self) -> dict[str, tuple[Log, str]]:
-        return sidecar_logs(self, self.config)
 
     @property
     def row_logs(self) -> dict[str, Log]:
@@ -92,8 +84,8 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
     workers.agree("features of the log (schema)", inputs.schema.version)
     for name, log in inputs.row_logs.items():
         workers.agree(f"constraint log {name}" if name else "log", log_sha256(log.manifests))
-    for role, (path, name) in inputs.sidecars.items():
-        workers.agree(f"sidecar {name} ({role})", SidecarHash(path, name).until())
+    for role, (log, name) in inputs.sidecars.items():
+        workers.agree(f"sidecar {name} ({role})", SidecarHash(log.path, name).until())
     for name, version in versions.items():
         workers.agree(f"version of {name}", version)
     for key in _SAME:
@@ -118,9 +110,9 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
     begin = inputs.log.start_at(start)
 
     def opened(role: str, column: str) -> JoinedSidecar | None:
-        if role not in inputs.sidecar_logs:
+        if role not in inputs.sidecars:
             return None
-        log, name = inputs.sidecar_logs[role]
+        log, name = inputs.sidecars[role]
         return JoinedSidecar(log.path, name, [column], log.manifests, begin)
 
     return Selection(
@@ -326,7 +318,7 @@ class PublishedInputs:
         """Finds the first file that has to be there before the sidecars say all that they will of a partition."""
         if not self.inputs.selects(partition):
             return None
-        for log, name in self.inputs.sidecar_logs.values():
+        for log, name in self.inputs.sidecars.values():
             if log.end < partition.end:
                 return f"{log.path}, published until {partition.end}"
             first = bisect_right(log.manifests, partition.start, key=lambda manifest: manifest.end)

@@ -58,6 +58,17 @@ class Logs:
     constraint_logs: Mapping[str, Log]
     teacher_log: Log | None  # beside which the teacher's sidecar lies, where it is another one
 
+    @property
+    def sidecars(self) -> dict[str, tuple[Log, str]]:
+        """The log and the name of each sidecar that a run reads, by what it is read for."""
+        sampling, distillation = self.config.sampling, self.config.objective.distillation
+        read: dict[str, tuple[Log, str]] = {}
+        if sampling is not None:
+            read["sample"] = self.log, sampling.name
+        if distillation is not None:
+            read["teacher"] = self.teacher_log or self.log, distillation.teacher
+        return read
+
 
 def open_logs(path: Path, config: TrainConfig) -> Logs:
     """Finds the logs that a run reads, and checks the configuration against their features.
@@ -69,7 +80,12 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
     config = resolve(config, schema, log.manifests)
-    _check_slices(schema, config)
+    for name in config.metrics.slices:
+        if name not in schema.single_valued:
+            raise InputError(
+                f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
+                f"allowed: {listed(schema.single_valued, name)}"
+            )
     config.table_layouts(schema)
     constraints = config.objective.bias_constraints
     constraint_logs: dict[str, Log] = {}
@@ -103,15 +119,6 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
     return log
 
 
-def _check_slices(schema: Schema, config: TrainConfig) -> None:
-    for name in config.metrics.slices:
-        if name not in schema.single_valued:
-            raise InputError(
-                f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
-                f"allowed: {listed(schema.single_valued, name)}"
-            )
-
-
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
     """Fills in the embedding widths that the configuration leaves open; see ``ModelConfig.widths``.
 
@@ -125,17 +132,6 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
     widths = {f.name: fitting_width(first.distinct.get(f.name, f.buckets)) for f in open_widths}
     model = config.model.model_copy(update={"widths": {**config.model.widths, **widths}})
     return config.model_copy(update={"model": model})
-
-
-def sidecar_logs(logs: Logs, config: TrainConfig) -> dict[str, tuple[Log, str]]:
-    """Returns the log and the name of each sidecar that a run reads, by what it is read for."""
-    sampling, distillation = config.sampling, config.objective.distillation
-    read: dict[str, tuple[Log, str]] = {}
-    if sampling is not None:
-        read["sample"] = logs.log, sampling.name
-    if distillation is not None:
-        read["teacher"] = logs.teacher_log or logs.log, distillation.teacher
-    return read
 
 
 class LogsSeen:

@@ -18,7 +18,6 @@ constraint logs, which add rows to a batch, there is room for those.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctr.data.schema import Category, Cross, Feature, Schema, Text
@@ -52,34 +51,29 @@ class Shape(NamedTuple):
     tables: tuple[TableSizes, ...]
 
 
-@dataclass(frozen=True)
-class FewShapes:
-    """Shapes of a run, at most four, from the smallest to the largest; a batch that none holds is refused."""
+FewShapes = tuple[Shape, ...]
+"""Shapes of a run, at most four, from the smallest to the largest, which holds whatever another one does."""
 
-    shapes: tuple[Shape, ...]
 
-    def largest(self) -> "FewShapes":
-        """The one that holds whatever another one does."""
-        return FewShapes(self.shapes[-1:])
+def shape_of_batch(
+    shapes: FewShapes,
+    position: int,
+    rows: int,
+    pairs: int,
+    layouts: Sequence[TableLayout],
+    plans: Sequence[TablePlan],
+    division: DividedBatch | None,
+) -> Shape:
+    """Finds the smallest shape that holds a batch. Raises InputError: none does; what there is too much of.
 
-    def of_batch(
-        self,
-        position: int,
-        rows: int,
-        pairs: int,
-        layouts: Sequence[TableLayout],
-        plans: Sequence[TablePlan],
-        division: DividedBatch | None,
-    ) -> Shape:
-        """Finds the smallest shape that holds a batch. Raises InputError: none does; what there is too much of.
-
-        ``position``: of the batch in the log; ``pairs``: of the part of it that has most; ``plans``: without padding.
-        """
-        if division is None:
-            sizes = [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
-            return self.holding(rows, rows, pairs, sizes, position)
+    ``position``: of the batch in the log; ``pairs``: of the part of it that has most; ``plans``: without padding.
+    """
+    if division is None:
+        of_part, tables = rows, [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
+    else:
         workers, seat = division
-        sizes = [
+        of_part = workers.most_rows(seat.size)
+        tables = [
             TableSizes(
                 plan.distinct_count,
                 workers.most_values(layout, plan, seat.size),
@@ -88,27 +82,21 @@ class FewShapes:
             )
             for layout, plan in zip(layouts, plans, strict=True)
         ]
-        return self.holding(rows, workers.most_rows(seat.size), pairs, sizes, position)
-
-    def holding(
-        self, total: int, rows: int, pairs: int, tables: Sequence[TableSizes], position: int
-    ) -> Shape:
-        """Finds the smallest shape that holds a batch of ``total`` rows; all else is of the largest part."""
-        for shape in self.shapes:
-            fits = all(
-                has.ids <= size.ids and has.values <= size.values and has.held <= size.held
-                for has, size in zip(tables, shape.tables, strict=True)
-            )
-            if total <= shape.total and rows <= shape.rows and pairs <= shape.pairs and fits:
-                return shape
-        largest = self.shapes[-1]
-        raise InputError(
-            f"the batch from row {position} of the log on has {total} rows and, of each table, "
-            f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in tables)}; batch.shapes few "
-            f"allows {largest.total} rows and "
-            f"{', '.join(f'{size.ids} ids and {size.values} values' for size in largest.tables)}, by the features' "
-            "max_values; allowed: batch.shapes many"
+    for shape in shapes:
+        fits = all(
+            has.ids <= size.ids and has.values <= size.values and has.held <= size.held
+            for has, size in zip(tables, shape.tables, strict=True)
         )
+        if rows <= shape.total and of_part <= shape.rows and pairs <= shape.pairs and fits:
+            return shape
+    largest = shapes[-1]
+    raise InputError(
+        f"the batch from row {position} of the log on has {rows} rows and, of each table, "
+        f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in tables)}; batch.shapes few "
+        f"allows {largest.total} rows and "
+        f"{', '.join(f'{size.ids} ids and {size.values} values' for size in largest.tables)}, by the features' "
+        "max_values; allowed: batch.shapes many"
+    )
 
 
 def few_shapes(
@@ -127,7 +115,7 @@ def few_shapes(
     ]
     if batch.growth is not None:
         shapes.insert(0, _shape(config, schema, layouts, -(-usual // _SMALL), parts))
-    return FewShapes(tuple(dict.fromkeys(shapes)))
+    return tuple(dict.fromkeys(shapes))
 
 
 def most_rows(config: TrainConfig, layout: TableLayout) -> int:

@@ -160,7 +160,7 @@ class TrainState:
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each array of which ``pieces`` are."""
-        return {name: (_shape(leaf), _dtype(leaf)) for name, leaf in self._written().items()}
+        return {name: _layout(leaf) for name, leaf in self._written().items()}
 
     def _written(self) -> dict[str, Rows | np.ndarray]:
         """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
@@ -224,15 +224,12 @@ def _value(leaf: Rows | np.ndarray) -> np.ndarray:
     return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf.read_value())
 
 
-def _shape(leaf: Rows | np.ndarray) -> tuple[int, ...]:
-    """Returns the shape of an array or a variable, whose number of rows may change."""
-    if isinstance(leaf, np.ndarray) or leaf.shape.is_fully_defined():
-        return tuple(leaf.shape)
-    return (row_count(leaf), *leaf.shape[1:])
-
-
-def _dtype(leaf: Rows | np.ndarray) -> np.dtype:
-    return leaf.dtype if isinstance(leaf, np.ndarray) else np.dtype(leaf.dtype.as_numpy_dtype)
+def _layout(leaf: Rows | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
+    """Returns shape and dtype of an array or a variable, whose number of rows may change."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape, leaf.dtype
+    rows = () if leaf.shape.is_fully_defined() else (row_count(leaf),)
+    return (*rows, *leaf.shape[len(rows) :]), np.dtype(leaf.dtype.as_numpy_dtype)
 
 
 def fresh_state(

@@ -11,7 +11,7 @@ from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.logs import Logs, open_logs, resolve, sidecar_logs
+from ctr.training.logs import Logs, open_logs, resolve
 from ctr.training.run.directory import check_config, check_run_folder, check_schema, read_warm_start
 
 
@@ -41,7 +41,12 @@ def validate(
     check_run_folder(run_dir)
     check_possible(config, workers, device, follows=follows)
     if follows:
-        _check_followed(log, config, run_dir)
+        if (run_dir / "config.yaml").exists():
+            schema, manifests = read_schema(log), read_manifests(log)
+            check_schema(run_dir, schema)
+            # Without a partition, what depends on the log cannot be compared yet.
+            if manifests:
+                check_config(run_dir, resolve(config, schema, manifests))
         return None
     logs = open_logs(log, config)
     config = logs.config
@@ -55,16 +60,7 @@ def validate(
     # First the features: of others, widths differ too.
     check_schema(run_dir, logs.schema)
     check_config(run_dir, config)
-    return _finished(run_dir, logs, config)
-
-
-def _check_followed(log: Path, config: TrainConfig, run_dir: Path) -> None:
-    if (run_dir / "config.yaml").exists():
-        schema, manifests = read_schema(log), read_manifests(log)
-        check_schema(run_dir, schema)
-        # Without a partition, what depends on the log cannot be compared yet.
-        if manifests:
-            check_config(run_dir, resolve(config, schema, manifests))
+    return _finished(run_dir, logs)
 
 
 def check_possible(
@@ -124,7 +120,7 @@ def _check_chips(config: TrainConfig, device: str) -> None:
         )
 
 
-def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | None:
+def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
     path = run_dir / "summary.json"
     if not path.is_file() or not (run_dir / "metric_states.npz").is_file():
         return None
@@ -133,25 +129,21 @@ def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] 
     except InputError:
         # Computed and written again.
         return None
+    hashes = {}
+    if logs.sidecars:
+        from ctr.data.sidecar import SidecarHash
+
+        hashes = {role: SidecarHash(of.path, name).until() for role, (of, name) in logs.sidecars.items()}
     # Not the hash of the configuration: ``check_config`` compared its keys.
     expected = {
         "log_sha256": log_sha256(logs.log.manifests),
         "constraint_logs_sha256": {
             name: log_sha256(other.manifests) for name, other in logs.constraint_logs.items()
         },
-        "sidecars_sha256": _sidecar_hashes(logs, config),
+        "sidecars_sha256": hashes,
         "log_rows": logs.log.rows,
     }
     return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
-
-
-def _sidecar_hashes(logs: Logs, config: TrainConfig) -> dict[str, str]:
-    read = sidecar_logs(logs, config)
-    if not read:
-        return {}
-    from ctr.data.sidecar import SidecarHash
-
-    return {role: SidecarHash(of.path, name).until() for role, (of, name) in read.items()}
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:

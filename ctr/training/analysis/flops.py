@@ -39,8 +39,6 @@ from ctr.training.config import TrainConfig
 from ctr.training.optimizers import dense_optimizer, table_optimizer
 from ctr.training.state import architecture
 
-Shape = tuple[int, ...]
-
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
 _AVERAGING = 9
@@ -140,17 +138,12 @@ def _hidden(units: Sequence[int], m: int) -> int:
     return units[-1] if units else m
 
 
-def _layer_shapes(m: int, units: Sequence[int], ranks: Sequence[int]) -> list[Shape]:
-    shapes: list[Shape] = []
-    for width, rank in zip_longest(units, ranks, fillvalue=0):
-        shapes += [(m, rank), (rank, width), (width,)] if rank else [(m, width), (width,)]
-        m = width
-    return shapes
-
-
 def _layers(m: int, units: Sequence[int], ranks: Sequence[int]) -> int:
-    products = sum(2 * math.prod(shape) for shape in _layer_shapes(m, units, ranks) if len(shape) == 2)
-    return products + 2 * sum(units)
+    count = 2 * sum(units)
+    for width, rank in zip_longest(units, ranks, fillvalue=0):
+        count += 2 * rank * (m + width) if rank else 2 * m * width
+        m = width
+    return count
 
 
 def _look_up(layout: TableLayout, touched: Touched) -> float:

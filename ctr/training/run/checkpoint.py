@@ -128,13 +128,6 @@ def _note(folder: Path, rank: int) -> Path:
     return folder / f"part-{rank}.json"
 
 
-def check_files(folder: Path, files: Iterable[tuple[str, str]]) -> None:
-    """Raises ValueError where a file does not have the SHA-256 that comes with its name."""
-    for name, sha256 in files:
-        if file_sha256(folder / name) != sha256:
-            raise ValueError(f"{name} does not have the recorded SHA-256")
-
-
 def read_parts(
     folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
 ) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
@@ -432,7 +425,9 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def _check(path: Path) -> dict[str, Any]:
     state = _read_state(path)
-    check_files(path, [(entry["file"], entry["sha256"]) for entry in _files(state)])
+    for entry in _files(state):
+        if file_sha256(path / entry["file"]) != entry["sha256"]:
+            raise ValueError(f"{entry['file']} does not have the recorded SHA-256")
     return state
 
 

@@ -107,7 +107,8 @@ class EventFiles:
         run = folder.parent.resolve()
         # Each run is a trial of its own, also beside another one of the same configuration.
         hparams = hparams_pb(_flat(config), f"{run.name} ({run})", begun)
-        for summary in (_config_text(config), hparams):
+        text = "".join(f"    {line}\n" for line in dump_yaml(config).splitlines())
+        for summary in (text_pb("config", text), hparams):
             events._write(events._totals, Event(wall_time=begun, step=0, summary=summary))
         for line in map(json.loads, lines.read_bytes().splitlines()):
             events._add(line, times.get(line["examples"], time.time()))
@@ -220,10 +221,6 @@ def _is_shown(value: Any) -> bool:
     if isinstance(value, int):
         return abs(value) <= _LARGEST_COUNT
     return isinstance(value, float) and math.isfinite(value) and abs(value) <= _LARGEST
-
-
-def _config_text(config: TrainConfig) -> Summary:
-    return text_pb("config", "".join(f"    {line}\n" for line in dump_yaml(config).splitlines()))
 
 
 def _flat(config: TrainConfig) -> dict[str, bool | int | float | str]:

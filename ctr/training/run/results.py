@@ -125,7 +125,8 @@ def _write(
 
 
 def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
-    position, metrics = run.position, run.metrics
+    position, metrics, sampling = run.position, run.metrics, inputs.config.sampling
+    only_kept = sampling is not None and sampling.score == "kept"
     return {
         **metrics.total.summary(),
         "last_window": last_window(metrics.timeline),
@@ -133,7 +134,8 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "batches": position.batches,
         "trained_examples": position.trained_examples,
         "trained_rows": position.trained_rows,
-        "per_query_auc_of_sample": _sampled_queries(inputs),
+        # PerQueryAUC of queries as a sample left them is no estimate of full traffic's.
+        "per_query_auc_of_sample": only_kept or bool(applied_samplings(inputs.log.path)),
         "skipped_steps": position.skipped_steps,
         "skipped_rows": position.skipped_rows,
         "skipped_ranges": position.skipped_ranges,
@@ -154,13 +156,6 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         },
         "sidecars_sha256": run.sidecar_hashes(),
     }
-
-
-def _sampled_queries(inputs: Inputs) -> bool:
-    """Tells whether PerQueryAUC is that of queries as a sample left them, no estimate of full traffic's."""
-    sampling = inputs.config.sampling
-    only_kept = sampling is not None and sampling.score == "kept"
-    return only_kept or bool(applied_samplings(inputs.log.path))
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:

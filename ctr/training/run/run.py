@@ -70,7 +70,7 @@ class Run:
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._constraint_names = tuple(inputs.constraint_logs)
-        self._sidecars = {role: SidecarHash(path, name) for role, (path, name) in inputs.sidecars.items()}
+        self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self._begin()
 

@@ -133,7 +133,9 @@ def _causes(
     """Lists what may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
     objective, embeddings = config.objective, config.optimizer.embeddings
     causes = []
-    rate, prior = _click_rate(summary), config.model.prior
+    deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
+    clicks = sum(row["weight"] * row["mean_label"] for row in deciles)
+    rate, prior = float(clicks / sum(row["weight"] for row in deciles)), config.model.prior
     if isinstance(prior, float) and not 1 / _PRIOR_FACTOR <= prior / rate <= _PRIOR_FACTOR:
         causes.append(f"model.prior ({prior:g}, the rate of clicks is {rate:.2g})")
     if is_over:
@@ -169,13 +171,6 @@ def _found(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _shown(value: float | None, low: float | None, high: float | None) -> str:
     decimals = display.decimals_for(low, high)
     return f"{display.fixed(value, decimals)} {display.interval(low, high, decimals)}"
-
-
-def _click_rate(summary: Mapping[str, Any]) -> float:
-    """Returns the weighted mean label. Called with clicks only."""
-    deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
-    clicks = sum(row["weight"] * row["mean_label"] for row in deciles)
-    return float(clicks / sum(row["weight"] for row in deciles))
 
 
 def _excess(summary: Mapping[str, Any]) -> float:

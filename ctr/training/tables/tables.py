@@ -64,22 +64,20 @@ class EmbeddingTables:
     ) -> None:
         self.layouts, self._group = layouts, group
         self._init_scale = config.model.init_scale
-        seed = config.model.embedding_seed
-        self._seed = config.seed if seed is None else seed
+        own_seed = config.model.embedding_seed
+        self._seed = config.seed if own_seed is None else own_seed
         most, from_bytes = [most_rows(config, layout) for layout in layouts], config.workers.divided_bytes
         owners = [
             group if is_divided(layout, group.size, rows, from_bytes) else ALONE
             for layout, rows in zip(layouts, most, strict=True)
         ]
         create = self._create_lines if in_lines else self._create
-        # Rows [R, C], float32.
-        self.weights = [create(layout, of) for layout, of in zip(layouts, owners, strict=True)]
+        self.weights = [create(*both) for both in zip(layouts, owners, strict=True)]  # rows [R, C], float32
         # Lines are read and set as if all rows were here.
         self._owners = [ALONE] * len(layouts) if in_lines else owners
         # Over workers; over chips it is where ``RowLines`` says so.
         self.divided = tuple(of.size > 1 for of in self._owners)
-        # Of all owners' parts.
-        self._counts = [layout.rows for layout in layouts]
+        self._counts = [layout.rows for layout in layouts]  # of all owners' parts
         self.id_maps = {
             number: make_id_map(layout, config.ids, ALONE if in_lines else group)
             for number, layout in enumerate(layouts)
