@@ -61,7 +61,6 @@ class TrainStep:
         return compiled
 
     def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
-        """Scores a batch and then learns from it; for ramps and rates see ``TrainConfig.ramps_at`` and ``rates_at``."""
         result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
         if self.exchanges:
             # XLA compiles no call to the host, and there is one host for all chips.
@@ -97,7 +96,6 @@ class TrainStep:
         return of_rows, of_dense
 
     def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
-        """Computes ``gradient_noise.squared_norms`` for each product of the network; changes nothing."""
         (norms,) = self._compiled_norms(
             *_tensors(feed.with_rows(self.state.tables), self._learned_targets), _scalars(ramps)
         )

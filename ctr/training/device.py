@@ -83,7 +83,6 @@ def make_deterministic(seed: int) -> None:
 
 
 def _threads(setting: int, variable: str) -> int:
-    """Returns how many threads TensorFlow makes of a setting of 0: what a variable says, or one a processor."""
     given = os.environ.get(variable, "")
     return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
 

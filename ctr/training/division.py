@@ -54,11 +54,9 @@ class Division:
     order: np.ndarray  # int64 [N], where each row is among the W * B of all workers
 
     def rows_of(self, rank: int) -> np.ndarray:
-        """Selects the rows that a worker takes, bool [N]."""
         return self.workers == rank
 
     def most_rows(self, size: int) -> int:
-        """Counts the rows of the largest of so many workers' parts, without padding."""
         return int(np.bincount(self.workers, minlength=size).max())
 
     def most_values(self, layout: TableLayout, plan: TablePlan, size: int) -> int:
@@ -69,7 +67,6 @@ class Division:
         return int(of_parts.max())
 
     def with_capacity(self, capacity: int) -> "Division":
-        """Changes the padding, B being at least ``most_rows``."""
         return replace(self, capacity=capacity, order=self.order + self.workers * (capacity - self.capacity))
 
 

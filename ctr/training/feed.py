@@ -53,7 +53,6 @@ class Feed:
 
     @property
     def rows(self) -> int:
-        """Number of good rows, those of the constraint logs included."""
         return len(self.batch.rows) + sum(len(one.rows) for one in self.constraint_batches if one is not None)
 
     @cached_property
@@ -69,7 +68,6 @@ class Feed:
         return values[: self.rows] if self.division is None else values[self.division[0].order]
 
     def prepare(self) -> None:
-        """Copies to tensors what a reading thread can."""
         _ = self.target_tensors
         if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors

@@ -103,12 +103,10 @@ class LagReport:
 
     @classmethod
     def open(cls, session: Session) -> Self:
-        """Opens the file of the session's run, and cuts off a line that was not written to its end."""
         path = session.run.run_dir / FOLLOW_FILE
         return cls(session, GrowingFile.open(path, _whole_lines(path)))
 
     def _begin(self, passed: int, learned: int) -> None:
-        """Begins at a position, as far as scoring and as far as learning goes."""
         self._written = self._passed = passed
         self._waiting = self._session.inputs.log.rows - passed
         # The first partition that is not trained on to its end, the rows before it, and when it was published.
@@ -177,7 +175,6 @@ class LagReport:
         self._written = passed
 
     def lag(self) -> Lag:
-        """Measures how far the run is behind what was published at the last refresh."""
         manifests = self._session.inputs.log.manifests
         if not self._waiting or self._next >= len(manifests):
             return Lag(self._waiting, 0.0)
@@ -190,7 +187,6 @@ class LagReport:
 
 
 def _whole_lines(path: Path) -> int:
-    """Returns the length, in bytes, of the lines of a file that were written to their ends."""
     return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 

@@ -44,7 +44,6 @@ class Inputs(Logs):
         return {"": self.log, **self.constraint_logs}
 
     def selects(self, partition: Manifest) -> bool:
-        """Tells whether the run is about any row of a partition of its log."""
         return bool(partition.rows) and self.config.time_range.selects(partition)
 
     def has_rows_after(self, position: int) -> bool:

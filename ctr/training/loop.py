@@ -284,7 +284,6 @@ class Session:
 
     @property
     def inputs(self) -> Inputs:
-        """What it reads, as it was published at the last ``refresh``."""
         return self.published.inputs
 
     def refresh(self) -> bool:

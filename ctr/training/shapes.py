@@ -153,7 +153,6 @@ def _shape(
 
 
 def _max_values(schema: Schema, name: str) -> int:
-    """Returns the number of values that a row has at most of a multivalent feature."""
     feature: Feature = schema.by_name[name]
     if isinstance(feature, Cross):
         return max(_max_values(schema, part) for part in feature.of)

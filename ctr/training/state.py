@@ -125,7 +125,6 @@ class TrainState:
         self.calibrators = make_calibrators(self.fitted)
 
     def variables(self) -> dict[str, Rows]:
-        """All variables under names that do not depend on the process."""
         named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
         if self.averaging is not None:
             named |= self.averaging.variables
@@ -137,7 +136,6 @@ class TrainState:
 
     @property
     def samples_labels(self) -> bool:
-        """Whether the optimizer of dense weights learns from labels that are sampled from the model."""
         return samples_labels(self.dense_optimizer)
 
     @property
@@ -159,7 +157,6 @@ class TrainState:
         return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of each array of which ``pieces`` are."""
         return {name: _layout(leaf) for name, leaf in self._written().items()}
 
     def _written(self) -> dict[str, Rows | np.ndarray]:
@@ -202,11 +199,9 @@ class TrainState:
         self.tables.restore(arrays, parts or {})
 
     def optimizer_report(self) -> dict[str, float | int]:
-        """What there is to watch of both optimizers."""
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
 
     def optimizer_timing(self) -> dict[str, float]:
-        """Seconds that both optimizers have spent beside the step since the process began."""
         return {**self.tables.optimizer.timing(), **self.dense_optimizer.timing()}
 
     def parameter_counts(self) -> dict[str, int]:
@@ -225,7 +220,6 @@ def _value(leaf: Rows | np.ndarray) -> np.ndarray:
 
 
 def _layout(leaf: Rows | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
-    """Returns shape and dtype of an array or a variable, whose number of rows may change."""
     if isinstance(leaf, np.ndarray):
         return leaf.shape, leaf.dtype
     rows = () if leaf.shape.is_fully_defined() else (row_count(leaf),)

@@ -80,7 +80,6 @@ class Trainer:
         return Scores(logit, slices, applied, terms)
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
-        """Scores a batch, and changes nothing."""
         if not feed.rows:
             return self._no_scores()
         feed = self._with_rows("score", feed)
@@ -151,7 +150,6 @@ class Trainer:
         return out
 
     def gradient_noise(self, ramps: Ramps) -> dict[str, float]:
-        """Returns the numbers of ``ctr.training.gradient_noise`` on the last batch that was learned from, by name."""
         state, feed = self.state, self.last_applied
         if feed is None or not state.layers:
             return {}
@@ -176,7 +174,6 @@ class Trainer:
         }
 
     def window_timing(self) -> dict[str, float]:
-        """Returns how fast the window was that ends here, as its line of metrics.jsonl has it."""
         return {"examples_per_second": self.throughput.close_window(), **self._root_seconds()}
 
     def _root_seconds(self) -> dict[str, float]:

@@ -75,7 +75,6 @@ class Throughput:
         self.seconds += self._last - last
 
     def close_window(self) -> float:
-        """Returns the examples per second since the last call."""
         (examples, seconds), self._window = self._window, (self.examples, self.seconds)
         return round((self.examples - examples) / (self.seconds - seconds), 1)
 
@@ -98,14 +97,12 @@ class TimedModel:
         self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
 
     def seconds(self) -> float:
-        """Times a step that learns, the mean over one turn."""
         begun = time.perf_counter()
         for feed in self.feeds:
             self._steps.learn(feed, self._ramps, self._rates).logit.numpy()
         return (time.perf_counter() - begun) / len(self.feeds)
 
     def scoring_seconds(self) -> float:
-        """Times the scoring of a batch alone, the mean over one turn."""
         begun = time.perf_counter()
         for feed in self.feeds:
             self._steps.score(feed, self._ramps)[0].numpy()

@@ -48,7 +48,6 @@ class Vocabulary:
     entries: tuple[Entry, ...]
 
     def as_text(self) -> str:
-        """Describes them in a line for each id."""
         sizes = ", ".join(f"{name} {count:,} of {self.capacity[name]:,}" for name, count in self.live.items())
         lines = [f"{self.run}, checkpoint {self.examples}: ids with a row of their own: {sizes}"]
         cells = [_HEAD, *map(_cells, self.entries)]
@@ -124,7 +123,6 @@ def list_vocabulary(
 
 
 def _measure(table: np.ndarray, layout: TableLayout, ids: Occupants) -> tuple[np.ndarray, np.ndarray]:
-    """Returns norms and linear weights of ids, each float64 [N]."""
     rows = table[ids.rows].astype(np.float64).reshape(-1, layout.copies, layout.width + 1)
     norms: np.ndarray = np.sqrt(np.square(rows[:, :, : layout.width]).sum(axis=(1, 2)))
     return norms, rows[:, :, layout.width].mean(axis=1)

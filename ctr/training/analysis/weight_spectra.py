@@ -126,7 +126,6 @@ def _spectrum(matrix: _Matrix) -> dict[str, Any]:
 
 
 def _singular_values(matrix: np.ndarray) -> tuple[np.ndarray, str]:
-    """Returns singular values, float64, descending, and how they were found."""
     if min(matrix.shape) ** 2 * max(matrix.shape) <= _EXACT_WORK:
         return np.linalg.svd(matrix.astype(np.float64), compute_uv=False), "svd"
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T

@@ -51,7 +51,6 @@ class CountMinSketch:
         return (mixed >> np.uint64(64 - self._bits)).view(np.int64)
 
     def estimates(self, hashes: np.ndarray) -> np.ndarray:
-        """Returns the counts of hashes (uint64 [N]): int64 [N]."""
         if self._counters is None:
             return np.zeros(len(hashes), np.int64)
         positions = self._positions(hashes)
@@ -168,7 +167,6 @@ class WaitingIds:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Goes back to where the counts were at ``to_arrays``. ``places``: of all workers; None: all are here."""
         self._table.restore(arrays, places)
         self._counts = arrays["count"].copy()
         self._sketch.restore(arrays)

@@ -35,7 +35,6 @@ class DecayClock:
         return float(2.0 ** ((time_us - self.landmark) / self._half_life))
 
     def move(self, time_us: int, frequencies: np.ndarray) -> None:
-        """Begins a time: sets the landmark, or moves one that is too long ago and scales frequencies (float64 [N])."""
         if self.landmark is None:
             self.landmark = time_us
         half_lives = (time_us - self.landmark) // self._half_life

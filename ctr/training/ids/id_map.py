@@ -61,7 +61,6 @@ class Occupants:
     time_us: int  # for which frequencies hold
 
     def of_feature(self, feature: int) -> "Occupants":
-        """Selects those of one feature."""
         own, arrays = self.features == feature, {**vars(self)}
         del arrays["time_us"]
         return replace(self, **{name: array[own] for name, array in arrays.items()})
@@ -131,7 +130,6 @@ class IdMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays of this worker."""
         waiting = self._waiting.nbytes if self._waiting else 0
         return self._slots.nbytes + waiting + sum(array.nbytes for array in self._of_ids.values())
 
@@ -221,7 +219,6 @@ class IdMap:
         return np.bincount(features, counts, len(self.features)).astype(np.int64)
 
     def _evict_idle(self, now: int) -> None:
-        """Evicts ids that were not seen for too long, once in each interval of event time."""
         if self._eviction.max_idle is None:
             return
         interval = now // microseconds(self._eviction.every)
@@ -251,7 +248,6 @@ class IdMap:
         without: np.ndarray,
         admit: np.ndarray | None,
     ) -> np.ndarray:
-        """Returns the positions of the ids without a slot that admission lets in, rising."""
         if self._admission.rule == "probability":
             if admit is None:
                 raise ValueError("admission by probability requires admit")
@@ -285,7 +281,6 @@ class IdMap:
     def _occupy(
         self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray, now: int
     ) -> np.ndarray:
-        """Gives slots to ids, int64 [N], which are the same in all workers."""
         slots = self._slots.add(features, fingerprints)
         if self._slots.places > self._max_slots:
             raise InputError(
@@ -302,7 +297,6 @@ class IdMap:
         return slots
 
     def counters(self) -> dict[str, FeatureCounters]:
-        """Returns what happened to the ids of each feature, by its name."""
         return {
             feature.name: FeatureCounters(
                 occupancy=int(self._occupancy[index]),
@@ -313,7 +307,6 @@ class IdMap:
         }
 
     def occupants(self) -> Occupants:
-        """Returns the ids that have a slot and that this worker keeps."""
         indices = self._slots.taken()
         now = 0 if self._time is None else self._time
         slots = indices * self.group.size + self.group.rank

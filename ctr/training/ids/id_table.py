@@ -55,7 +55,6 @@ class IdTable:
         self.clear()
 
     def clear(self) -> None:
-        """Removes all pairs; places begin at 0 again."""
         self.features = np.zeros(0, np.int16)  # int16 [>= held], by index; ``FREE``: no pair is there
         self.fingerprints = np.zeros(0, np.int64)  # int64 [>= held]
         self.places = self.count = self._pairs = 0
@@ -150,7 +149,6 @@ class IdTable:
         return places
 
     def _lowest_free(self, count: int) -> np.ndarray:
-        """Takes the lowest free places of all workers: int64 [count], rising."""
         group, reused = self._group, min(count, self.places - self.count)
         new = np.arange(self.places, self.places + count - reused)
         self.places += len(new)
@@ -192,7 +190,6 @@ class IdTable:
         self._insert(self.features[indices], self.fingerprints[indices], indices)
 
     def taken(self) -> np.ndarray:
-        """Returns the indices that pairs have, int64, in order."""
         return np.flatnonzero(self.features[: self.held] != FREE)
 
     def remove(self, indices: np.ndarray, count: int | None = None) -> None:

@@ -120,7 +120,6 @@ class EventFiles:
         return events
 
     def append(self, line: dict[str, Any], histograms: Mapping[str, np.ndarray] | None = None) -> None:
-        """Adds the events of one line, and histograms of arrays by their tags."""
         now = time.time()
         self._add(line, now)
         parts = [histogram_pb(tag, array[np.isfinite(array)]) for tag, array in (histograms or {}).items()]
@@ -129,7 +128,6 @@ class EventFiles:
         self._flush()
 
     def end(self, learned: bool) -> None:
-        """Notes that the run has passed its log, and whether it succeeded."""
         status = api_pb2.STATUS_SUCCESS if learned else api_pb2.STATUS_FAILURE
         # With TensorFlow loaded it is of TensorFlow's own class.
         summary = Summary.FromString(session_end_pb(status).SerializeToString())

@@ -207,8 +207,6 @@ class RunFiles:
         self.events = keep_open(closing(EventFiles.open(run_dir / "tensorboard", lines, self._config)))
 
     def go_back(self, examples: int, rollbacks: Sequence[rollback.Rollback]) -> None:
-        """Deletes what was published of positions after ``examples``, and writes the rollbacks with the new one."""
-
         def write() -> None:
             rollback.drop_after(self._run_dir, examples)
             rollback.write_rollbacks(self._run_dir, rollbacks)
@@ -232,8 +230,6 @@ class RunFiles:
         sound: tuple[int, int],
         share: Share | None = None,
     ) -> None:
-        """Has a checkpoint of position ``examples`` written; for the arguments see ``checkpoint.save``."""
-
         def write() -> None:
             self.metrics.sync()
             self.rejects.sync()

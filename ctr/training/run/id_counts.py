@@ -169,7 +169,6 @@ class IdCounts:
         self._multivalent = [(self.features.index(f), f) for f in schema.multivalent if f in there]
 
     def update(self, feed: Feed) -> None:
-        """Adds a batch that was read."""
         parts = [feed.batch.rows, *(one.rows for one in feed.constraint_batches if one is not None)]
         rows = sum(map(len, parts))
         if not rows:
@@ -218,7 +217,6 @@ class IdCounts:
         return ids, slots
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the state as plain arrays, not copied."""
         return {
             "window": self.window,
             "batches": self.batches,
@@ -228,7 +226,6 @@ class IdCounts:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes on from what ``to_arrays`` gave. Raises KeyError: an array is missing."""
         for name, own in self.to_arrays().items():
             own[...] = arrays[name]
 

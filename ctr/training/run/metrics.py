@@ -141,7 +141,6 @@ class RunMetrics:
         return dict(self._running)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the state as plain arrays, not copied."""
         groups: dict[str, Mapping[str, np.ndarray]] = {
             "total": self.total.to_arrays(),
             "window": self.window.to_arrays(),

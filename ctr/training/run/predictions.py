@@ -56,7 +56,6 @@ class PredictionWriter:
         return self
 
     def add(self, batch: Batch, logit: np.ndarray) -> None:
-        """Takes the logits (float32 [N]) of a batch's good rows."""
         columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
         self._pending.append({**columns, "logit": logit})
         self._pending_rows += len(logit)
@@ -64,7 +63,6 @@ class PredictionWriter:
             self.flush(batch.end)
 
     def flush(self, end: int) -> None:
-        """Has what was collected up to position ``end`` of the log written."""
         if not self._pending:
             return
         path, parts = self._folder / f"{end:020d}.parquet", self._pending

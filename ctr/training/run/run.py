@@ -205,7 +205,6 @@ class Run:
         return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
 
     def progress(self) -> dict[str, Any]:
-        """Returns where the run stands as a checkpoint has it: position, last times and the logs it has seen."""
         return {
             "position": self.position.as_json(),
             "window_times": self.metrics.window_times,
@@ -216,7 +215,6 @@ class Run:
         return {"": self.position.examples, **self.position.constraint_logs}
 
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
-        """Hashes the partitions of each sidecar that begin before ``until``, in microseconds."""
         return {role: sidecar.until(until) for role, sidecar in self._sidecars.items()}
 
     # From batch to batch.
@@ -233,7 +231,6 @@ class Run:
         return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
 
     def record(self, feed: Feed, scores: Scores) -> None:
-        """Records a new batch: its ids, scores and faulty rows."""
         batch, position = feed.batch, self.position
         rows = batch.rows
         self.metrics.ids.update(feed)
@@ -250,7 +247,6 @@ class Run:
             self.files.predictions.add(batch, logit)
 
     def record_constraint_logs(self, feed: Feed, scores: Scores) -> None:
-        """Records the rows of constraint logs that come with a batch, as ``record`` does the batch's own."""
         position, begin = self.position, len(feed.batch.rows)
         for source, (name, batch) in enumerate(
             zip(self._constraint_names, feed.constraint_batches, strict=False), 1

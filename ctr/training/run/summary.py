@@ -174,7 +174,6 @@ def _shown(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def _excess(summary: Mapping[str, Any]) -> float:
-    """Returns the share of the highest decile in the difference of predicted and actual clicks."""
     deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
     excess = [row["weight"] * row["bias"] for row in deciles]
     total = sum(excess)

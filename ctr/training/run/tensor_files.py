@@ -27,7 +27,6 @@ def written_by_tensorflow(path: Path) -> Iterator[None]:
 
 
 def _words(number: int, error: tf.errors.OpError) -> str:
-    """What went wrong, without the names that TensorFlow gives the nodes of its graph."""
     if number != errno.EIO:
         return os.strerror(number)
     text = re.sub(r"\{\{.*?\}\}|\[Op:.*?\]", "", error.message.partition("\n")[0])

@@ -148,7 +148,6 @@ class _Keys:
         )
 
     def of_matrix(self, ids: np.ndarray) -> np.ndarray:
-        """Of the ids [N, S] of the single-valued features."""
         offsets, grows = self._single_offsets, self._grows
         if not self._layout.growing:
             # The ids of a log with features elsewhere that grow are int64.

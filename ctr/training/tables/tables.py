@@ -165,7 +165,6 @@ class EmbeddingTables:
             self.optimizer.reset_rows(number, own, row_count(self.weights[number]))
 
     def grow(self, number: int, size: int) -> None:
-        """Gives a table rows until all its parts together have ``size``."""
         if size > self._counts[number]:
             owners = self._owners[number]
             own = len(range(owners.rank, size, owners.size))
@@ -176,7 +175,6 @@ class EmbeddingTables:
     # In a step.
 
     def signature(self) -> list[dict[str, tf.TensorSpec]]:
-        """Of the tensors of plans (``ctr.training.feed.plan_tensors``)."""
         indices = tf.TensorSpec([None], tf.int32)
         return [
             {
@@ -252,7 +250,6 @@ class EmbeddingTables:
         rate: tf.Tensor,
         compiled: bool,
     ) -> None:
-        """Makes one step on the rows of a batch; see ``ctr.optim.protocol.Optimizer.update``."""
         parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
         self.optimizer.update(
             [
@@ -267,7 +264,6 @@ class EmbeddingTables:
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """Rows and what the optimizer has, under names that do not depend on the process."""
         rows = {
             f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.weights, strict=True)
         }
@@ -314,7 +310,6 @@ class EmbeddingTables:
         return tf.Variable(values, name=table.name.partition(":")[0], shape=shape)
 
     def _rows_of_all(self, number: int) -> np.ndarray:
-        """Returns the rows of a divided table in the first worker; in others there are none."""
         owners, rows, columns = self._owners[number], self.count(number), self.layouts[number].columns
         values = np.zeros((rows if owners.is_chief else 0, columns), np.float32)
         most, piece = len(range(0, rows, owners.size)), _PIECE // owners.size
@@ -337,7 +332,6 @@ def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float
 
 
 def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
-    """Puts gradients, [N, C], and curvatures into columns that can be added up."""
     if not curvature:
         return gradient
     values, groups = curvature

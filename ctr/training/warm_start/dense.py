@@ -51,11 +51,9 @@ class Moved(NamedTuple):
     exact: bool  # whether all of it is taken, in its own order
 
     def fills(self, shape: Sequence[int]) -> bool:
-        """Tells whether all of a new weight of this shape comes from the old one."""
         return all(len(index) == size for index, size in zip(self.new, shape, strict=False))
 
     def move(self, target: np.ndarray, source: np.ndarray) -> None:
-        """Writes what is taken of ``source`` into ``target``."""
         if not self.new:
             target[...] = source
         else:

@@ -147,7 +147,6 @@ def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mappin
 
 
 def _clear(folder: Path) -> None:
-    """Deletes what a warm start that was killed has left."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -198,7 +197,6 @@ def _make(
 def _take(
     arrays: dict[str, np.ndarray], old: _Old, new: Side, slots: Slots, source: Path
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Puts all that matches into ``arrays``; returns the table, and what ramps have had."""
     sides = new, old.side
     features, kept = take_rows(arrays, old.arrays, *sides, slots)
     if not any(entry.status in ("taken", "partly") for entry in features):

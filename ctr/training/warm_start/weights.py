@@ -50,7 +50,6 @@ class Side:
     shapes: Mapping[str, tuple[int, ...]]  # of the dense weights by name, in the order of checkpoints
 
     def places(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
-        """By feature: its table, its first row there, and what it is."""
         return {
             feature.name: (layout, layout.offsets()[feature.name], feature)
             for layout in self.layouts
@@ -138,7 +137,6 @@ def take_rows(
 
 
 def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
-    """Views a table's rows as [rows, copies, columns of a copy]."""
     return table.reshape(len(table), layout.copies, -1)
 
 
