@@ -18,10 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainStep:
-    """The compiled functions that score a run's batches and learn from them, each compiled when it is first called.
-
-    It learns by the mean of the gradients of ``parts`` of the model, of which the first one scores.
-    """
+    """Compiled functions of a run: the first of ``parts`` scores, and all learn by the mean of their gradients."""
 
     def __init__(
         self, state: TrainState, config: TrainConfig, jit: bool, parts: Sequence[Part] = (WHOLE,)
@@ -87,10 +84,7 @@ class TrainStep:
         return logit, slices
 
     def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Computes what ``learn`` would learn by; changes nothing.
-
-        Returns the gradients of the batch's distinct rows of each table, float32 [U, C], and of each dense weight.
-        """
+        """Computes what ``learn`` would learn by: gradients of each table's distinct rows and of each dense weight."""
         feed = feed.with_rows(self.state.tables)
         of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
         return of_rows, of_dense

@@ -56,10 +56,7 @@ def resolve_compute_dtype(config: TrainConfig) -> str:
 
 
 def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
-    """Tells whether XLA compiles the step. ``auto``: not on a CPU, where XLA leaves the matrix units unused.
-
-    Nor with several workers, between which XLA exchanges nothing.
-    """
+    """Tells whether XLA compiles the step; ``auto``: not on CPUs, whose matrix units it leaves unused."""
     if config.jit != "auto":
         return config.jit
     if workers > 1:

@@ -287,10 +287,7 @@ def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
 def _wait_for_logs(
     log: Path, config: TrainConfig, seconds: float, patience: _Patience
 ) -> tuple[str | None, str | None]:
-    """Waits until all logs are there that a run cannot begin without.
-
-    Returns what is missing, and the reason to wait no longer; None and None: nothing is missing.
-    """
+    """Waits until all logs are there; returns what is missing and the reason to wait no longer, or None and None."""
     constraints, distillation = config.objective.bias_constraints, config.objective.distillation
     read = [log, *(Path(one.path) for one in (() if constraints is None else constraints.logs))]
     teacher_log = () if distillation is None or distillation.log is None else (Path(distillation.log),)

@@ -59,11 +59,7 @@ class Inputs(Logs):
 
 
 def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
-    """Finds and checks everything that a run reads.
-
-    Raises InputError: a log is none, is empty, or has other features than the first one; a feature, sidecar or
-    sidecar's row that the configuration needs is not there; workers have other inputs, versions or processors.
-    """
+    """Finds all that a run reads. Raises InputError: it is not there, does not fit, or workers have other inputs."""
     with workers.raise_if_any_failed():
         logs = open_logs(path, config)
         constraints = config.objective.bias_constraints
@@ -92,11 +88,7 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Goes over the log from ``start`` on where a sidecar must say something of every row, before training does.
-
-    Returns False where ``stop``, asked now and then, made it give up. Raises InputError: how many rows the sidecar says
-    nothing of, and which are the first.
-    """
+    """Checks that sidecars say something of every row from ``start`` on; False where ``stop`` ended it."""
     selection = selection_of(inputs, start)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)

@@ -71,12 +71,7 @@ class Logs:
 
 
 def open_logs(path: Path, config: TrainConfig) -> Logs:
-    """Finds the logs that a run reads, and checks the configuration against their features.
-
-    Raises:
-        InputError: a log is none, is empty, or has other features than the first one; the configuration names a
-            feature that there is not.
-    """
+    """Finds the logs that a run reads. Raises InputError: one is empty, or they do not fit."""
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
     config = resolve(config, schema, log.manifests)

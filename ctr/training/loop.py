@@ -287,10 +287,7 @@ class Session:
         return self.published.inputs
 
     def refresh(self) -> bool:
-        """Finds what was published since the last call; returns whether there was anything. Cheap where there is not.
-
-        Raises InputError: partitions seen before are not there or not what they were.
-        """
+        """Finds what was published since; returns whether there was anything. Raises InputError: logs have changed."""
         self._check_usable()
         is_more = self.published.refresh()
         self.run.follow_logs(self.inputs)
@@ -346,11 +343,7 @@ class Session:
             raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
 
     def score(self, rows: Rows | pa.Table) -> np.ndarray:
-        """Returns the logits, float32 [N], that the weights give N good rows, or a shard's columns; changes nothing.
-
-        Labels and weights are of no effect, and queries need not be whole. Raises InputError: a faulty row, or other
-        features.
-        """
+        """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard."""
         self._check_usable()
         logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())
         return finite_logits(logit, self.run.config.model.prior)
@@ -375,10 +368,7 @@ class Session:
         return went_back
 
     def interrupt(self, reason: str) -> NoReturn:
-        """Writes a checkpoint of where it stands, and raises Interrupted with the name of the signal.
-
-        It changes no result: what resumes there ends in the same bits.
-        """
+        """Writes a checkpoint, which changes no result, and raises Interrupted with the name of the signal."""
         self._check_usable()
         run = self.run
         if run.position.examples != run.saved_at:

@@ -64,10 +64,7 @@ def shape_of_batch(
     plans: Sequence[TablePlan],
     division: DividedBatch | None,
 ) -> Shape:
-    """Finds the smallest shape that holds a batch. Raises InputError: none does; what there is too much of.
-
-    ``position``: of the batch in the log; ``pairs``: of the part of it that has most; ``plans``: without padding.
-    """
+    """Finds the smallest shape that holds a batch, planned without padding. Raises InputError where none does."""
     if division is None:
         of_part, tables = rows, [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
     else:

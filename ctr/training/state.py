@@ -60,10 +60,7 @@ def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def linear_layers(shape: Architecture, weights: Mapping[str, tf.Tensor]) -> list[Layer]:
-    """Lists the linear products of a plain model in the order of the work, those of all components one after the other.
-
-    By the numbers of their weights, in the order of ``dense_weights``.
-    """
+    """Lists the linear products in the order of the work, each of all components, by the numbers of weights."""
     numbers = {name: number for number, name in enumerate(weights)}
     layers: dict[str, list[Layer]] = {}
     for name, number in numbers.items():
@@ -187,10 +184,7 @@ class TrainState:
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
-        """Sets all variables and maps, of divided ones this worker's part. Raises ValueError: names or shapes differ.
-
-        ``parts``: which parts these are, where they are not those with which the state began.
-        """
+        """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
         names = self._leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
@@ -233,10 +227,7 @@ def fresh_state(
     workers: Workers = ALONE,
     chips: Chips | None = None,
 ) -> TrainState:
-    """Makes the state that a run begins with, the same whenever it is asked for.
-
-    From here on TensorFlow is restricted to operations that repeat bit by bit.
-    """
+    """Makes the state that a run begins with, always the same; from now on TensorFlow repeats bit by bit."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
     return TrainState(layouts, config, dtype, families, workers, chips)

@@ -10,10 +10,7 @@ from ctr.workers.collectives import Workers
 def gather_scores(
     group: Workers, holds: tf.Tensor, logit: tf.Tensor, slices: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """Gathers whether something holds in all members, a bool scalar, and the scores of their rows.
-
-    Of B rows of each member float32 [B] logits and int32 [B] slices become [W * B].
-    """
+    """Gathers whether something holds in all members, and the scores of their rows: [B] of each become [W * B]."""
     if group.size == 1:
         return holds, logit, list(slices)
     # Slices are far fewer than float32 counts without gaps.

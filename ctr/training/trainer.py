@@ -91,11 +91,7 @@ class Trainer:
         return Scores(np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.state.families])
 
     def score_rows(self, rows: Rows | pa.Table, schema: Schema, ramps: Ramps) -> np.ndarray:
-        """Returns the logits, float32 [N], that the present weights give N rows, also those that are not finite.
-
-        ``rows``: good rows of the log's features, or a table of a shard's columns. Raises InputError: a faulty row, or
-        rows of other features.
-        """
+        """Returns the logits, float32 [N], of good rows, or of the columns of a shard. Raises InputError."""
         good = _check_rows(rows, schema)
         batch_rows, objective = self._config.batch.rows, self._config.objective.scored_part
         seat = self.state.seat
@@ -122,10 +118,7 @@ class Trainer:
         return logit
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
-        """Tells whether the weights give sound predictions for the last batch that they learned from.
-
-        The scores of that batch were of the weights before its step; these are of the weights after it.
-        """
+        """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
         return self.last_applied is None or predicts_soundly(self.score(self.last_applied, ramps).logit)
 
     def weights_and_gradients(self, ramps: Ramps) -> dict[str, np.ndarray]:

@@ -147,10 +147,7 @@ def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
-    """Tells whether ``run_dir`` is still to be begun from another one; False where that was done.
-
-    Raises InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
-    """
+    """Tells whether ``run_dir`` is still to be begun from another one. Raises InputError: it was begun otherwise."""
     if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run_dir)

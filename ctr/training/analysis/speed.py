@@ -1,7 +1,4 @@
-"""Speed of a run, and of several models' steps.
-
-Steps that are compared are timed by turns in one process, so that a slow minute is slow for all.
-"""
+"""Speed of a run, and of models' steps, timed by turns in one process, so that a slow minute is slow for all."""
 
 import math
 import time
@@ -25,10 +22,7 @@ _SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
 
 
 class RunningMedian:
-    """Median of any number of times, in a fixed amount of memory.
-
-    A histogram of seconds on a logarithmic scale: the median is right to within 0.5%, from 1 us to a day.
-    """
+    """Median of any number of times, from a histogram on a logarithmic scale: to within 0.5%, from 1 us to a day."""
 
     def __init__(self) -> None:
         bins = math.ceil(math.log(_LONGEST / _SHORTEST) / math.log(_RATIO))
@@ -80,10 +74,7 @@ class Throughput:
 
 
 class TimedModel:
-    """A fresh model, and the batches that it learns from again and again.
-
-    What a sidecar would have for their rows is made up, and constraint logs have none: no step's time depends on it.
-    """
+    """A fresh model, and batches that it learns from again and again; what sidecars have is made up."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         layouts, objective = config.table_layouts(schema), config.objective
@@ -115,10 +106,7 @@ def _taught(batch: Batch) -> Batch:
 
 
 def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each in each round, after a first one, in which everything is compiled.
-
-    Every other round goes backwards: what a turn leaves behind, in caches and in threads, is not always the same one's.
-    """
+    """Returns the seconds of each in each round but the first, which compiles. Every other round goes backwards."""
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):
         for name in list(turns)[:: -1 if number % 2 else 1]:

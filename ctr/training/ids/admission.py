@@ -85,10 +85,7 @@ class CountMinSketch:
 
 
 def drawn(example_ids: np.ndarray, probability: float, salt: str) -> np.ndarray:
-    """Draws examples (int64 [N]), each by a hash of its id: the same ones, bool [N], in every run, order and log.
-
-    Another salt gives an independent draw; so does the salt of a sample, which has another prefix.
-    """
+    """Draws examples by a hash of their ids: the same, bool [N], in every run, order and log; other than samples."""
     return uniform_hash(example_ids, f"admission {salt}") < probability
 
 

@@ -92,11 +92,7 @@ DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
 
 
 class IdMap:
-    """Slots of the growing features of one embedding table.
-
-    ``features``: ids refer to them by position. ``group``: the workers that have the map together, all of which make
-    the same calls.
-    """
+    """Slots of the growing features of one table; all workers of the ``group`` make the same calls."""
 
     def __init__(
         self,
@@ -318,10 +314,7 @@ class IdMap:
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the ids of all workers that have a slot in the first worker, none in others; all have to call it.
-
-        int32 [N], table rows, rising; int16 [N], the ids' features; int64 [N], their fingerprints.
-        """
+        """Returns rows (rising), features and fingerprints of all ids in the first worker; all have to call it."""
         table = self._slots
         features = gather_divided(self.group, table.features[: table.held], table.places)
         fingerprints = gather_divided(self.group, table.fingerprints[: table.held], table.places)
@@ -431,10 +424,7 @@ def restored_maps(
 
 
 def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none.
-
-    ``ids``: for each map features, int16 [U], and fingerprints, int64 [U].
-    """
+    """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none."""
     if not ids:
         return []
     held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]

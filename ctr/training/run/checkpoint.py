@@ -98,10 +98,7 @@ def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> 
 
 
 def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:
-    """Waits for the files of all workers, the first of which wrote ``sha256``; returns the entries for ``read_parts``.
-
-    Raises WorkerLostError where some did not come in time.
-    """
+    """Waits for the files of all workers; returns entries for ``read_parts``. Raises WorkerLostError: some are late."""
     entries = [_entry(ARRAYS, sha256, share)]
     begun = time.monotonic()
     for rank in range(1, share.size):
@@ -317,10 +314,7 @@ def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None
 
 
 def drop_after(folder: Path, examples: int) -> None:
-    """Deletes the checkpoints of positions after ``examples``, the newest first.
-
-    Raises InputError where that of ``examples``, unless it is 0, is not there; then none is deleted.
-    """
+    """Deletes checkpoints after ``examples``, newest first. Raises InputError: that of ``examples`` is not there."""
     if examples and not (folder / f"{examples:020d}").is_dir():
         raise InputError(
             f"{folder}: the checkpoint {examples} is missing, but the run has to roll back to it"

@@ -84,10 +84,7 @@ def only_process(run_dir: Path) -> Iterator[None]:
 def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
-    """Begins a run directory, or checks that it can go on under all of these; holds it until the block ends.
-
-    Of several workers the first one does so. Raises InputError: it was begun otherwise, or another process holds it.
-    """
+    """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block."""
     with ExitStack() as held:
         workers.once(lambda: held.enter_context(_held(run_dir, config, schema, environment)))
         yield

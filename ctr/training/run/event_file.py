@@ -74,10 +74,7 @@ _numbers = itertools.count()
 
 
 class EventFiles:
-    """The events of a run, written anew whenever it begins or goes on: the earlier ones are deleted then.
-
-    Whatever writes raises OSError where the disk is full or fails.
-    """
+    """Events of a run, written anew whenever it begins or goes on. What writes raises OSError where the disk fails."""
 
     def __init__(self, folder: Path, totals: tf.io.TFRecordWriter, windows: tf.io.TFRecordWriter) -> None:
         self._folder, self._totals, self._windows = folder, totals, windows

@@ -1,7 +1,4 @@
-"""The files of a run that grow with it, and the thread that writes the large ones; of several workers the first writes.
-
-On a resume, and when a run goes back, they are cut back to where they were at the checkpoint.
-"""
+"""Files of a run that grow with it, and the thread that writes the large ones; of several workers the first writes."""
 
 import contextlib
 import json
@@ -170,10 +167,7 @@ class RunFiles:
         self._closing = threading.Event()
 
     def newest_checkpoint(self, wanted: Wanted) -> Checkpoint | None:
-        """Reads the newest checkpoint; of several workers the one that the first found to be sound.
-
-        Raises InputError where all are damaged, or there must be one.
-        """
+        """Reads the newest sound checkpoint. Raises InputError where all are damaged, or there must be one."""
         if self._workers.size == 1:
             saved = checkpoint.restore_newest(self._checkpoints)
             if saved is not None:
@@ -185,10 +179,7 @@ class RunFiles:
         return None
 
     def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int = -1) -> None:
-        """Opens the files where they stood at a checkpoint, and deletes what was written after it.
-
-        ``sound``: the position that a rollback would go back to. Raises InputError: files are missing or shorter.
-        """
+        """Opens files where they stood at a checkpoint, and cuts off the rest. Raises InputError: one is shorter."""
         if not self._workers.is_chief:
             self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
         self._workers.once(lambda: self._open(lengths, prediction_parts, sound))

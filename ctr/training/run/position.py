@@ -84,10 +84,7 @@ def note_step(position: Position, begin: int, end: int, applied: bool, predicts:
 
 
 def mark_here(position: Position) -> Mark:
-    """Notes, in place, that a checkpoint of this position is written, unless within a streak of skipped steps.
-
-    Returns where a rollback goes back to from now on.
-    """
+    """Notes a checkpoint of this position unless within a streak; returns where a rollback goes from now on."""
     if not position.skipped_in_a_row:
         position.mark = list(Mark(position.examples, position.learned, position.applied_begin))
     return Mark(*position.mark)

@@ -1,7 +1,4 @@
-"""Progressive predictions of a run: their files, and the sidecar of the log that is published of them.
-
-Each was made before the model learned from its example (FF 4.1.2), so that students and samples may take them.
-"""
+"""Progressive predictions of a run, made before the model learned from an example (FF 4.1.2), and their sidecar."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +22,7 @@ PREDICTION_COLUMNS = (
 
 
 class PredictionWriter:
-    """Collects progressive predictions and writes them in Parquet files, the last one before each checkpoint.
-
-    ``submit`` has a file written, at once or later, in the order of the calls.
-    """
+    """Collects progressive predictions, and has ``submit`` write them in Parquet files, at once or later, in order."""
 
     def __init__(
         self,

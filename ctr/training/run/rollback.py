@@ -185,19 +185,13 @@ def is_export_due(limit: int | None, every: int, before: int, position: Position
 
 
 def drop_after(run_dir: Path, examples: int) -> None:
-    """Deletes what the run in ``run_dir`` has published of positions after ``examples``, and goes back from.
-
-    The exports first: without them a run that is killed in between goes on; beside them it could not learn otherwise.
-    """
+    """Deletes what a run has published of later positions, exports first: beside them it could not learn otherwise."""
     drop_models_after(run_dir / "exports", examples)
     checkpoint.drop_after(run_dir / "checkpoints", examples)
 
 
 def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
-    """Finds the first of a run's variables, whole or in pieces, that is not finite, or beyond all learning.
-
-    Returns its name and what is wrong with it; None: none is.
-    """
+    """Names the first variable, whole or in pieces, that is not finite or beyond all learning, and what is wrong."""
     for name, array in arrays:
         if not name.startswith(_CHECKED) or not array.size:
             continue

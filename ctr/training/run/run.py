@@ -92,10 +92,7 @@ class Run:
         )
 
     def resume(self, saved: Checkpoint | None) -> None:
-        """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already.
-
-        Opens the files there, and deletes what was written after it. Raises InputError: see ``open_run``.
-        """
+        """Sets everything to where a checkpoint, or the beginning, stands, and deletes what was written after it."""
         self._begin()
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
@@ -150,11 +147,7 @@ class Run:
         return rollback.is_checkpoint_due(limit, every, self.position, self.rollbacks)
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
-        """Agrees with all workers on what follows a batch.
-
-        Returns whether the newest checkpoint is so old, by the clock of the first worker, that another one is to be
-        written though none is due; and whether any worker is to stop.
-        """
+        """Agrees with all workers whether a checkpoint is due by the first one's clock, and whether any is to stop."""
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
         wishes = self.workers.gather_numbers(np.array([is_old, stops], np.int64))
@@ -282,10 +275,7 @@ class Run:
         return bool(self.rollbacks) and rollback.is_quarantined(batch.begin, batch.end, self.rollbacks)
 
     def record_learned(self, feed: Feed, scores: Scores) -> None:
-        """Records that a batch was learned from, or that it was not, because it is quarantined.
-
-        Raises RollbackNeeded where with this step so many were skipped in a row that the run has to go back.
-        """
+        """Records that a batch was learned from, or is quarantined. Raises RollbackNeeded: too many were skipped."""
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.learned, position.learned_until = batch.end, batch.last_query

@@ -93,10 +93,7 @@ def take_snapshot(run: Run) -> Snapshot:
 
 
 def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
-    """Reads the weights in a run's checkpoint of position ``examples``, or in its newest one.
-
-    Raises InputError: no run directory, a file of it missing or damaged, or no such checkpoint.
-    """
+    """Reads the weights in a checkpoint of a run, or in its newest one. Raises InputError where it is damaged."""
     config, schema = read_run_model(run_dir)
     path = run_dir / "environment.json"
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")

@@ -23,10 +23,7 @@ _TOP_SHARE = 0.5
 
 
 class LearningError(InputError):
-    """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete.
-
-    ``summary``: the content of summary.json; None where there is none.
-    """
+    """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete."""
 
     def __init__(self, message: str, summary: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -34,10 +31,7 @@ class LearningError(InputError):
 
 
 def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
-    """Returns what training returns of a finished run; with ``record`` publishes the predictions as that sidecar.
-
-    Raises LearningError: the run learned nothing.
-    """
+    """Returns what training returns of a finished run; publishes the sidecar ``record``. Raises LearningError."""
     result = dict(summary)
     if failure := summary["learning_failure"]:
         raise LearningError(f"{run_dir}: {failure}", result)

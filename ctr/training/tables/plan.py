@@ -88,10 +88,7 @@ def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
 def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
-    """Pads a plan of N batch rows to B >= N rows, of which the model gives those from N on weight 0.
-
-    ``values`` (V) and ``ids`` (U, at most the table's rows): what these are padded to; None: one of few sizes.
-    """
+    """Pads a plan to B = ``rows``, whose weight is 0; ``values`` (V) and ``ids`` (U) None: to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = padded_size(used) if count else 0

@@ -139,10 +139,7 @@ class EmbeddingTables:
         return found
 
     def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
-        """Gives ids of another run slots, for a feature of ``TableLayout.growing``; rows begin as new ones do.
-
-        Returns int32 [N], their rows; -1 for ids that did not fit.
-        """
+        """Gives ids of another run slots, whose rows begin as new ones do: int32 [N]; -1 for ids that did not fit."""
         features = np.full(len(known.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, known)
         fits = rows >= 0

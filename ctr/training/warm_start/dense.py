@@ -106,10 +106,7 @@ def take_optimizer(
     old: Side,
     moves: Mapping[int, tuple[int, Moved]],
 ) -> tuple[dict[int, Status], str]:
-    """Puts in what the optimizer knew of the dense weights that were taken, given by the ``moves`` of ``take_weights``.
-
-    Returns by the number of each of these weights what became of its state, and why some of it was not taken.
-    """
+    """Puts in what the optimizer knew of weights that were taken; returns what became of it by number, and why."""
     optimizer, before = (dense_optimizer(side.config.optimizer.dense) for side in (new, old))
     taken = optimizer.take_over(
         Saved(arrays, list(new.shapes.values())), before, Saved(old_arrays, list(old.shapes.values())), moves
@@ -277,11 +274,7 @@ def deepen(
     kept: frozenset[str],
     entries: Sequence[Entry],
 ) -> list[Entry]:
-    """Makes layers and crosses that the old model has not begin without effect.
-
-    Arguments as of ``take_weights``, and the ``entries`` that it returned: all that both models have was taken already.
-    Returns them, those of weights that were set here changed.
-    """
+    """Makes layers and crosses that the old model has not begin without effect; returns ``entries``, those changed."""
     names = dict(zip(new.keys(), new.shapes, strict=True))
     weights = {key: arrays[dense_key(index)] for key, index in new.keys().items()}
     begun_fresh = {entry.name for entry in entries if entry.status == "fresh"}
@@ -388,10 +381,7 @@ def unable_to_carry(weights: Weights, layers: Sequence[Sequence[str]], outputs: 
 def carry(
     weights: Weights, layers: Sequence[Sequence[str]], heads: Sequence[str], read: Sequence[np.ndarray]
 ) -> None:
-    """Makes added layers, of one matrix or two each, carry what the heads read of the layer before them.
-
-    ``read``: for each of the tower's heads its matrix before, [n, k_i], of the n units before the first added layer.
-    """
+    """Makes added layers carry what heads read of the layer before them: ``read``, by head [n, k_i], of its n units."""
     reader = np.concatenate(read, axis=1)
     outputs = reader.shape[1]
     for layer in layers:

@@ -1,7 +1,4 @@
-"""Weights of one run that another one begins with: matched by meaning, never by place.
-
-Rows of tables go feature by feature, wherever a feature lies in whatever table; dense weights by name (``dense.py``).
-"""
+"""Weights of one run that another one begins with: rows of tables by feature, dense weights by name (``dense.py``)."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -226,10 +223,7 @@ def take_ramps(
 def take_schedules(
     new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Decides which schedules of learning rates continue, and which begin; for the rest see ``take_ramps``.
-
-    One continues where the old run has one for the same weights, and some of these weights were taken.
-    """
+    """Decides which schedules continue: those of the same weights, some of which were taken; see ``take_ramps``."""
     used = {entry.part for entry in entries if entry.status in ("taken", "partly")}
     parts = {"embeddings": "feature", "dense": "weight"}
     lines: list[Entry] = []
@@ -245,10 +239,7 @@ def take_schedules(
 
 
 def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slots:
-    """Gives the ids of the features that both runs have slots in the new run's maps, with what is known of their use.
-
-    ``state``: of the new run, as it begins; the slots begin as those of new ids do.
-    """
+    """Gives ids of the features that both runs have slots in the new run's maps, with what is known of their use."""
     old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
     meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     slots = {}
