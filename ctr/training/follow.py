@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,15 +96,17 @@ class Followed:
 class LagReport:
     """Writes the lines of one session, after those of earlier ones."""
 
-    def __init__(self, session: Session, file: GrowingFile) -> None:
-        self._session, self._file = session, file
-        position = session.run.position
-        self._begin(position.examples, position.learned)
-
-    @classmethod
-    def open(cls, session: Session) -> Self:
+    def __init__(self, session: Session) -> None:
         path = session.run.run_dir / FOLLOW_FILE
-        return cls(session, GrowingFile.open(path, _whole_lines(path)))
+        # A line that was not written to its end is cut off.
+        length = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+        self._session, self._file = session, GrowingFile.open(path, length)
+        self.went_back()
+
+    def went_back(self) -> None:
+        """Begins anew where the session stands after a rollback: what it passed before is passed again."""
+        position = self._session.run.position
+        self._begin(position.examples, position.learned)
 
     def _begin(self, passed: int, learned: int) -> None:
         self._written = self._passed = passed
@@ -113,15 +115,6 @@ class LagReport:
         self._next = self._behind = 0
         self._published: float | None = None
         self._pass_partitions(learned if self._session.run.config.label_delay else passed)
-
-    def went_back(self) -> None:
-        """Begins anew where the session stands after a rollback: what it passed before is passed again."""
-        position = self._session.run.position
-        self._begin(position.examples, position.learned)
-
-    def _trained(self, passed: int) -> int:
-        run = self._session.run
-        return run.position.learned if run.config.label_delay else passed
 
     def _pass_partitions(self, trained: int) -> list[Manifest]:
         """Goes on to the first partition that has rows after the first ``trained`` ones; returns those gone by."""
@@ -143,15 +136,16 @@ class LagReport:
             mark = Mark(*self._session.run.position.mark)
             self._begin(mark.examples, mark.learned)
         self._passed = position
-        self._note(position, self._session.inputs.log.rows - position, self._trained(position), False)
+        self._note(position, is_end=False)
 
     def advanced(self, waiting: int) -> None:
-        passed = self._session.inputs.log.rows - waiting
-        self._note(passed, waiting, self._trained(passed), True)
+        """Notes the end of an advance that left ``waiting`` rows."""
+        self._note(self._session.inputs.log.rows - waiting, is_end=True)
 
-    def _note(self, passed: int, waiting: int, trained: int, is_end: bool) -> None:
-        self._waiting = waiting
-        gone = self._pass_partitions(trained)
+    def _note(self, passed: int, is_end: bool) -> None:
+        run = self._session.run
+        self._waiting = self._session.inputs.log.rows - passed
+        gone = self._pass_partitions(run.position.learned if run.config.label_delay else passed)
         if not gone and not (is_end and passed > self._written):
             return
         now = time.time()
@@ -161,8 +155,8 @@ class LagReport:
                 "time": round(now, 3),
                 "position": passed,
                 "rows": passed - self._written,
-                "waiting": waiting,
-                "trained_through": self._session.run.learned_through,
+                "waiting": self._waiting,
+                "trained_through": run.learned_through,
                 "published_through": self._session.inputs.log.end,
                 "partitions": [
                     [partition.start, partition.end, round(one, 3)]
@@ -184,10 +178,6 @@ class LagReport:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _whole_lines(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
 def follow(
@@ -237,7 +227,7 @@ def follow(
 
     with (
         open_session(log, config, run_dir, passed_batch, exporter, True, phase) as session,
-        closing(LagReport.open(session)) as report,
+        closing(LagReport(session)) as report,
     ):
         _advance(session, report, patience)
         while True:

@@ -194,9 +194,12 @@ def read_feeds(
         else:
             batches = whole_query_batches(blocks, size, batch.max_query_rows)
         for one in batches if partial else _final(batches, inputs, hold):
-            due = [_read_until(stream, one) for stream in streams]
-            rows = size.at(one.begin)
-            feed = make_feed(one, layouts, rows, objective, inputs.families, due, config.ids, seat, shapes)
+            # Rows of a constraint log whose time has come: before the batch's last one. At that time itself the next
+            # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
+            until = [stream.until(one.times[1] - 1) for stream in streams]
+            due = [None if rows is None else set_rejects_apart(rows) for rows in until]
+            usual = size.at(one.begin)
+            feed = make_feed(one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes)
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed
@@ -243,16 +246,6 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
         )
         for name, other in inputs.constraint_logs.items()
     ]
-
-
-def _read_until(stream: Interleaved, batch: Batch) -> Batch | None:
-    """Reads rows of a constraint log whose time has come: before the batch's last one.
-
-    At that time itself the next batch may have rows that are still to be predicted, and a constraint log may
-    hold the same examples with their labels.
-    """
-    rows = stream.until(batch.times[1] - 1)
-    return None if rows is None else set_rejects_apart(rows)
 
 
 class PublishedInputs:

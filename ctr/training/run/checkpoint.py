@@ -18,7 +18,7 @@ import logging
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, TypeVar, cast
 
@@ -31,7 +31,19 @@ from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
+log = logging.getLogger(__name__)
+
+ValueT = TypeVar("ValueT")
+
+Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+
+WEIGHTS = "weights|"
+"""Before the names of a state's arrays; the others are of metrics."""
 ARRAYS = "arrays.npz"
+_STATE = "state.json"
+_PARTIAL = ".partial"
+_DAMAGED = ".damaged"
+_FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 _PIECE = 1 << 22
 _LOOK_EVERY = 0.02
 _MOMENT = 5.0
@@ -136,49 +148,24 @@ def read_parts(
     arrays: dict[str, np.ndarray] = {}
     parts: dict[str, Part] = {}
     seen: dict[str, int] = {}
-    for name, part, values in _read_all(folder, entries):
-        total = part.total if part is not None else len(values) if values.ndim else 0
-        own = wanted(name, total)
-        if part is None and own is None:
-            arrays[name] = values
-        elif own is None:
-            assert part is not None
-            whole.setdefault(name, []).append((part, values))
-        elif part is None:
-            parts[name], arrays[name] = own, shard(values, own)
-        else:
-            parts[name], arrays[name] = own, reshard_to(own, [(part, values)], arrays.get(name))
-            seen[name] = seen.get(name, 0) + len(part.rows)
+    for entry in entries:
+        of_file = {name: Part.from_json(content) for name, content in entry.get("parts", {}).items()}
+        for name, values in each_array(folder / entry["file"]):
+            part = of_file.get(name)
+            own = wanted(name, part.total if part is not None else len(values) if values.ndim else 0)
+            if own is None and part is None:
+                arrays[name] = values
+            elif own is None and part is not None:
+                whole.setdefault(name, []).append((part, values))
+            elif own is not None and part is None:
+                parts[name], arrays[name] = own, shard(values, own)
+            elif own is not None and part is not None:
+                parts[name], arrays[name] = own, reshard_to(own, [(part, values)], arrays.get(name))
+                seen[name] = seen.get(name, 0) + len(part.rows)
     for name, count in seen.items():
         if count != parts[name].total:
             raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")
     return arrays | {name: reshard(found) for name, found in whole.items()}, parts
-
-
-def _read_all(
-    folder: Path, entries: Iterable[Mapping[str, Any]]
-) -> Iterator[tuple[str, Part | None, np.ndarray]]:
-    for entry in entries:
-        parts = {name: Part.from_json(content) for name, content in entry.get("parts", {}).items()}
-        for name, values in each_array(folder / entry["file"]):
-            yield name, parts.get(name), values
-
-
-_STATE = "state.json"
-_PARTIAL = ".partial"
-_DAMAGED = ".damaged"
-_PIECE = 1 << 22
-_FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
-
-log = logging.getLogger(__name__)
-
-ContentT = TypeVar("ContentT")
-ArrayT = TypeVar("ArrayT")
-
-Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
-
-WEIGHTS = "weights|"
-"""Before the names of a state's arrays; the others are of metrics."""
 
 
 class Copies:
@@ -354,7 +341,7 @@ def newest_sound(folder: Path) -> int | None:
     return _newest_sound(folder, position)
 
 
-def _newest_sound(folder: Path, read: Callable[[Path], ContentT]) -> ContentT | None:
+def _newest_sound(folder: Path, read: Callable[[Path], ValueT]) -> ValueT | None:
     damaged: list[Path] = []
     for path in reversed(_complete(folder)):
         try:
@@ -406,7 +393,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
                 ) from None
 
 
-def weights_of(arrays: Mapping[str, ArrayT]) -> dict[str, ArrayT]:
+def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Selects what there is for the arrays of a state, by their names there."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 

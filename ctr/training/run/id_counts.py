@@ -24,6 +24,10 @@ from ctr.training.run.directory import write_json
 from ctr.training.tables.plan import TablePlan
 from ctr.workers.group import gather_uneven
 
+_ROWS, _MISSING, _VALUES, _NEW = range(4)
+_COUNTED_EVERY = 8
+_ADMITTED = SLOT_COUNTS.index("admitted")
+
 TOP_IDS = 10
 
 _NAMED = 3
@@ -129,11 +133,6 @@ def refusal_text(timeline: Timeline) -> str | None:
         f"no room was left for ids of {', '.join(parts)}{more}, which then shared rows: raise ids.capacity, or "
         f"ids.capacities.{worst[0]}, or let old ids go with ids.eviction.policy"
     )
-
-
-_ROWS, _MISSING, _VALUES, _NEW = range(4)
-_COUNTED_EVERY = 8
-_ADMITTED = SLOT_COUNTS.index("admitted")
 
 
 class IdCounts:

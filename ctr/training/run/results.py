@@ -42,6 +42,13 @@ TIMING = (
 )
 
 
+LARGEST_PASS = 200_000
+"""Rows of a log up to which its default slices are found: it is read once more."""
+_SHOWN = 3
+_MOST_VALUES = 200
+_PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
+
+
 def unlearned_text(run: Run) -> str:
     """Tells how many rows were not trained on, as a share of all, and why."""
     position, rows = run.position, run.position.unlearned_rows
@@ -169,13 +176,6 @@ def timing_before(summary_path: Path) -> Mapping[str, float | None]:
 
 def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-LARGEST_PASS = 200_000
-"""Rows of a log up to which its default slices are found: it is read once more."""
-_SHOWN = 3
-_MOST_VALUES = 200
-_PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
 
 
 def default_slices(

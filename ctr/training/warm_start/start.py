@@ -101,7 +101,12 @@ def warm_start(
             _clear(folder)
             environment = describe_environment(config, workers, chips)
             content = _make(folder, inputs, old, position, old_dir, environment)
-            _publish(folder, run_dir)
+            sync_folder(folder)
+            try:
+                folder.rename(run_dir.resolve())
+            except OSError as error:
+                raise InputError(f"{run_dir}: cannot be created: {error}") from None
+            sync_folder(run_dir.resolve().parent)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -118,7 +123,12 @@ def _read_old(run_dir: Path) -> _Old:
     weights = checkpoint.weights_of(arrays)
     try:
         position = Position.from_json(state["position"])
-        _check_arrays(weights, layouts, shapes)
+        for layout in layouts:
+            check_table(weights[f"rows/{layout.name}"], layout)
+        for index, shape in enumerate(shapes.values()):
+            found = weights[name := f"dense/{index:03d}"].shape
+            if found != shape:
+                raise ValueError(f"{name} has the shape {list(found)}, not {list(shape)}")
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
         raise _not_its_own(run_dir, error) from None
@@ -135,15 +145,6 @@ def _read_old(run_dir: Path) -> _Old:
 
 def _not_its_own(run_dir: Path, error: Exception) -> InputError:
     return InputError(f"--init-from {run_dir}: the checkpoint is not one of its config.yaml: {error}")
-
-
-def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mapping[str, Any]) -> None:
-    for layout in layouts:
-        check_table(arrays[f"rows/{layout.name}"], layout)
-    for index, shape in enumerate(shapes.values()):
-        name = f"dense/{index:03d}"
-        if arrays[name].shape != shape:
-            raise ValueError(f"{name} has the shape {list(arrays[name].shape)}, not {list(shape)}")
 
 
 def _clear(folder: Path) -> None:
@@ -217,15 +218,6 @@ def _take(
         *sides, position.trained_examples, position.trained_before, [*features, *weights]
     )
     return [*features, *weights, *slices, *ramps, *schedules], before | examples
-
-
-def _publish(folder: Path, run_dir: Path) -> None:
-    sync_folder(folder)
-    try:
-        folder.rename(run_dir.resolve())
-    except OSError as error:
-        raise InputError(f"{run_dir}: cannot be created: {error}") from None
-    sync_folder(run_dir.resolve().parent)
 
 
 def table_text(content: Mapping[str, Any]) -> str:
