@@ -24,7 +24,7 @@ from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.logs import Log, Logs, open_logs
-from ctr.training.run.position import Position
+from ctr.training.run.rollback import Position
 from ctr.training.shapes import few_shapes
 from ctr.workers.collectives import ALONE, Workers
 
@@ -193,7 +193,7 @@ def read_feeds(
             batches = batches_within(ends, blocks, size, batch.max_query_rows)
         else:
             batches = whole_query_batches(blocks, size, batch.max_query_rows)
-        for one in batches if partial else _final(batches, inputs, hold):
+        for one in batches if partial else _final_batches(batches, inputs, hold):
             # Rows of a constraint log whose time has come: before the batch's last one. At that time itself the next
             # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
             until = [stream.until(one.times[1] - 1) for stream in streams]
@@ -207,7 +207,7 @@ def read_feeds(
     return read_ahead(feeds())
 
 
-def _final(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
+def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
     """Yields those batches that stay the same however the logs go on; ``hold`` is called where the rest begins.
 
     The last one may still grow, unless it is full or ends with its partition; and to any of them belong the rows

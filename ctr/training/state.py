@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctr.data.schema import Schema
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import fitted_names, init_weights
+from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
@@ -52,6 +52,12 @@ def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | Non
         gated=model.network_loss == "own",
         sources=sources or {},
     )
+
+
+def dense_shapes(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
+    widths = tower_widths(layouts, config.model.factorized is not None)
+    return weight_shapes(architecture(config, "float32"), widths)
 
 
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

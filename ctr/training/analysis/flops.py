@@ -33,11 +33,10 @@ from itertools import zip_longest
 
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
 from ctr.training.optimizers import dense_optimizer, table_optimizer
-from ctr.training.state import architecture
+from ctr.training.state import architecture, dense_shapes
 
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
@@ -82,7 +81,7 @@ def count_flops(
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
-    shapes, optimizer = list(weight_shapes(model, widths).values()), config.optimizer
+    shapes, optimizer = list(dense_shapes(config, layouts).values()), config.optimizer
     dense = dense_optimizer(optimizer.dense).cost(shapes)
     averaging = 0 if optimizer.dense.schedule_free is None else _AVERAGING * sum(map(math.prod, shapes))
     clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
@@ -103,8 +102,7 @@ def count_flops(
 
 def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> int:
     """Counts the dense weights of a configuration."""
-    widths = tower_widths(layouts, config.model.factorized is not None)
-    return sum(math.prod(shape) for shape in weight_shapes(architecture(config, "float32"), widths).values())
+    return sum(map(math.prod, dense_shapes(config, layouts).values()))
 
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:

@@ -83,7 +83,7 @@ class TimedModel:
         self.state = fresh_state(config, schema, families)
         self._steps = TrainStep(self.state, config, resolve_jit(config))
         if objective.distillation is not None:
-            batches = [_taught(batch) for batch in batches]
+            batches = [_with_teacher(batch) for batch in batches]
         self.feeds = [make_feed(one, layouts, config.batch.rows, objective, families) for one in batches]
         self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
 
@@ -100,7 +100,7 @@ class TimedModel:
         return (time.perf_counter() - begun) / len(self.feeds)
 
 
-def _taught(batch: Batch) -> Batch:
+def _with_teacher(batch: Batch) -> Batch:
     joined = {**batch.rows.joined, TEACHER_LOGIT: np.zeros(len(batch.rows), np.float32)}
     return replace(batch, rows=replace(batch.rows, joined=joined))
 

@@ -374,17 +374,17 @@ class IdMap:
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
             raise ValueError(f"the arrays are not those of a map with {len(self.features)} features")
         entries = entries or {}
-        self._slots.restore(_below(arrays, "slots/"), entries.get("slots/feature"))
+        self._slots.restore(_without_prefix(arrays, "slots/"), entries.get("slots/feature"))
         self._of_ids = {name: arrays[f"slots/{name}"].copy() for name in _OF_IDS}
         self._occupancy = self._sum_by_feature(self._slots.features[self._slots.taken()])
         self._totals = {name: row.copy() for name, row in zip(_TOTALS, arrays["totals"], strict=True)}
         times = [None if time == _NEVER else int(time) for time in arrays["times"]]
         self._time, self._searched, self._clock.landmark = times
         if self._waiting is not None:
-            self._waiting.restore(_below(arrays, "waiting/"), entries.get("waiting/feature"))
+            self._waiting.restore(_without_prefix(arrays, "waiting/"), entries.get("waiting/feature"))
 
 
-def _below(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
+def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
@@ -410,7 +410,7 @@ def make_id_map(layout: TableLayout, ids: IdsConfig, group: Group = ONE) -> IdMa
 
 def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Selects what a table's map restores itself from, of all arrays of a state, or of something for each of them."""
-    return _below(arrays, f"ids/{layout.name}/")
+    return _without_prefix(arrays, f"ids/{layout.name}/")
 
 
 def restored_maps(
@@ -441,7 +441,9 @@ def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> di
     }
 
 
-def named(layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]) -> dict[str, ValueT]:
+def named_arrays(
+    layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]
+) -> dict[str, ValueT]:
     """Names what there is of each array of maps, given by the numbers of their tables, as states do."""
     return {
         f"ids/{layouts[number].name}/{name}": value

@@ -101,7 +101,7 @@ def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> None:
     """Writes the arrays of a worker that is not the first one, then the note that tells the first one of them."""
     name = f"arrays-{share.rank}.npz"
-    entry = _entry(name, write_arrays(folder / name, arrays), share)
+    entry = _file_entry(name, write_arrays(folder / name, arrays), share)
     # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
     # done in it.
     new = _note(folder, share.rank).with_suffix(".new")
@@ -111,7 +111,7 @@ def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> 
 
 def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:
     """Waits for the files of all workers; returns entries for ``read_parts``. Raises WorkerLostError: some are late."""
-    entries = [_entry(ARRAYS, sha256, share)]
+    entries = [_file_entry(ARRAYS, sha256, share)]
     begun = time.monotonic()
     for rank in range(1, share.size):
         note = _note(folder, rank)
@@ -125,7 +125,7 @@ def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any
     return entries
 
 
-def _entry(file: str, sha256: str, share: Share) -> dict[str, Any]:
+def _file_entry(file: str, sha256: str, share: Share) -> dict[str, Any]:
     return {
         "file": file,
         "sha256": sha256,
@@ -264,7 +264,7 @@ def _remove_leftovers(folder: Path) -> None:
 def clean_up(folder: Path, keep: int, sound: int = -1) -> None:
     """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep`` and that of ``sound``."""
     _remove_leftovers(folder)
-    complete = _complete(folder)
+    complete = _complete_checkpoints(folder)
     for old in complete[:-keep]:
         if int(old.name) != sound:
             _delete(old)
@@ -281,7 +281,7 @@ def _delete(path: Path) -> None:
 
 def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None:
     """Deletes the oldest checkpoints, but the newest one and that of ``sound``, until another one fits."""
-    complete = _complete(folder)
+    complete = _complete_checkpoints(folder)
     sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in complete}
     taken, free = sum(sizes.values()), shutil.disk_usage(folder).free
     given_up = []
@@ -306,7 +306,7 @@ def drop_after(folder: Path, examples: int) -> None:
         raise InputError(
             f"{folder}: the checkpoint {examples} is missing, but the run has to roll back to it"
         )
-    for path in reversed(_complete(folder)):
+    for path in reversed(_complete_checkpoints(folder)):
         if int(path.name) > examples:
             _delete(path)
     if folder.is_dir():
@@ -318,7 +318,7 @@ def _state_hash(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
-def _complete(folder: Path) -> list[Path]:
+def _complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal())
 
 
@@ -343,7 +343,7 @@ def newest_sound(folder: Path) -> int | None:
 
 def _newest_sound(folder: Path, read: Callable[[Path], ValueT]) -> ValueT | None:
     damaged: list[Path] = []
-    for path in reversed(_complete(folder)):
+    for path in reversed(_complete_checkpoints(folder)):
         try:
             content = read(path)
         except _FAULTS as error:
@@ -367,7 +367,7 @@ def read_share(
     path = folder / f"{examples:020d}"
     try:
         state = _read_state(path)
-        arrays, parts = read_parts(path, _files(state), wanted)
+        arrays, parts = read_parts(path, _array_files(state), wanted)
     except _FAULTS as error:
         raise InputError(f"{path}: the checkpoint is damaged ({error})") from None
     return arrays, state, parts
@@ -376,7 +376,7 @@ def read_share(
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing."""
     while True:
-        found = _complete(folder)
+        found = _complete_checkpoints(folder)
         if not found:
             raise InputError(f"{folder}: there is no checkpoint")
         chosen = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
@@ -400,13 +400,13 @@ def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     state = _check(path)
-    arrays, _ = read_parts(path, _files(state))
+    arrays, _ = read_parts(path, _array_files(state))
     return arrays, state
 
 
 def _check(path: Path) -> dict[str, Any]:
     state = _read_state(path)
-    for entry in _files(state):
+    for entry in _array_files(state):
         if file_sha256(path / entry["file"]) != entry["sha256"]:
             raise ValueError(f"{entry['file']} does not have the recorded SHA-256")
     return state
@@ -419,5 +419,5 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _files(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _array_files(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return state.get("worker_files") or [{"file": ARRAYS, "sha256": state["arrays_sha256"]}]

@@ -86,12 +86,14 @@ def hold_run(
 ) -> Iterator[None]:
     """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block."""
     with ExitStack() as held:
-        workers.once(lambda: held.enter_context(_held(run_dir, config, schema, environment)))
+        workers.once(lambda: held.enter_context(_begun_and_held(run_dir, config, schema, environment)))
         yield
 
 
 @contextmanager
-def _held(run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]) -> Iterator[None]:
+def _begun_and_held(
+    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]
+) -> Iterator[None]:
     # First the features: of others, widths differ too.
     check_run_folder(run_dir)
     check_schema(run_dir, schema)
@@ -136,10 +138,10 @@ def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -
 
 def check_run_folder(run_dir: Path) -> None:
     """Raises InputError where ``run_dir`` is something else than a run directory, an empty one, or none."""
-    check_output_folder(run_dir, "a run directory", _is_begun)
+    check_output_folder(run_dir, "a run directory", _is_run_or_new)
 
 
-def _is_begun(folder: Path) -> bool:
+def _is_run_or_new(folder: Path) -> bool:
     # The logs of workers are there before the first of them begins the run.
     others = [
         path for path in folder.iterdir() if path.name not in (WORKERS, ".lock") and not is_temporary(path)

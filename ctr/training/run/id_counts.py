@@ -98,10 +98,13 @@ def by_count(slots: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
 def slots_content(slots: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """What a line of metrics and a summary say of the slots: of all features together, and of each."""
     total = {name: sum(counts[name] for counts in slots.values()) for name in SLOT_COUNTS}
-    return {**_shown(total), "features": {feature: _shown(counts) for feature, counts in slots.items()}}
+    return {
+        **_slot_numbers(total),
+        "features": {feature: _slot_numbers(counts) for feature, counts in slots.items()},
+    }
 
 
-def _shown(counts: Mapping[str, int]) -> dict[str, int | float | None]:
+def _slot_numbers(counts: Mapping[str, int]) -> dict[str, int | float | None]:
     shown: dict[str, int | float | None] = {
         name: counts[name] for name in ("occupancy", "capacity", "admitted", "evicted", "refused")
     }

@@ -22,7 +22,7 @@ from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
-from ctr.training.run.position import Position, check_rejects, mark_here, note_step
+from ctr.training.run.rollback import Position, check_rejects, mark_here, note_step
 from ctr.training.state import TrainState
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part

@@ -95,15 +95,15 @@ def last_window(timeline: Timeline) -> dict[str, Any] | None:
 
 def calibration_text(summary: Mapping[str, Any]) -> str:
     """Formats predicted over actual clicks with its interval and what it says, in a line."""
-    found = _found(summary)
-    text = f"predicted / actual clicks {_shown(*found)}: {describe(*found)}"
+    found = _click_ratio(summary)
+    text = f"predicted / actual clicks {_ratio_text(*found)}: {describe(*found)}"
     last = summary["last_window"]
-    return f"{text}; in the last window {_shown(*_found(last))}" if last else text
+    return f"{text}; in the last window {_ratio_text(*_click_ratio(last))}" if last else text
 
 
 def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str | None:
     """Returns what to change where the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
-    found = _found(summary)
+    found = _click_ratio(summary)
     if judge(*found) != "wrong":
         return None
     excess = _excess(summary)
@@ -112,10 +112,14 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
         f"; {display.percent(min(excess, 1.0))} of the difference is in the decile of the highest predictions"
     )
     last = summary["last_window"]
-    is_over = last is not None and judge(*_found(last)) == "good"
-    where = f"; the last window alone is calibrated ({_shown(*_found(last))})" if is_over and last else ""
+    is_over = last is not None and judge(*_click_ratio(last)) == "good"
+    where = (
+        f"; the last window alone is calibrated ({_ratio_text(*_click_ratio(last))})"
+        if is_over and last
+        else ""
+    )
     return (
-        f"predicted / actual clicks is {_shown(*found)}, too {many} predicted clicks"
+        f"predicted / actual clicks is {_ratio_text(*found)}, too {many} predicted clicks"
         f"{share if excess >= _TOP_SHARE else ''}{where}; look at "
         + "; ".join(_causes(summary, config, found[0], excess, is_over))
     )
@@ -158,11 +162,11 @@ def _causes(
     return causes
 
 
-def _found(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def _click_ratio(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return summary["calibration_ratio"], *summary["calibration_ratio_ci95"]
 
 
-def _shown(value: float | None, low: float | None, high: float | None) -> str:
+def _ratio_text(value: float | None, low: float | None, high: float | None) -> str:
     decimals = display.decimals_for(low, high)
     return f"{display.fixed(value, decimals)} {display.interval(low, high, decimals)}"
 

@@ -23,7 +23,7 @@ from ctr.optim.protocol import RowGradient
 from ctr.optim.row_variables import Rows, create_lines, gather_rows, grow_rows, read_rows, row_count, set_rows
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
-from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named
+from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.shapes import most_rows
 from ctr.training.tables.plan import TablePlan
@@ -268,7 +268,9 @@ class EmbeddingTables:
 
     def id_arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays of the maps; of those that are divided this worker's part."""
-        return named(self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()})
+        return named_arrays(
+            self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
+        )
 
     def lengths(self) -> dict[str, int]:
         """Returns by array whose entries are dealt out to the workers in turn the number of entries of all."""
@@ -279,7 +281,7 @@ class EmbeddingTables:
             for kind in ("rows", *self.optimizer.row_state)
         }
         maps = {number: id_map.entries() for number, id_map in self.id_maps.items() if id_map.group.size > 1}
-        return rows | named(self.layouts, maps)
+        return rows | named_arrays(self.layouts, maps)
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part]) -> None:
         """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""

@@ -164,8 +164,8 @@ def take_weights(
             found = "it has another input"
         elif key.removesuffix("_bias") in fresh or any(owner in fresh for _, owner in axes.get(key, ())):
             found = "its layer or its input begins fresh"
-        elif key.endswith("transfer_slopes") and _reach(new) != _reach(old):
-            found = f"model.factorized.knot_range was {_reach(old)}, is {_reach(new)}"
+        elif key.endswith("transfer_slopes") and _knot_range(new) != _knot_range(old):
+            found = f"model.factorized.knot_range was {_knot_range(old)}, is {_knot_range(new)}"
         else:
             # Where components had embeddings of their own and share them now, they share those of the first.
             own = not key.startswith("component_0/") and _copies(new) == 1 < _copies(old)
@@ -206,7 +206,7 @@ def dense_key(index: int) -> str:
     return f"dense/{index:03d}"
 
 
-def _reach(side: Side) -> float | None:
+def _knot_range(side: Side) -> float | None:
     factorized = side.config.model.factorized
     return None if factorized is None else factorized.knot_range
 

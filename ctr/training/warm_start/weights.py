@@ -209,14 +209,21 @@ def take_ramps(
             any(entry.part == "slices" for entry in used),
         ),
     }
-    lines: list[Entry] = []
-    offsets: dict[str, int] = {}
-    for name, (is_on, goes_on) in ramps.items():
-        if is_on and goes_on:
-            offsets[name] = trained + before.get(name, 0)
-            lines.append(Entry("ramp", name, "taken", None, f"continues at {offsets[name]} examples"))
-        elif is_on:
-            lines.append(Entry("ramp", name, "fresh", None, "begins here"))
+    return _continued(
+        "ramp", {name: goes_on for name, (is_on, goes_on) in ramps.items() if is_on}, trained, before
+    )
+
+
+def _continued(
+    part: str, goes_on: Mapping[str, bool], trained: int, before: Mapping[str, int]
+) -> tuple[list[Entry], dict[str, int]]:
+    offsets = {name: trained + before.get(name, 0) for name, continues in goes_on.items() if continues}
+    lines = [
+        Entry(part, name, "taken", None, f"continues at {offsets[name]} examples")
+        if name in offsets
+        else Entry(part, name, "fresh", None, "begins here")
+        for name in goes_on
+    ]
     return lines, offsets
 
 
@@ -226,16 +233,11 @@ def take_schedules(
     """Decides which schedules continue: those of the same weights, some of which were taken; see ``take_ramps``."""
     used = {entry.part for entry in entries if entry.status in ("taken", "partly")}
     parts = {"embeddings": "feature", "dense": "weight"}
-    lines: list[Entry] = []
-    offsets: dict[str, int] = {}
-    for group in new.config.optimizer.schedules:
-        name = f"rate_{group}"
-        if group in old.config.optimizer.schedules and parts[group] in used:
-            offsets[name] = trained + before.get(name, 0)
-            lines.append(Entry("schedule", name, "taken", None, f"continues at {offsets[name]} examples"))
-        else:
-            lines.append(Entry("schedule", name, "fresh", None, "begins here"))
-    return lines, offsets
+    goes_on = {
+        f"rate_{group}": group in old.config.optimizer.schedules and parts[group] in used
+        for group in new.config.optimizer.schedules
+    }
+    return _continued("schedule", goes_on, trained, before)
 
 
 def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slots:
