@@ -4,7 +4,6 @@ All workers have the whole batch, and each takes whole queries of it: a stretch 
 other. So all workers know what each of them needs of a table, without asking each other (``ctr.training.tables``).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,32 +51,39 @@ class Division:
     workers: np.ndarray  # int64 [N], the worker that takes each row
     capacity: int  # B, the rows that each worker's part has, padding included
     order: np.ndarray  # int64 [N], where each row is among the W * B of all workers
+    seat: Seat
 
     def rows_of(self, rank: int) -> np.ndarray:
         return self.workers == rank
 
-    def most_rows(self, size: int) -> int:
-        return int(np.bincount(self.workers, minlength=size).max())
+    def most_rows(self) -> int:
+        return int(np.bincount(self.workers, minlength=self.seat.size).max())
 
-    def most_values(self, layout: TableLayout, plan: TablePlan, size: int) -> int:
-        """Counts the multivalent ids of one table in the part of so many that has most of them."""
+    def most_values(self, layout: TableLayout, plan: TablePlan) -> int:
+        """Counts the multivalent ids of one table in the part that has most of them."""
         count = len(layout.multivalent)
         used = value_count(layout, plan, len(self.workers))
-        of_parts = np.bincount(self.workers[plan.segments[:used] // max(count, 1)], minlength=size)
-        return int(of_parts.max())
+        owners = self.workers[plan.segments[:used] // max(count, 1)]
+        return int(np.bincount(owners, minlength=self.seat.size).max())
+
+    def most_held(self, plan: TablePlan) -> int:
+        """Counts the rows of a plan that the chip holds that holds most of them; 0 where there are no chips."""
+        if not self.seat.by_chip:
+            return 0
+        return int(np.bincount(plan.distinct[: plan.distinct_count] % self.seat.size, minlength=1).max())
 
     def with_capacity(self, capacity: int) -> "Division":
         return replace(self, capacity=capacity, order=self.order + self.workers * (capacity - self.capacity))
 
 
-def divide_rows(begins: np.ndarray, source: np.ndarray, size: int, batch_rows: int) -> Division:
+def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: int) -> Division:
     """Divides the rows of a batch: a function of where queries begin, and of the number of workers.
 
     Args:
         begins: int64, rising: where queries begin, 0 among them if there are rows.
         source: int8 [N], rising: the log of each row. The rows of each log are divided by themselves.
     """
-    workers = np.zeros(len(source), np.int64)
+    workers, size = np.zeros(len(source), np.int64), seat.size
     bounds = np.flatnonzero(np.diff(source, prepend=-1, append=-1))
     for begin, end in pairwise(bounds):
         edges = np.append(begins[(begins >= begin) & (begins < end)], end)
@@ -90,7 +96,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, size: int, batch_rows: i
     share = -(-batch_rows // size)
     # Queries are whole: a little more than its share is usual.
     capacity = padded_size(int(counts.max()), smallest=share + -(-share // 64))
-    return Division(workers, capacity, positions_by_worker(workers, size, capacity))
+    return Division(workers, capacity, positions_by_worker(workers, size, capacity), seat)
 
 
 def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.ndarray:
@@ -103,49 +109,25 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
     return positions
 
 
-def most_held(plan: TablePlan, seat: Seat) -> int:
-    """Counts the rows of a plan that the chip holds that holds most of them; 0 where there are no chips."""
-    if not seat.by_chip:
-        return 0
-    return int(np.bincount(plan.distinct[: plan.distinct_count] % seat.size, minlength=1).max())
-
-
-DividedBatch = tuple[Division, Seat]
-"""Who takes which rows of a batch, and where this worker stands."""
-
-
-class BatchPart(NamedTuple):
-    """Rows of a batch that one step takes: all of them, or those of a worker, by their ``numbers`` in the batch."""
-
-    rows: Rows
-    source: np.ndarray
-    pairs: Pairs
-    numbers: np.ndarray | None = None
-
-
 def parts_of_batch(
-    objective: ObjectiveConfig, rows: Rows, source: np.ndarray, division: DividedBatch | None
-) -> list[BatchPart]:
-    """Returns those parts of a batch that are made here."""
+    objective: ObjectiveConfig, rows: Rows, source: np.ndarray, division: Division | None
+) -> list[tuple[Rows, np.ndarray, Pairs]]:
+    """Returns those parts of a batch that are made here: rows, the log of each, and their pairs."""
     if division is None:
-        return [BatchPart(rows, source, rank_pairs(objective, rows, source))]
-    found = []
-    for rank in division[1].ranks:
-        own = division[0].rows_of(rank)
-        part = rows.keep(own), source[own]
-        found.append(BatchPart(*part, rank_pairs(objective, *part), np.flatnonzero(own)))
-    return found
+        return [(rows, source, rank_pairs(objective, rows, source))]
+    taken = [division.rows_of(rank) for rank in division.seat.ranks]
+    parts = [(rows.keep(own), source[own]) for own in taken]
+    return [(*part, rank_pairs(objective, *part)) for part in parts]
 
 
-def join_targets(
-    targets: list[Targets], parts: Sequence[BatchPart], seat: Seat, weight: np.ndarray
-) -> Targets:
+def join_targets(targets: list[Targets], division: Division, weight: np.ndarray) -> Targets:
     """Joins the targets of the parts that are made here, with the weight of the whole batch."""
-    for own, part in zip(targets, parts, strict=True):
-        if seat.numbered and part.numbers is not None:
+    seat, joined = division.seat, targets[0]
+    if seat.numbered:
+        for own, rank in zip(targets, seat.ranks, strict=True):
+            numbers = np.flatnonzero(division.rows_of(rank))
             own["number"] = np.zeros_like(own["query"])
-            own["number"][: len(part.numbers)] = part.numbers
-    joined = targets[0]
+            own["number"][: len(numbers)] = numbers
     if seat.has_all:
         joined = {name: np.stack([own[name] for own in targets]) for name in joined}
     return joined | {"batch_weight": weight}

@@ -14,12 +14,10 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
 from ctr.training.division import (
-    DividedBatch,
     Division,
     Seat,
     divide_rows,
     join_targets,
-    most_held,
     parts_of_batch,
     positions_by_worker,
 )
@@ -30,6 +28,7 @@ from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_tabl
 from ctr.training.tables.tables import EmbeddingTables
 
 _LOGISTIC = ObjectiveConfig()
+_PLAN = ("distinct", "single", "values", "segments")
 OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
 """What of a batch is the same for all chips of a process."""
 
@@ -47,7 +46,7 @@ class Feed:
     targets: Targets  # of the B rows, by ``ctr.objective.targets``
     plans: tuple[TablePlan, ...]  # of the whole batch; ids that grow have no rows yet (``with_rows``)
     layouts: tuple[TableLayout, ...]
-    division: DividedBatch | None = None
+    division: Division | None = None
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
     largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
 
@@ -65,7 +64,7 @@ class Feed:
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
         """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
-        return values[: self.rows] if self.division is None else values[self.division[0].order]
+        return values[: self.rows] if self.division is None else values[self.division.order]
 
     def prepare(self) -> None:
         _ = self.target_tensors
@@ -96,8 +95,8 @@ class Feed:
         """Tells whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
         if self.shape is None or self.division is None:
             return True
-        (_, seat), sizes = self.division, self.shape.tables
-        return all(most_held(plan, seat) <= size.held for plan, size in zip(self.plans, sizes, strict=True))
+        held = map(self.division.most_held, self.plans)
+        return all(rows <= size.held for rows, size in zip(held, self.shape.tables, strict=True))
 
 
 def make_feed(
@@ -121,24 +120,24 @@ def make_feed(
     plans = _find_ids(layouts, rows, ids)
     division = None
     if seat is not None:
-        division = divide_rows(query_begins(rows, source), source, seat.size, batch_rows), seat
+        division = divide_rows(query_begins(rows, source), source, seat, batch_rows)
     parts = parts_of_batch(objective, rows, source, division)
 
     # What everything is padded to.
-    pairs = max(len(part.pairs.weight) for part in parts)
+    most_pairs = max(len(pairs.weight) for _, _, pairs in parts)
     shape = None
     table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        shape = shape_of_batch(shapes, batch.begin, len(rows), pairs, layouts, plans, division)
-        capacity, pairs, table_sizes = shape.rows, shape.pairs, shape.tables
+        shape = shape_of_batch(shapes, batch.begin, len(rows), most_pairs, layouts, plans, division)
+        capacity, most_pairs, table_sizes = shape.rows, shape.pairs, shape.tables
     else:
-        capacity = padded_size(len(rows), batch_rows) if division is None else division[0].capacity
-        pairs = padded_size(pairs)
+        capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
+        most_pairs = padded_size(most_pairs)
 
     # What is padded.
     targets = [
-        make_targets(objective, families, part.rows, part.source, capacity, part.pairs.padded(pairs))
-        for part in parts
+        make_targets(objective, families, own, logs, capacity, pairs.padded(most_pairs))
+        for own, logs, pairs in parts
     ]
     plans = [
         pad_plan(
@@ -153,9 +152,9 @@ def make_feed(
     ]
     of_batch = targets[0]
     if division is not None:
-        division = division[0].with_capacity(capacity), division[1]
-        of_batch = join_targets(targets, parts, division[1], whole_batch_weight(objective, rows, source))
-        if division[1].numbered:
+        division = division.with_capacity(capacity)
+        of_batch = join_targets(targets, division, whole_batch_weight(objective, rows, source))
+        if division.seat.numbered:
             of_batch["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
     largest = None
     if shapes is not None:
@@ -190,32 +189,28 @@ def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None)
     return [plan_table(layout, rows.ids, multivalent, drawn_rows) for layout in layouts]
 
 
-_PLAN = ("distinct", "single", "values", "segments")
-
-
 def plan_tensors(
     layouts: Sequence[TableLayout],
     plans: Sequence[TablePlan],
-    division: tuple[Division, Seat] | None = None,
+    division: Division | None = None,
     shape: Shape | None = None,
 ) -> list[dict[str, tf.Tensor]]:
     """Makes what the step takes of each plan, all of whose ids have rows; of chips what all take, but ``distinct``."""
     if division is None:
         return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in plans]
-    rows, seat = division
+    seat = division.seat
     tensors = []
     for number, (layout, plan) in enumerate(zip(layouts, plans, strict=True)):
         sizes, values = None if shape is None else shape.tables[number], None
         if seat.by_chip:
-            held = row_capacity(most_held(plan, seat)) if sizes is None else sizes.held
+            held = row_capacity(division.most_held(plan)) if sizes is None else sizes.held
             plan = arrange_by_chip(plan, seat.size, held)
         if sizes is not None:
             values = sizes.values
         elif seat.has_all:
-            values = padded_size(rows.most_values(layout, plan, seat.size))
+            values = padded_size(division.most_values(layout, plan))
         shares = [
-            share_of_table(layout, plan, rows, seat._replace(rank=rank), seat.divided[number], values)
-            for rank in seat.ranks
+            share_of_table(layout, plan, division, rank, seat.divided[number], values) for rank in seat.ranks
         ]
         tensors.append(
             {
@@ -234,7 +229,7 @@ def share_of_table(
     layout: TableLayout,
     plan: TablePlan,
     division: Division,
-    seat: Seat,
+    rank: int,
     is_divided: bool,
     values_capacity: int | None = None,
 ) -> dict[str, np.ndarray]:
@@ -250,7 +245,7 @@ def share_of_table(
         the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
         which of ``distinct`` it needs, with padding that it does not refer to.
     """
-    workers, rank, count = division.workers, seat.rank, len(layout.multivalent)
+    workers, size, count = division.workers, division.seat.size, len(layout.multivalent)
     own_rows = np.flatnonzero(division.rows_of(rank))
     padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
     padded_single[: len(own_rows)] = plan.single[own_rows]
@@ -268,23 +263,23 @@ def share_of_table(
     if not is_divided:
         mirrored = plan.distinct, padded_single, padded_values, padded_segments
         return dict(zip(_PLAN, mirrored, strict=True))
-    needed = np.zeros((seat.size, plan.distinct_count), np.bool_)
+    needed = np.zeros((size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
     needed[workers[row_of_value], values] = True
-    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, seat)
+    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, rank)
     arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
     return dict(zip((*_PLAN, "asked"), arrays, strict=True))
 
 
 def _requests(
-    distinct: np.ndarray, needed: np.ndarray, seat: Seat
+    distinct: np.ndarray, needed: np.ndarray, rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds who needs which rows of whom; ``needed``: bool [W, U], which worker needs which of ``distinct``, int32 [U].
 
     Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
     the W * P that it is given, int32; 0 for those that it does not need.
     """
-    rank, size = seat.rank, seat.size
+    size = len(needed)
     owners = distinct % size
     counts = np.stack([np.bincount(owners[row], minlength=size) for row in needed])
     width = max(1, int(counts.max(initial=0)))

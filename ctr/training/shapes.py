@@ -24,7 +24,7 @@ from ctr.data.schema import Category, Cross, Feature, Schema, Text
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
-from ctr.training.division import DividedBatch, most_held
+from ctr.training.division import Division
 from ctr.training.tables.plan import TablePlan
 
 _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
@@ -62,20 +62,19 @@ def shape_of_batch(
     pairs: int,
     layouts: Sequence[TableLayout],
     plans: Sequence[TablePlan],
-    division: DividedBatch | None,
+    division: Division | None,
 ) -> Shape:
     """Finds the smallest shape that holds a batch, planned without padding. Raises InputError where none does."""
     if division is None:
         of_part, tables = rows, [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
     else:
-        workers, seat = division
-        of_part = workers.most_rows(seat.size)
+        of_part = division.most_rows()
         tables = [
             TableSizes(
                 plan.distinct_count,
-                workers.most_values(layout, plan, seat.size),
+                division.most_values(layout, plan),
                 # Which chips hold ids without rows is not known yet.
-                0 if plan.pending is not None else most_held(plan, seat),
+                0 if plan.pending is not None else division.most_held(plan),
             )
             for layout, plan in zip(layouts, plans, strict=True)
         ]

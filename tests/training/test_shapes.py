@@ -122,7 +122,7 @@ def chips_place(chips: int, layouts: tuple[TableLayout, ...]) -> Seat:
 
 def _assert_chip_by_chip(feed: Feed) -> None:
     """Each chip's rows of a table stand together, and the rows of the batch refer to those that they have."""
-    division, place = feed.division
+    division, place = feed.division, feed.division.seat
     for layout, plan, tensors in zip(feed.layouts, feed.plans, feed.plan_tensors, strict=True):
         distinct, single, values, segments = (
             tensors[name].numpy() for name in ("distinct", "single", "values", "segments")
