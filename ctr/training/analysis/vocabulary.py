@@ -137,31 +137,26 @@ def _entries(
     log: Path | None,
 ) -> tuple[Entry, ...]:
     features = np.repeat(np.arange(len(names)), [len(found[name].rows) for name in names])
-    columns = {
-        key: np.concatenate([getattr(found[name], key) for name in names])
+    prints, *columns = (
+        np.concatenate([getattr(found[name], key) for name in names])
         for key in ("fingerprints", "uses", "first_seen", "last_seen")
-    }
-    norms, linear = (np.concatenate([measures[name][place] for name in names]) for place in range(2))
-    keys = {"uses": -columns["uses"], "age": columns["first_seen"], "last_seen": -columns["last_seen"]}
-    first = np.lexsort((columns["fingerprints"], features, keys.get(order, -norms)))[:limit]
+    )
+    columns += [np.concatenate([measures[name][place] for name in names]) for place in range(2)]
+    uses, first_seen, last_seen, norms, _ = columns
+    keys = {"uses": -uses, "age": first_seen, "last_seen": -last_seen, "norm": -norms}
+    first = np.lexsort((prints, features, keys[order]))[:limit]
     wanted: dict[str, list[int]] = {name: [] for name in names}
     for one in first:
-        wanted[names[features[one]]].append(int(columns["fingerprints"][one]))
+        wanted[names[features[one]]].append(int(prints[one]))
     values: dict[str, dict[int, str]] = {}
     if log is not None and (log / "schema.json").exists():
         values = read_all_values(log, wanted)
 
     def entry(one: int) -> Entry:
-        name, fingerprint = names[features[one]], int(columns["fingerprints"][one])
+        name, fingerprint = names[features[one]], int(prints[one])
+        value = values.get(name, {}).get(fingerprint)
         return Entry(
-            feature=name,
-            fingerprint=display.fingerprint(fingerprint),
-            value=values.get(name, {}).get(fingerprint),
-            uses=int(columns["uses"][one]),
-            first_seen=int(columns["first_seen"][one]),
-            last_seen=int(columns["last_seen"][one]),
-            norm=float(norms[one]),
-            linear_weight=float(linear[one]),
+            name, display.fingerprint(fingerprint), value, *(column[one].item() for column in columns)
         )
 
     return tuple(entry(int(one)) for one in first)

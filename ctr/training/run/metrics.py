@@ -10,7 +10,6 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
-from ctr.objective.bias_constraints import Family
 from ctr.objective.slice_names import slice_names
 from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
@@ -40,7 +39,7 @@ class RunMetrics:
         own = [*config.metrics.slices, *self._measured_families(0)]
         self.window, self.total = ProgressiveMetrics(own), ProgressiveMetrics(own)
         self.constraint_logs = {
-            name: ProgressiveMetrics(self._measured_families(source))
+            name: ProgressiveMetrics(list(self._measured_families(source)))
             for source, name in enumerate(constraint_logs, 1)
         }
         self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)  # the ids that the pass has met
@@ -52,18 +51,20 @@ class RunMetrics:
         self._running: dict[str, Any] = {}
         self._running_calls = 0
 
-    def _measured_families(self, source: int) -> list[str]:
-        return [_slices_name(family) for family in self._families if _is_measured(family, source)]
+    def _measured_families(self, source: int) -> dict[str, int]:
+        """Returns the numbers of the families whose slices a log's metrics have, by names that no feature has."""
+        return {
+            f"constraint:{family.name}": number
+            for number, family in enumerate(self._families)
+            if family.source == source and family.slices <= SLICES_MEASURED
+        }
 
     def family_slices(self) -> dict[str, list[str]]:
         """Returns what the slices of each measured family of constraints hold, by the family's name in the metrics."""
         constraints = self._config.objective.bias_constraints
         given = () if constraints is None else constraints.families
-        return {
-            _slices_name(family): slice_names(one, family)
-            for one, family in zip(given, self._families, strict=True)
-            if _is_measured(family, 0)
-        }
+        measured = self._measured_families(0).items()
+        return {name: slice_names(given[number], self._families[number]) for name, number in measured}
 
     def update(self, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
         """Adds rows of the log to the window: finite logits, float32 [N], and by family the slices, int32 [N]."""
@@ -71,7 +72,7 @@ class RunMetrics:
             self.window_times[0] = int(rows.query_time[0])
         self.window_times[1] = int(rows.query_time[-1])
         ids = {name: rows.ids[:, column] for name, column in self._slice_columns.items()}
-        ids |= self._measured_slices(0, slices)
+        ids |= {name: slices[number] for name, number in self._measured_families(0).items()}
         self.window.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
 
     def update_constraint_log(
@@ -79,15 +80,8 @@ class RunMetrics:
     ) -> None:
         """Adds rows of a constraint log, the ``source``-th from 1 on; for the arguments see ``update``."""
         metrics = list(self.constraint_logs.values())[source - 1]
-        ids = self._measured_slices(source, slices)
+        ids = {name: slices[number] for name, number in self._measured_families(source).items()}
         metrics.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
-
-    def _measured_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        return {
-            _slices_name(family): index
-            for family, index in zip(self._families, slices, strict=True)
-            if _is_measured(family, source)
-        }
 
     def add_terms(self, terms: np.ndarray, rows: int) -> None:
         """Adds what each term of the loss, float32 [T], was in a step with so many rows."""
@@ -183,15 +177,6 @@ def open_window(begin: int) -> int:
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
     """Replaces predictions (float32 [N]) that are not finite by what they would have been without a model."""
     return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
-
-
-def _is_measured(family: Family, source: int) -> bool:
-    return family.source == source and family.slices <= SLICES_MEASURED
-
-
-def _slices_name(family: Family) -> str:
-    # No feature has a colon in its name.
-    return f"constraint:{family.name}"
 
 
 def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:

@@ -58,7 +58,11 @@ def plan_table(
     values, segments = _merge_multivalent(layout, keys, multivalent, rows)
     everything = np.concatenate([single.ravel(), values]) if len(values) else single.ravel()
     if layout.growing:
-        distinct, positions, counts = _find_distinct_keys(everything)
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
+
+        positions, distinct = pd.factorize(everything)
+        counts = np.bincount(positions, minlength=len(distinct))
     else:
         distinct, positions, counts = _find_distinct(everything)
     of_single, of_values = np.split(positions, [single.size])
@@ -88,7 +92,7 @@ def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
 def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
-    """Pads a plan to B = ``rows``, whose weight is 0; ``values`` (V) and ``ids`` (U) None: to one of few sizes."""
+    """Pads a plan to B ``rows`` (added ones weigh 0), V ``values`` and U ``ids``; None: to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = padded_size(used) if count else 0
@@ -124,8 +128,12 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
 
 
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
+    """Adds the first row numbers that are not in ``distinct``."""
     capacity = min(row_capacity(len(distinct)) if capacity is None else capacity, table_rows)
-    return np.concatenate([distinct, _unused_rows(np.sort(distinct), capacity - len(distinct))])
+    numbers = np.arange(capacity - len(distinct))
+    missing_before = np.sort(distinct) - np.arange(len(distinct))
+    unused = numbers + np.searchsorted(missing_before, numbers, side="right")
+    return np.concatenate([distinct, unused.astype(np.int32)])
 
 
 class _Keys:
@@ -217,22 +225,6 @@ def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     positions[keys & 0xFFFFFFFF] = np.cumsum(is_new, dtype=np.int32) - 1
     counts = np.diff(np.flatnonzero(is_new), append=len(rows))
     return ordered[is_new], positions, counts
-
-
-def _find_distinct_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct values of ``keys``, int64 [N], as they occur, with positions and counts."""
-    # Loaded here: commands that need no tables start sooner.
-    import pandas as pd
-
-    positions, distinct = pd.factorize(keys)
-    return distinct, positions, np.bincount(positions, minlength=len(distinct))
-
-
-def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:
-    """Returns the first ``count`` row numbers, int32, that are not in ``distinct``, which is sorted."""
-    numbers = np.arange(count)
-    missing_before = distinct - np.arange(len(distinct))
-    return (numbers + np.searchsorted(missing_before, numbers, side="right")).astype(np.int32)
 
 
 def _merge_multivalent(
