@@ -182,7 +182,10 @@ class IdMap:
         now = self._advance(time_us)
         slots = self._find(features, fingerprints) if slots is None else slots
         held, seen = self._slots.indices_of(slots)
-        self._use(seen, counts[held], now)
+        self._of_ids["last_seen"][seen] = now
+        # Half the time of indexing, which reads and writes in two passes.
+        np.add.at(self._of_ids["uses"], seen, counts[held])
+        np.add.at(self._of_ids["frequency"], seen, counts[held] * self._clock.weight(now))
         # Only now: ids of this batch are not idle.
         self._evict_idle(now)
         eligible = self._eligible(features, fingerprints, counts, slots < 0, admit)
@@ -203,12 +206,6 @@ class IdMap:
         self._time = time_us if self._time is None else max(self._time, time_us)
         self._clock.move(self._time, self._of_ids["frequency"])
         return self._time
-
-    def _use(self, indices: np.ndarray, counts: np.ndarray, now: int) -> None:
-        self._of_ids["last_seen"][indices] = now
-        # Half the time of indexing, which reads and writes in two passes.
-        np.add.at(self._of_ids["uses"], indices, counts)
-        np.add.at(self._of_ids["frequency"], indices, counts * self._clock.weight(now))
 
     def _by_feature(self, features: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
         """Sums by feature: int64 [features]. Sums of float64 are exact up to 2^53."""

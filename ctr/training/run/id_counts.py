@@ -26,7 +26,6 @@ from ctr.workers.group import gather_uneven
 
 _ROWS, _MISSING, _VALUES, _NEW = range(4)
 _COUNTED_EVERY = 8
-_ADMITTED = SLOT_COUNTS.index("admitted")
 
 TOP_IDS = 10
 
@@ -88,11 +87,6 @@ class IdSlots:
 def _most_used(fingerprints: np.ndarray, uses: np.ndarray) -> np.ndarray:
     """Returns the positions of the most used ids; of equal ones those with the lowest fingerprints."""
     return np.lexsort((fingerprints, -uses))[:TOP_IDS]
-
-
-def by_count(slots: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
-    """Names the numbers of each feature as in `SLOT_COUNTS`."""
-    return {feature: dict(zip(SLOT_COUNTS, counts, strict=True)) for feature, counts in slots.items()}
 
 
 def slots_content(slots: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
@@ -213,7 +207,7 @@ class IdCounts:
         """Returns the counts of the window that ends here, by feature, and those of slots; begins the next one."""
         slots = self.slots.close_window()
         for name, counts in slots.items():
-            self.window[self.features.index(name), _NEW] = counts[_ADMITTED]
+            self.window[self.features.index(name), _NEW] = counts[SLOT_COUNTS.index("admitted")]
         ids = dict(zip(self.features, self.window.tolist(), strict=True))
         self.window[:] = 0
         return ids, slots

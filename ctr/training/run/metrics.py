@@ -9,12 +9,12 @@ import numpy as np
 from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.timeline import Timeline
+from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.objective.slice_names import slice_names
 from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
-from ctr.training.run.id_counts import IdCounts, by_count, slots_content
+from ctr.training.run.id_counts import IdCounts, slots_content
 from ctr.training.state import TrainState
 
 # Of larger families of slices a line of metrics has the extremes of the duals only,
@@ -111,6 +111,7 @@ class RunMetrics:
         names = loss_terms(self._config.objective) if rows else ()
         terms = {name: float(one / rows) for name, one in zip(names, self._terms, strict=False)}
         self._terms[:] = 0
+        by_name = {feature: dict(zip(SLOT_COUNTS, counts, strict=True)) for feature, counts in slots.items()}
         return {
             "window_begin": begin,
             "window_end": end,
@@ -118,7 +119,7 @@ class RunMetrics:
             **line,
             "terms": terms,
             "cumulative": {name: total[name] for name in CUMULATIVE},
-            **({"ids": slots_content(by_count(slots))} if slots else {}),
+            **({"ids": slots_content(by_name)} if slots else {}),
         }
 
     def running(self, is_window_end: bool) -> dict[str, Any]:
