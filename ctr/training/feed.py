@@ -112,9 +112,8 @@ def make_feed(
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
-    ``ids``: how ids that grow are admitted; None: the feed is not to be learned from. ``shapes``: of which it is to
-    have one; None: of rows, ids, values and pairs one of a few sizes each. Raises InputError: no shape holds the
-    batch.
+    A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is one
+    of a few by itself. Raises InputError: no shape holds the batch.
     """
     rows, source = _all_rows(batch, constraint_batches)
     plans = _find_ids(layouts, rows, ids)

@@ -170,10 +170,8 @@ def read_feeds(
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
-    Args:
-        constraint_starts: positions in the constraint logs; None: the feeds are only scored, with what that needs.
-        partial: also the batches that would not be the same if the logs went on.
-        hold: called at the end with the position of the first row in such a batch, if there is one and not ``partial``.
+    Without ``constraint_starts`` they are only scored. Unless ``partial``, batches that would not be the same if the
+    logs went on are left out, and ``hold`` is called with the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if constraint_starts is not None else config.objective.scored_part

@@ -117,8 +117,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
     """Fills in the embedding widths that the configuration leaves open; see ``ModelConfig.widths``.
 
-    Nothing here reads a label, nor what comes after a log's first partition: so a run over the whole log and one that
-    follows it from its beginning have the same configuration.
+    No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
     """
     open_widths = [f for f in schema.features if f.width is None and f.name not in config.model.widths]
     if not open_widths:

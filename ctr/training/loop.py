@@ -1,7 +1,7 @@
 """Training loop: every batch is scored by the weights from before it, and then learned from.
 
 ``one_pass`` is the loop. ``train`` makes it over a whole log, and a ``Session`` again and again as the log grows, with
-the same result; between two batches a session scores what it is asked to.
+the same result.
 """
 
 import logging
@@ -115,11 +115,8 @@ def one_pass(
 ) -> int:
     """Passes once over what the run has not passed yet; returns the position of the first row that is left.
 
-    ``partial``: also the batches that would not be the same if the logs went on. ``windows`` gets the lines of
-    metrics.jsonl that are written.
-
-    Raises:
-        RollbackNeeded: the run has to go back; what it has passed since its checkpoint is to be passed again.
+    ``partial``: also the batches that would not be the same if the logs went on; ``windows`` gets the lines of them.
+    Raises RollbackNeeded: the run has to go back, and what it has passed since its checkpoint is to be passed again.
     """
     held: list[int] = []
     state = trainer.state
@@ -349,10 +346,10 @@ class Session:
         return finite_logits(logit, self.run.config.model.prior)
 
     def save(self) -> bool:
-        """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns.
+        """Writes a checkpoint, unless there is one of this position; it is on the disk when this returns.
 
-        Where weights are broken the run goes back to one before instead, and this returns True; the next ``advance``
-        goes on from there. Raises InputError: it has gone back twice, and that did not help.
+        Returns True where weights are broken: then the run went back instead, and the next ``advance`` goes on from
+        there.
         """
         self._check_usable()
         went_back = False

@@ -168,10 +168,9 @@ class TrainState:
         return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields the values of all variables, those of many rows in pieces: name, first row and values.
+        """Yields what this worker has of all variables, those of many rows in pieces: name, first row and values.
 
-        Of several workers each gives its parts, and the first one also what all have. TensorFlow hands a whole table
-        out as a copy, in memory that is touched for the first time, which takes several times as long.
+        TensorFlow hands a whole table out as a copy in memory that is touched first, which takes several times as long.
         """
         for name, leaf in self._written().items():
             rows = 0 if isinstance(leaf, np.ndarray) or leaf.shape.rank != 2 else row_count(leaf)

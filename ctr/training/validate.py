@@ -1,8 +1,4 @@
-"""Validation of what a run cannot begin or go on with, and the result of one that is finished, without TensorFlow.
-
-TensorFlow takes seconds to load. A missing log, a configuration that does not fit, and an output directory that is
-taken are reported without it.
-"""
+"""Validation of what a run cannot begin or go on with, and the result of a finished one, without TensorFlow."""
 
 from pathlib import Path
 from typing import Any

@@ -84,12 +84,9 @@ def list_vocabulary(
     limit: int | None = None,
     log: Path | None = None,
 ) -> Vocabulary:
-    """Lists the ids in a run's newest checkpoint; it may be training.
+    """Lists the ids in a run's newest checkpoint, with values from ``log``, or the log that it was trained on.
 
-    ``log``: where the values are; None: in the log that the run was trained on.
-
-    Raises:
-        InputError: no run directory, no checkpoint, or a damaged one; no feature whose ids grow, or not this one.
+    Raises InputError: no run directory, no sound checkpoint, no feature whose ids grow, or not this one.
     """
     config, schema = read_run_model(run_dir)
     if not schema.growing:

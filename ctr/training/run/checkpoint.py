@@ -323,10 +323,9 @@ def _complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Reads the arrays and state of the newest checkpoint whose bytes are what was written; None where there is none.
+    """Reads arrays and state of the newest checkpoint whose bytes are what was written; None where there is none.
 
-    A damaged one is reported and renamed: it must not count among those that ``save`` keeps, nor stand where the next
-    one will be. Raises InputError where every one is damaged.
+    Damaged ones are renamed: they count no more, and the next one may stand there. Raises InputError: all are damaged.
     """
     return _newest_sound(folder, _read)
 

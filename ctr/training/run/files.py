@@ -41,11 +41,7 @@ def _give_way() -> None:
 
 
 class Background:
-    """Jobs in a thread of their own.
-
-    A job that fails fails the run: nothing that was given later is begun, and every call from then on raises what it
-    raised.
-    """
+    """Jobs in a thread of their own. After one that fails none is begun, and every call raises what it raised."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)

@@ -256,13 +256,9 @@ def write_data_health(
     log: Path,
     grown: Mapping[str, UsedIds],
 ) -> None:
-    """Writes data_health.json: what a report says of the features' ids.
+    """Writes data_health.json: what a report says of the features' ids, and of those that ``slices`` show.
 
-    Args:
-        slices: ``calibration_slices`` of summary.json, whose ids are named.
-        families: by name what the slices of each family of bias constraints hold.
-        log: where the values of ids are, if they were kept.
-        grown: by feature whose ids grow the most used of them.
+    ``families``: by name what the slices of each family of bias constraints hold; ``log``: where values may be.
     """
     features = [
         _grown(feature.name, grown[feature.name], timeline)

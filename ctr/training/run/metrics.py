@@ -95,11 +95,7 @@ class RunMetrics:
         return bool(self.window.traffic.examples >= examples)
 
     def close_window(self, examples: int) -> dict[str, Any]:
-        """Adds the window to the total and to the timeline, and begins the next one.
-
-        Returns its metrics; under ``terms`` the mean of each term of the loss per row of its steps, under
-        ``cumulative`` the metrics of the pass so far, and where ids grow under ``ids`` what became of them.
-        """
+        """Adds the window to the total and the timeline, begins the next one, and returns what its line says."""
         begin, end = self.window_times
         line = self.window.line()
         ids, slots = self.ids.close_window()
@@ -125,8 +121,7 @@ class RunMetrics:
     def running(self, is_window_end: bool) -> dict[str, Any]:
         """Returns the metrics of the pass so far, computed anew so seldom that they cost nothing.
 
-        After each of the first batches, later after every eighth one; AUC, which takes thirty times as long, after
-        1, 2, 4, 8 ... of them, and with each window.
+        AUC, which takes thirty times as long, after 1, 2, 4, 8 ... batches, and with each window.
         """
         self._running_calls += 1
         calls = self._running_calls

@@ -74,9 +74,7 @@ def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) ->
 def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> dict[str, Any]:
     """Publishes the sidecar ``name``, with ``logit``, float32, for the partitions within the first ``log_rows`` rows.
 
-    A row that the run did not score has NaN: a faulty one, or one outside its time range or sample.
-
-    Raises InputError: the run has no predictions, or others were recorded under this name.
+    Rows that the run did not score have NaN. Raises InputError: no predictions, or others of this name.
     """
     parts = sorted((run_dir / "predictions").glob("*.parquet"))
     if not parts:

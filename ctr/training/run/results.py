@@ -91,9 +91,8 @@ def write_results(
 ) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
-    Args:
-        failure: why the run ends with an error, if it does.
-        timing: ``Trainer.timing``; empty where nothing was left to pass: then the earlier timing stands.
+    ``failure``: why the run ends with an error; ``timing``: empty where nothing was left to pass, and the earlier
+    stands.
     """
     # Each worker keeps some of the ids that grow.
     grown = run.metrics.ids.slots.most_used()

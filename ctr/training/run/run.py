@@ -36,8 +36,7 @@ def open_run(
 ) -> Iterator["Run"]:
     """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
 
-    ``state`` has the weights with which a run begins, and gets those of the checkpoint; ``initial`` computes them
-    anew, for a rollback to there. Raises InputError: the run was trained on another log, or its files are damaged.
+    ``initial`` computes the weights of ``state`` anew, for a rollback to the beginning. Raises InputError: another log.
     """
     run = Run(run_dir, inputs, state, initial)
     run.workers.once(lambda: remove_leftovers(run_dir))

@@ -175,11 +175,7 @@ class _Keys:
     def features(
         self, positions: np.ndarray, segments: np.ndarray, singles: int, distinct: int
     ) -> np.ndarray:
-        """Returns the number in ``TableLayout.growing`` of each different key's feature, or -1: int16 [distinct].
-
-        ``positions``: of the keys of the single-valued features, row by row, then of the others, whose ``segments``
-        these are.
-        """
+        """Returns the number in ``TableLayout.growing`` of each different key's feature, or -1: int16 [distinct]."""
         found = np.full(distinct, -1, np.int16)
         count = len(positions) - len(segments)
         if singles:
@@ -206,8 +202,7 @@ def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
 def row_capacity(count: int) -> int:
     """Returns a capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
 
-    These capacities are closer together than those of batches, since every row costs time, padding too; and further
-    apart than the numbers of rows in batches of one size, since XLA compiles for each capacity.
+    Closer together than those of batches, since every row costs time, and not closer, since XLA compiles for each.
     """
     step = max(256, 1 << (count.bit_length() - 6) if count >= 64 else 0)
     return max(step, -(-count // step) * step)

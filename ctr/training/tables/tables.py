@@ -49,11 +49,7 @@ class Gathered(NamedTuple):
 
 
 class EmbeddingTables:
-    """The tables, the maps of ids that grow, and the optimizer of both embeddings and linear weights.
-
-    ``group``: those who divide large tables: workers, or the chips of this process; then rows lie ``in_lines``, and the
-    process has all of them.
-    """
+    """Tables, maps of ids that grow, and the optimizer of all rows; the ``group`` divides large tables."""
 
     def __init__(
         self,
@@ -120,8 +116,7 @@ class EmbeddingTables:
     ) -> dict[int, np.ndarray]:
         """Finds the rows of the ids of a batch that grow: by table, int32 [G], of ``TablePlan.pending``.
 
-        ``learning``: the batch is going to be learned from, once: then ids are counted, admitted and evicted, and rows
-        that are used anew begin anew. ``time_us``: the query time of its last row.
+        ``learning``, once for a batch: ids are counted, admitted and evicted, and rows that are used anew begin anew.
         """
         pending = {number: ids for number in self.id_maps if (ids := plans[number].pending) is not None}
         maps = [self.id_maps[number] for number in pending]

@@ -144,8 +144,7 @@ def take_weights(
 ) -> tuple[list[Entry], dict[int, tuple[int, Moved]]]:
     """Puts what the same dense weights of both models have in common into the new run's; see ``take_rows``.
 
-    Returns a line for each weight, so far without what the optimizer knows; and by the number of each weight of which
-    something was taken its number in the old run, and what was taken.
+    Returns a line for each, and by number of what was taken its number in the old run and the elements.
     """
     keys, old_keys = new.keys(), old.keys()
     axes, old_axes = weight_axes(list(keys)), weight_axes(list(old_keys))

@@ -84,10 +84,9 @@ def warm_start(
     workers: int = 1,
     chips: Chips | None = None,
 ) -> None:
-    """Makes ``run_dir`` a run directory that begins where another run stands; does nothing if it was made so before.
+    """Makes ``run_dir`` a run directory that begins where another run stands, unless it is one already.
 
-    ``waits``: the log may have nothing new yet. Raises InputError where ``run_dir`` was begun otherwise or is something
-    else, ``source`` is no run or has no sound checkpoint, nothing could be taken, or the log does not reach so far.
+    Raises InputError: ``run_dir`` is another one, or ``source`` has nothing sound that could be taken.
     """
     old_dir = Path(source.run_dir)
     if not needs_warm_start(run_dir, old_dir):
@@ -246,9 +245,8 @@ def begin_position(
 ) -> Position:
     """Returns the position of a new run, with all counts at 0.
 
-    What the old run has scored the new one does not score again, unless it learns without a delay what the old one had
-    not learned yet: then it begins there, since it scores all that it learns from. ``waits``: the log may have nothing
-    new yet. Raises InputError: a log ends before where the new run is to begin.
+    What the old run has scored the new one does not score again, unless it learns without a delay what the old one
+    had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log ends before.
     """
     log = inputs.log
     if old.learned_until is None or old.scored_until is None:

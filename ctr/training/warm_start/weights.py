@@ -181,10 +181,9 @@ def _families(side: Side) -> dict[str, dict[str, Any]]:
 def take_ramps(
     new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Decides which ramps go on where they stood, and which begin.
+    """Decides which ramps go on where they stood; returns lines, and how many examples each has had that goes on.
 
-    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp. Returns a line for
-    each ramp, and for those that go on how many examples they have had.
+    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp.
     """
     objective, old_objective = new.config.objective, old.config.objective
     used = [entry for entry in entries if entry.status in ("taken", "partly")]
