@@ -112,8 +112,8 @@ def make_feed(
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
-    A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is one
-    of a few by itself. Raises InputError: no shape holds the batch.
+    A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
+    one of a few by itself. Raises InputError: no shape holds the batch.
     """
     rows, source = _all_rows(batch, constraint_batches)
     plans = _find_ids(layouts, rows, ids)
