@@ -60,7 +60,7 @@ def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
     if config.jit != "auto":
         return config.jit
     if workers > 1:
-        return False
+        return False  # XLA exchanges nothing between workers
     return bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
 
 

@@ -106,7 +106,10 @@ def _with_teacher(batch: Batch) -> Batch:
 
 
 def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each in each round but the first, which compiles. Every other round goes backwards."""
+    """Returns the seconds of each in each round but the first, which compiles.
+
+    Every other round goes backwards: what a turn leaves behind, in caches and in threads, is not always the same one's.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):
         for name in list(turns)[:: -1 if number % 2 else 1]:
