@@ -298,8 +298,8 @@ def _requests(
 def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
     """Lets a plan of the whole batch refer to rows chip by chip, as ``ctr.optim.row_lines`` takes those of W chips.
 
-    Each chip has Q = ``held`` rows, at least ``Division.most_held``; ``distinct`` has W * Q. A chip that has fewer repeats its
-    first row, to which nothing refers.
+    Each chip has Q = ``held`` rows, at least ``Division.most_held``; ``distinct`` has W * Q. A chip that has fewer
+    repeats its first row, to which nothing refers.
     """
     rows = plan.distinct[: plan.distinct_count]
     positions = np.zeros(max(1, len(plan.distinct)), np.int32)
