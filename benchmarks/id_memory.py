@@ -32,7 +32,7 @@ from ctr.eval.compare import compare
 from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig
-from ctr.training.ids.of_tables import id_arrays, make_id_map
+from ctr.training.ids.id_map import id_arrays, make_id_map
 from ctr.training.loop import train
 from ctr.training.run.directory import read_run_model
 

@@ -2,7 +2,7 @@
 
     python benchmarks/parts/traced_worker.py LOG CONFIG RUN
 
-An exchange is of the kind of the name scope that it lies in (``ctr.training.tables.exchange``); those outside of these
+An exchange is of the kind of the name scope that it lies in (``ctr.training.tables.tables``); those outside of these
 are the sums of calibrators and of the objective. Its time ends when its result is there: the time in which this worker
 waits for others is in it, and products may go on beside it.
 """

@@ -1,4 +1,4 @@
-"""The compiled step: its functions with their signatures, fed with batches."""
+"""Compiled step: its functions with their signatures, fed with batches."""
 
 import logging
 import time
@@ -18,28 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class TrainStep:
-    """The compiled functions that score a run's batches and learn from them. Each is compiled when it is first called.
-
-    Attributes:
-        state: the variables that ``learn`` changes.
-        config: of the run.
-        jit: whether XLA compiles them.
-        exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
-    """
+    """Compiled functions of a run: the first of ``parts`` scores, and all learn by the mean of their gradients."""
 
     def __init__(
-        self,
-        state: TrainState,
-        config: TrainConfig,
-        jit: bool,
-        parts: Sequence[Part] = (WHOLE,),
+        self, state: TrainState, config: TrainConfig, jit: bool, parts: Sequence[Part] = (WHOLE,)
     ) -> None:
-        """Makes the functions of a run.
-
-        Args:
-            state, config, jit: the attributes.
-            parts: of the model; it learns by the mean of their gradients, and the first one scores.
-        """
         self.state, self.config, self.jit = state, config, jit
         chips = state.chips
         self.exchanges = jit or chips is not None
@@ -75,13 +58,6 @@ class TrainStep:
         return compiled
 
     def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
-        """Scores a batch and then learns from it.
-
-        Args:
-            feed: the batch.
-            ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
-            rates: the learning rates (``TrainConfig.rates_at``).
-        """
         result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
         if self.exchanges:
             # XLA compiles no call to the host, and there is one host for all chips.
@@ -92,7 +68,7 @@ class TrainStep:
     def learning(
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
+        """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
         return self._learning, self._learning_arguments(feed, ramps, rates)
 
     def _learning_arguments(
@@ -108,17 +84,12 @@ class TrainStep:
         return logit, slices
 
     def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """What ``learn`` would learn by; changes nothing.
-
-        Returns:
-            The gradients of the batch's distinct rows of each table, float32 [U, C], and of each dense weight.
-        """
+        """Computes what ``learn`` would learn by: gradients of each table's distinct rows and of each dense weight."""
         feed = feed.with_rows(self.state.tables)
         of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
         return of_rows, of_dense
 
     def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
-        """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
         (norms,) = self._compiled_norms(
             *_tensors(feed.with_rows(self.state.tables), self._learned_targets), _scalars(ramps)
         )
@@ -137,7 +108,7 @@ def _scalars(numbers: Mapping[str, float]) -> dict[str, tf.Tensor]:
 
 
 def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
-    """Returns the function, whose first call is logged with its time; under ``jit`` each first one with new shapes."""
+    """Logs the first call of a function with its time; under ``jit`` each first one with new shapes."""
     seen: set[tuple[Any, ...]] = set()
 
     def call(*arguments: Any) -> Any:

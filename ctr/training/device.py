@@ -1,4 +1,4 @@
-"""What this machine computes best in, and the settings that make a run repeatable on it."""
+"""Device: what this machine computes best in, and the settings that make a run repeatable on it."""
 
 import logging
 import os
@@ -33,7 +33,6 @@ _VARIABLES = (
 
 
 def _cpu_info(name: str) -> str:
-    """Returns what the system says of its first processor under a key; empty when it says nothing."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text().splitlines():
@@ -57,19 +56,16 @@ def resolve_compute_dtype(config: TrainConfig) -> str:
 
 
 def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
-    """Whether XLA compiles the step. ``auto``: not on a CPU, where XLA leaves the matrix units unused.
-
-    Nor with several workers, between which XLA exchanges nothing.
-    """
+    """Tells whether XLA compiles the step; ``auto``: not on CPUs, whose matrix units it leaves unused."""
     if config.jit != "auto":
         return config.jit
     if workers > 1:
-        return False
+        return False  # XLA exchanges nothing between workers
     return bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
 
 
 def has_few_shapes(config: TrainConfig) -> bool:
-    """Whether batches are padded to few shapes (``ctr.training.shapes``)."""
+    """Tells whether batches are padded to few shapes (``ctr.training.shapes``)."""
     if config.batch.shapes != "auto":
         return config.batch.shapes == "few"
     return bool(tf.config.list_physical_devices("TPU"))
@@ -84,13 +80,12 @@ def make_deterministic(seed: int) -> None:
 
 
 def _threads(setting: int, variable: str) -> int:
-    """The number of threads that TensorFlow makes of a setting of 0: what a variable says, or one a processor."""
     given = os.environ.get(variable, "")
     return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
 def describe_environment(config: TrainConfig, workers: int = 1, chips: Chips | None = None) -> dict[str, Any]:
-    """Everything outside the configuration that can change a bit of the result."""
+    """Describes everything outside the configuration that can change a bit of the result."""
     packages = ("tensorflow", "numpy", "pandas", "pyarrow")
     versions = {"ctr": __version__}
     for name in packages:

@@ -1,4 +1,4 @@
-"""From batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
+"""Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,21 +14,21 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
 from ctr.training.division import (
-    DividedBatch,
+    Division,
     Seat,
     divide_rows,
     join_targets,
-    most_held,
     parts_of_batch,
+    positions_by_worker,
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.shapes import FewShapes, Shape, TableSizes
-from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
-from ctr.training.tables.shares import plan_tensors
+from ctr.training.shapes import FewShapes, Shape, TableSizes, shape_of_batch
+from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table, row_capacity, value_count
 from ctr.training.tables.tables import EmbeddingTables
 
 _LOGISTIC = ObjectiveConfig()
+_PLAN = ("distinct", "single", "values", "segments")
 OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
 """What of a batch is the same for all chips of a process."""
 
@@ -39,58 +39,40 @@ class Feed:
 
     Where several workers divide it, the targets and what the step takes of plans are of this worker's rows; where they
     are the chips of this process, of all of them, [W, B]: those of the first one first.
-
-    Attributes:
-        batch: where it came from; its good rows are the first ones.
-        constraint_batches: for each constraint log its rows, which follow, or None where there are none.
-        targets: what the losses need of the B rows, by ``ctr.objective.targets``.
-        plans: one for each table, of the whole batch; ids that grow have no rows yet (``with_rows``).
-        layouts: of the tables.
-        division: of the rows over the workers, and which of them this one is; None for a process alone.
-        shape: the one of few that it is padded to; None: its sizes are some of many.
-        largest: makes the same feed with the largest shape; None: there are no few.
     """
 
     batch: Batch
-    constraint_batches: tuple[Batch | None, ...]
-    targets: Targets
-    plans: tuple[TablePlan, ...]
+    constraint_batches: tuple[Batch | None, ...]  # for each constraint log its rows, which follow
+    targets: Targets  # of the B rows, by ``ctr.objective.targets``
+    plans: tuple[TablePlan, ...]  # of the whole batch; ids that grow have no rows yet (``with_rows``)
     layouts: tuple[TableLayout, ...]
-    division: DividedBatch | None = None
-    shape: Shape | None = None
-    largest: "Callable[[], Feed] | None" = None
+    division: Division | None = None
+    shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
+    largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
 
     @property
     def rows(self) -> int:
-        """The number of good rows, those of the constraint logs included."""
         return len(self.batch.rows) + sum(len(one.rows) for one in self.constraint_batches if one is not None)
 
     @cached_property
     def target_tensors(self) -> dict[str, tf.Tensor]:
-        """The targets as the compiled step takes them; copied when they are first asked for."""
         return {name: tf.constant(array) for name, array in self.targets.items()}
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        """The same of the plans, all of whose ids have rows."""
         return plan_tensors(self.layouts, self.plans, self.division, self.shape)
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
-        """What a step returned for the rows of all workers, as it is for the good rows of the batch."""
-        return values[: self.rows] if self.division is None else values[self.division[0].order]
+        """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
+        return values[: self.rows] if self.division is None else values[self.division.order]
 
     def prepare(self) -> None:
-        """Copies to tensors what a reading thread can."""
         _ = self.target_tensors
         if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
-        """The same feed, whose ids that grow have their rows; itself if they have them already.
-
-        Args:
-            learning: see ``EmbeddingTables.find_rows``.
-        """
+        """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
         rows = tables.find_rows(self.plans, self.batch.times[1], learning)
         if not rows:
             return self
@@ -110,11 +92,11 @@ class Feed:
         return feed
 
     def fits(self) -> bool:
-        """Whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
+        """Tells whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
         if self.shape is None or self.division is None:
             return True
-        (_, seat), sizes = self.division, self.shape.tables
-        return all(most_held(plan, seat) <= size.held for plan, size in zip(self.plans, sizes, strict=True))
+        held = map(self.division.most_held, self.plans)
+        return all(rows <= size.held for rows, size in zip(held, self.shape.tables, strict=True))
 
 
 def make_feed(
@@ -130,36 +112,31 @@ def make_feed(
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
-    Args:
-        ids: how ids that grow are admitted; None: the feed is not to be learned from.
-        seat: which one of several workers this is; None: the process is alone.
-        shapes: of which it is to have one; None: of rows, ids, values and pairs one of a few sizes each.
-
-    Raises:
-        InputError: the batch is larger than all shapes.
+    A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
+    one of a few by itself. Raises InputError: no shape holds the batch.
     """
     rows, source = _all_rows(batch, constraint_batches)
     plans = _find_ids(layouts, rows, ids)
     division = None
     if seat is not None:
-        division = divide_rows(query_begins(rows, source), source, seat.size, batch_rows), seat
+        division = divide_rows(query_begins(rows, source), source, seat, batch_rows)
     parts = parts_of_batch(objective, rows, source, division)
 
     # What everything is padded to.
-    pairs = max(len(part.pairs.weight) for part in parts)
+    most_pairs = max(len(pairs.weight) for _, _, pairs in parts)
     shape = None
     table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        shape = shapes.of_batch(batch.begin, len(rows), pairs, layouts, plans, division)
-        capacity, pairs, table_sizes = shape.rows, shape.pairs, shape.tables
+        shape = shape_of_batch(shapes, batch.begin, len(rows), most_pairs, layouts, plans, division)
+        capacity, most_pairs, table_sizes = shape.rows, shape.pairs, shape.tables
     else:
-        capacity = padded_size(len(rows), batch_rows) if division is None else division[0].capacity
-        pairs = padded_size(pairs)
+        capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
+        most_pairs = padded_size(most_pairs)
 
     # What is padded.
     targets = [
-        make_targets(objective, families, part.rows, part.source, capacity, part.pairs.padded(pairs))
-        for part in parts
+        make_targets(objective, families, own, logs, capacity, pairs.padded(most_pairs))
+        for own, logs, pairs in parts
     ]
     plans = [
         pad_plan(
@@ -174,19 +151,19 @@ def make_feed(
     ]
     of_batch = targets[0]
     if division is not None:
-        division = division[0].with_capacity(capacity), division[1]
-        of_batch = join_targets(targets, parts, division[1], whole_batch_weight(objective, rows, source))
-        if division[1].numbered:
+        division = division.with_capacity(capacity)
+        of_batch = join_targets(targets, division, whole_batch_weight(objective, rows, source))
+        if division.seat.numbered:
             of_batch["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
     largest = None
     if shapes is not None:
-        options = objective, families, constraint_batches, ids, seat, shapes.largest()
+        options = objective, families, constraint_batches, ids, seat, shapes[-1:]
         largest = partial(make_feed, batch, layouts, batch_rows, *options)
     return Feed(batch, tuple(constraint_batches), of_batch, tuple(plans), layouts, division, shape, largest)
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
-    """The good rows of a batch and of what comes with it from constraint logs, and the number of each row's log."""
+    """Joins the good rows of a batch and its constraint logs; returns them and the number of each row's log."""
     # No sidecar has the rows of constraint logs.
     unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
     parts = [batch.rows]
@@ -209,3 +186,124 @@ def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None)
     if ids is not None and ids.admission.rule == "probability":
         drawn_rows = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
     return [plan_table(layout, rows.ids, multivalent, drawn_rows) for layout in layouts]
+
+
+def plan_tensors(
+    layouts: Sequence[TableLayout],
+    plans: Sequence[TablePlan],
+    division: Division | None = None,
+    shape: Shape | None = None,
+) -> list[dict[str, tf.Tensor]]:
+    """Makes what the step takes of each plan, all of whose ids have rows; of chips what all take, but ``distinct``."""
+    if division is None:
+        return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in plans]
+    seat = division.seat
+    tensors = []
+    for number, (layout, plan) in enumerate(zip(layouts, plans, strict=True)):
+        sizes, values = None if shape is None else shape.tables[number], None
+        if seat.by_chip:
+            held = row_capacity(division.most_held(plan)) if sizes is None else sizes.held
+            plan = arrange_by_chip(plan, seat.size, held)
+        if sizes is not None:
+            values = sizes.values
+        elif seat.has_all:
+            values = padded_size(division.most_values(layout, plan))
+        shares = [
+            share_of_table(layout, plan, division, rank, seat.divided[number], values) for rank in seat.ranks
+        ]
+        tensors.append(
+            {
+                name: tf.constant(
+                    np.stack([share[name] for share in shares])
+                    if seat.has_all and name != "distinct"
+                    else first
+                )
+                for name, first in shares[0].items()
+            }
+        )
+    return tensors
+
+
+def share_of_table(
+    layout: TableLayout,
+    plan: TablePlan,
+    division: Division,
+    rank: int,
+    is_divided: bool,
+    values_capacity: int | None = None,
+) -> dict[str, np.ndarray]:
+    """Finds what a worker needs of a table for its B rows, and what others need of its part.
+
+    A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
+    Workers that are chips of a process refer to all rows of a batch, those that each of them holds one after the other.
+
+    Returns:
+        ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, of a mirrored table
+        those of the whole batch; may be padded with rows that it does not need. ``single``, ``values`` and
+        ``segments`` as in ``TablePlan``, of this worker's rows: positions in ``distinct``, or of a divided table in
+        the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
+        which of ``distinct`` it needs, with padding that it does not refer to.
+    """
+    workers, size, count = division.workers, division.seat.size, len(layout.multivalent)
+    own_rows = np.flatnonzero(division.rows_of(rank))
+    padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
+    padded_single[: len(own_rows)] = plan.single[own_rows]
+    used = value_count(layout, plan, len(workers))
+    values, segments = plan.values[:used], plan.segments[:used]
+    row_of_value = segments // max(count, 1)
+    own_values = np.flatnonzero(workers[row_of_value] == rank)
+    capacity = padded_size(len(own_values)) if values_capacity is None else values_capacity
+    capacity = capacity if count else 0
+    padded_values = np.zeros(capacity, np.int32)
+    padded_values[: len(own_values)] = values[own_values]
+    padded_segments = np.full(capacity, division.capacity * count, np.int32)
+    new_rows = division.order[row_of_value[own_values]] - rank * division.capacity
+    padded_segments[: len(own_values)] = new_rows * count + segments[own_values] % max(count, 1)
+    if not is_divided:
+        mirrored = plan.distinct, padded_single, padded_values, padded_segments
+        return dict(zip(_PLAN, mirrored, strict=True))
+    needed = np.zeros((size, plan.distinct_count), np.bool_)
+    needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
+    needed[workers[row_of_value], values] = True
+    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, rank)
+    arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
+    return dict(zip((*_PLAN, "asked"), arrays, strict=True))
+
+
+def _requests(
+    distinct: np.ndarray, needed: np.ndarray, rank: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds who needs which rows of whom; ``needed``: bool [W, U], which worker needs which of ``distinct``, int32 [U].
+
+    Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
+    the W * P that it is given, int32; 0 for those that it does not need.
+    """
+    size = len(needed)
+    owners = distinct % size
+    counts = np.stack([np.bincount(owners[row], minlength=size) for row in needed])
+    width = max(1, int(counts.max(initial=0)))
+    own = np.flatnonzero(owners == rank)
+    asked = np.zeros((size, width), np.int32)
+    for worker in range(size):
+        which = np.flatnonzero(needed[worker, own])
+        asked[worker, : len(which)] = which
+    mine = np.flatnonzero(needed[rank])
+    positions = np.zeros(max(1, len(distinct)), np.int32)
+    positions[mine] = positions_by_worker(owners[mine], size, width)
+    # An operation on no row at all would need a case of its own.
+    held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
+    return held.astype(np.int32), asked, positions
+
+
+def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
+    """Lets a plan of the whole batch refer to rows chip by chip, as ``ctr.optim.row_lines`` takes those of W chips.
+
+    Each chip has Q = ``held`` rows, at least ``Division.most_held``; ``distinct`` has W * Q. A chip that has fewer
+    repeats its first row, to which nothing refers.
+    """
+    rows = plan.distinct[: plan.distinct_count]
+    positions = np.zeros(max(1, len(plan.distinct)), np.int32)
+    positions[: len(rows)] = positions_by_worker(rows % size, size, held)
+    distinct = np.repeat(np.arange(size, dtype=np.int32), held)
+    distinct[positions[: len(rows)]] = rows
+    return replace(plan, distinct=distinct, single=positions[plan.single], values=positions[plan.values])

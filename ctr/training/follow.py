@@ -1,4 +1,4 @@
-"""Trains as the partitions of a live log appear, until it is asked to stop or nothing new comes.
+"""Training on a live log, as its partitions appear, until it is asked to stop or nothing new comes.
 
 What it computes is what one pass over the log computes, whenever the partitions came, and however often it was
 stopped or killed in between. How far it is behind the log stands in RUN/follow.jsonl, of which nothing is computed.
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import Session, open_session
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.files import GrowingFile
-from ctr.training.run.position import Mark
 from ctr.training.run.results import learning_failure
+from ctr.training.run.rollback import Mark
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
 from ctr.training.trainer import Phase
@@ -51,15 +51,10 @@ _NOTICED_IN = 0.1
 
 
 class Lag(NamedTuple):
-    """How far a run is behind its log.
+    """How far a run is behind its log."""
 
-    Attributes:
-        rows: published ones that it has not passed.
-        seconds: since the publication of the first partition that is not trained on to its end; 0 without one.
-    """
-
-    rows: int
-    seconds: float
+    rows: int  # published ones that it has not passed
+    seconds: float  # since the publication of the first partition that is not trained on to its end, or 0
 
 
 FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
@@ -67,18 +62,12 @@ FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Polling:
-    """When to look for what is new, and when to end.
-
-    Attributes:
-        seconds: between two polls.
-        stop_when_idle: ends when nothing new has come for so many seconds; None: never.
-    """
+    """Seconds between two polls, and seconds without anything new after which to end; None: never."""
 
     seconds: float = POLL_SECONDS
     stop_when_idle: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError: numbers of seconds that are none."""
         if not 0 < self.seconds < math.inf:
             raise InputError(f"poll: {self.seconds:g} seconds; a number above 0 is required")
         if self.stop_when_idle is not None and not 0 <= self.stop_when_idle < math.inf:
@@ -89,25 +78,15 @@ class Polling:
 
 @dataclass(frozen=True)
 class Followed:
-    """Where a run stood when it stopped; a checkpoint has it.
+    """Where a run stood when it stopped; a checkpoint has it."""
 
-    Attributes:
-        reason: the word of ``stop``, or ``idle``.
-        position: rows of the log that it has passed.
-        waiting: published rows that wait: for more to come, or, where it went back with its last checkpoint or was
-            stopped, to be passed.
-        awaited: a file that has to be there before it can begin or go on; None: only the log must grow.
-        init_from: of a run that was begun from another one, with what (init_from.json).
-    """
-
-    reason: str
-    position: int
-    waiting: int
-    awaited: str | None
-    init_from: dict[str, Any] | None = None
+    reason: str  # the word of ``stop``, or ``idle``
+    position: int  # rows of the log that it has passed
+    waiting: int  # published rows that wait for more, or, after going back or a stop, to be passed
+    awaited: str | None  # a file that has to be there before it can go on; None: only the log must grow
+    init_from: dict[str, Any] | None = None  # of a run that was begun from another one, init_from.json
 
     def as_text(self) -> str:
-        """In one line."""
         text = (
             f"stopped ({self.reason}) at row {self.position} of the log, {self.waiting} published rows wait"
         )
@@ -117,35 +96,25 @@ class Followed:
 class LagReport:
     """Writes the lines of one session, after those of earlier ones."""
 
-    def __init__(self, session: Session, file: GrowingFile) -> None:
-        """Begins where the session stands."""
-        self._session, self._file = session, file
-        position = session.run.position
-        self._begin(position.examples, position.learned)
-
-    @classmethod
-    def open(cls, session: Session) -> Self:
-        """Opens the file of the session's run, and cuts off a line that was not written to its end."""
+    def __init__(self, session: Session) -> None:
         path = session.run.run_dir / FOLLOW_FILE
-        return cls(session, GrowingFile.open(path, _whole_lines(path)))
-
-    def _begin(self, passed: int, learned: int) -> None:
-        """Begins at a position, as far as scoring and as far as learning goes."""
-        self._written = self._passed = passed
-        self._waiting = self._session.inputs.log.rows - passed
-        # The first partition that is not trained on to its end, the rows before it, and when it was published.
-        self._next = self._behind = 0
-        self._published: float | None = None
-        self._pass_partitions(learned if self._session.run.config.label_delay else passed)
+        # A line that was not written to its end is cut off.
+        length = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+        self._session, self._file = session, GrowingFile.open(path, length)
+        self.went_back()
 
     def went_back(self) -> None:
         """Begins anew where the session stands after a rollback: what it passed before is passed again."""
         position = self._session.run.position
         self._begin(position.examples, position.learned)
 
-    def _trained(self, passed: int) -> int:
-        run = self._session.run
-        return run.position.learned if run.config.label_delay else passed
+    def _begin(self, passed: int, learned: int) -> None:
+        self._written = self._passed = passed
+        self._waiting = self._session.inputs.log.rows - passed
+        # The first partition that is not trained on to its end, the rows before it, and when it was published.
+        self._next = self._behind = 0
+        self._published: float | None = None
+        self._pass_partitions(learned if self._session.run.config.label_delay else passed)
 
     def _pass_partitions(self, trained: int) -> list[Manifest]:
         """Goes on to the first partition that has rows after the first ``trained`` ones; returns those gone by."""
@@ -162,22 +131,21 @@ class LagReport:
         return (self._session.inputs.log.path / "manifests" / f"{partition.name}.json").stat().st_mtime
 
     def passed_batch(self, position: int) -> None:
-        """Notes that the batch that ends at this position of the log is done with."""
         if position < self._passed:
             # The first one after a rollback; a checkpoint, which would move the mark, comes later.
             mark = Mark(*self._session.run.position.mark)
             self._begin(mark.examples, mark.learned)
         self._passed = position
-        self._note(position, self._session.inputs.log.rows - position, self._trained(position), False)
+        self._note(position, is_end=False)
 
     def advanced(self, waiting: int) -> None:
         """Notes the end of an advance that left ``waiting`` rows."""
-        passed = self._session.inputs.log.rows - waiting
-        self._note(passed, waiting, self._trained(passed), True)
+        self._note(self._session.inputs.log.rows - waiting, is_end=True)
 
-    def _note(self, passed: int, waiting: int, trained: int, is_end: bool) -> None:
-        self._waiting = waiting
-        gone = self._pass_partitions(trained)
+    def _note(self, passed: int, is_end: bool) -> None:
+        run = self._session.run
+        self._waiting = self._session.inputs.log.rows - passed
+        gone = self._pass_partitions(run.position.learned if run.config.label_delay else passed)
         if not gone and not (is_end and passed > self._written):
             return
         now = time.time()
@@ -187,8 +155,8 @@ class LagReport:
                 "time": round(now, 3),
                 "position": passed,
                 "rows": passed - self._written,
-                "waiting": waiting,
-                "trained_through": self._session.run.learned_through,
+                "waiting": self._waiting,
+                "trained_through": run.learned_through,
                 "published_through": self._session.inputs.log.end,
                 "partitions": [
                     [partition.start, partition.end, round(one, 3)]
@@ -201,7 +169,6 @@ class LagReport:
         self._written = passed
 
     def lag(self) -> Lag:
-        """Returns how far the run is behind what was published at the last refresh."""
         manifests = self._session.inputs.log.manifests
         if not self._waiting or self._next >= len(manifests):
             return Lag(self._waiting, 0.0)
@@ -210,13 +177,7 @@ class LagReport:
         return Lag(self._waiting, max(0.0, time.time() - self._published))
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
-
-
-def _whole_lines(path: Path) -> int:
-    """The length, in bytes, of the lines of a file that were written to their ends."""
-    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
 def follow(
@@ -232,22 +193,17 @@ def follow(
 ) -> Followed:
     """Trains on what a log has and on what comes, or goes on where the newest checkpoint in ``run_dir`` stands.
 
-    Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits.
+    Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
+    same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes.
 
     Args:
-        log, config, run_dir, exporter, phase: see ``ctr.training.loop.open_session``.
         stop: asked after each batch, and ten times a second when there is nothing to do.
-        polling: how often to poll, and when to end by itself.
         progress: called after every batch and every poll with the position in the log, how far that is behind and
             the metrics of the pass so far.
-        init_from: another run, from whose weights and place in the log a new one begins.
-
-    Returns:
-        Where it stopped. The same call goes on there, and ``ctr.training.loop.train`` goes on and finishes.
 
     Raises:
         LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
-        InputError: see ``open_session``, its session's ``advance`` and ``ctr.training.warm_start.start.warm_start``.
+        InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
     log, run_dir, polling = Path(log), Path(run_dir), polling or Polling()
     patience = _Patience(stop, polling.stop_when_idle)
@@ -271,7 +227,7 @@ def follow(
 
     with (
         open_session(log, config, run_dir, passed_batch, exporter, True, phase) as session,
-        closing(LagReport.open(session)) as report,
+        closing(LagReport(session)) as report,
     ):
         _advance(session, report, patience)
         while True:
@@ -294,29 +250,19 @@ def follow(
 
 
 class _Patience:
-    """How long to wait for something new.
-
-    Attributes:
-        stop: see ``follow``.
-    """
-
     def __init__(self, stop: Stop, idle_seconds: float | None) -> None:
-        """Begins to wait. ``idle_seconds``: see ``Polling.stop_when_idle``."""
         self.stop, self._idle_seconds = stop, idle_seconds
         self.restart()
 
     def restart(self) -> None:
-        """Begins to wait anew: something has come."""
         self._quiet_since = time.monotonic()
 
     def reason_to_end(self) -> str | None:
-        """Returns why to end; None: there is no reason."""
         limit = self._idle_seconds
         is_idle = limit is not None and time.monotonic() - self._quiet_since >= limit
         return self.stop() or ("idle" if is_idle else None)
 
     def pause(self, seconds: float) -> None:
-        """Sleeps, unless it is asked to stop."""
         end = time.monotonic() + seconds
         while self.stop() is None and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _NOTICED_IN))
@@ -331,11 +277,7 @@ def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
 def _wait_for_logs(
     log: Path, config: TrainConfig, seconds: float, patience: _Patience
 ) -> tuple[str | None, str | None]:
-    """Waits until all logs are there that a run cannot begin without.
-
-    Returns:
-        What is missing, and the reason to wait no longer; None and None: nothing is missing.
-    """
+    """Waits until all logs are there; returns what is missing and the reason to wait no longer, or None and None."""
     constraints, distillation = config.objective.bias_constraints, config.objective.distillation
     read = [log, *(Path(one.path) for one in (() if constraints is None else constraints.logs))]
     teacher_log = () if distillation is None or distillation.log is None else (Path(distillation.log),)

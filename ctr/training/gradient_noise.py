@@ -1,4 +1,4 @@
-"""How noisy the gradient of a batch is, layer by layer: from the norms of the gradients of its rows (BACKPACK table 1).
+"""Gradient noise of a batch, layer by layer: from the norms of the gradients of its rows (BACKPACK table 1).
 
 With g_n the gradient of row n's logistic loss by a matrix, G their mean over the N rows of a batch, and
 
@@ -24,12 +24,10 @@ from ctr.models.dcn import Products
 
 
 def squared_norms(products: Products, gradients: Sequence[tf.Tensor | None], present: tf.Tensor) -> tf.Tensor:
-    """|G|^2 and S of each product, float32 [P, 2]; components of an ensemble count as one.
+    """Computes |G|^2 and S of each product, float32 [P, 2]; components of an ensemble count as one.
 
-    Args:
-        products: in the order of the work.
-        gradients: of the sum of the rows' losses by the products' outputs, [n, B, units] each.
-        present: [B], 1 for rows and 0 for padding.
+    ``gradients``: of the sum of the rows' losses by the products' outputs, [n, B, units] each; ``present``: [B], 1 for
+    rows and 0 for padding.
     """
     count = tf.reduce_sum(present)
     found = []
@@ -46,13 +44,7 @@ def squared_norms(products: Products, gradients: Sequence[tf.Tensor | None], pre
 
 
 def noise_numbers(names: Sequence[str], norms: np.ndarray, rows: int) -> dict[str, Any]:
-    """``noise_scale/NAME`` and ``signal_to_noise/NAME``; without those that are not defined on this batch.
-
-    Args:
-        names: of the products.
-        norms: what ``squared_norms`` returned.
-        rows: N.
-    """
+    """``noise_scale/NAME`` and ``signal_to_noise/NAME`` of what ``squared_norms`` returned, where they are defined."""
     found: dict[str, Any] = {}
     if rows < 2:
         return found

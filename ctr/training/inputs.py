@@ -1,4 +1,4 @@
-"""The logs and sidecars that a run reads, checked before it begins, as they grow, and the feeds that they become."""
+"""Inputs of a run: its logs and sidecars, checked before it begins, as they grow, and the feeds that they become."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -29,8 +29,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
-from ctr.training.logs import Log, Logs, open_logs, sidecar_logs
-from ctr.training.run.position import Position
+from ctr.training.logs import Log, Logs, open_logs
+from ctr.training.run.rollback import Position
 from ctr.training.shapes import few_shapes
 from ctr.workers.collectives import ALONE, Workers
 
@@ -40,23 +40,9 @@ _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra
 
 @dataclass(frozen=True)
 class Inputs(Logs):
-    """The logs that a run reads, and what it reads them for.
-
-    Attributes:
-        families: of constrained slices.
-    """
+    """The logs that a run reads, and the families of constrained slices that it reads them for."""
 
     families: tuple[Family, ...]
-
-    @property
-    def sidecars(self) -> dict[str, tuple[Path, str]]:
-        """The log and the name of each sidecar that it reads."""
-        return {role: (log.path, name) for role, (log, name) in self.sidecar_logs.items()}
-
-    @property
-    def sidecar_logs(self) -> dict[str, tuple[Log, str]]:
-        """The same with the partitions of the log."""
-        return sidecar_logs(self, self.config)
 
     @property
     def row_logs(self) -> dict[str, Log]:
@@ -64,11 +50,10 @@ class Inputs(Logs):
         return {"": self.log, **self.constraint_logs}
 
     def selects(self, partition: Manifest) -> bool:
-        """Whether the run is about any row of a partition of its log."""
         return bool(partition.rows) and self.config.time_range.selects(partition)
 
     def has_rows_after(self, position: int) -> bool:
-        """Whether from ``position`` on there may be rows of the log that the run is about."""
+        """Tells whether from ``position`` on there may be rows of the log that the run is about."""
         end = self.log.rows
         for manifest in reversed(self.log.manifests):
             if end <= position:
@@ -80,13 +65,7 @@ class Inputs(Logs):
 
 
 def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
-    """Finds and checks everything that a run reads.
-
-    Raises:
-        InputError: a log is none, is empty, or has other features than the first one; a feature, sidecar or
-            sidecar's row that the configuration needs is not there. Some of several workers have others of these, or
-            other versions or processors, than the first one; which ones, and what.
-    """
+    """Finds all that a run reads. Raises InputError: it is not there, does not fit, or workers have other inputs."""
     with workers.raise_if_any_failed():
         logs = open_logs(path, config)
         constraints = config.objective.bias_constraints
@@ -106,8 +85,8 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
     workers.agree("features of the log (schema)", inputs.schema.version)
     for name, log in inputs.row_logs.items():
         workers.agree(f"constraint log {name}" if name else "log", log_sha256(log.manifests))
-    for role, (path, name) in inputs.sidecars.items():
-        workers.agree(f"sidecar {name} ({role})", SidecarHash(path, name).until())
+    for role, (log, name) in inputs.sidecars.items():
+        workers.agree(f"sidecar {name} ({role})", SidecarHash(log.path, name).until())
     for name, version in versions.items():
         workers.agree(f"version of {name}", version)
     for key in _SAME:
@@ -115,18 +94,7 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Goes over the log where a sidecar must say something of every row, before training does.
-
-    Args:
-        start: the position in the log to begin at.
-        stop: asked now and then whether to give up.
-
-    Returns:
-        Whether it went over all of it.
-
-    Raises:
-        InputError: how many rows it says nothing of, and which are the first.
-    """
+    """Checks that sidecars say something of every row from ``start`` on; False where ``stop`` ended it."""
     selection = selection_of(inputs, start)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
@@ -134,18 +102,14 @@ def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda
 
 
 def selection_of(inputs: Inputs, start: int = 0) -> Selection:
-    """Which rows of the log the run is about, with sidecars opened anew: each thread needs its own.
-
-    Args:
-        start: a position in the log; what lies before it is not going to be read.
-    """
+    """Selects the rows of the log from ``start`` on, with sidecars opened anew: each thread needs its own."""
     config, distillation = inputs.config, inputs.config.objective.distillation
     begin = inputs.log.start_at(start)
 
     def opened(role: str, column: str) -> JoinedSidecar | None:
-        if role not in inputs.sidecar_logs:
+        if role not in inputs.sidecars:
             return None
-        log, name = inputs.sidecar_logs[role]
+        log, name = inputs.sidecars[role]
         return JoinedSidecar(log.path, name, [column], log.manifests, begin)
 
     return Selection(
@@ -168,14 +132,8 @@ def read_turns(
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
     Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
-    before the first batch whose queries are so much later that its labels are known by then.
-
-    Args:
-        position: where the run stands.
-        partial, hold, seat: see ``read_feeds``.
-
-    Yields:
-        The feed, whether it is new (its scores are the predictions of record), and whether its labels are known.
+    before the first batch whose queries are so much later that its labels are known by then. Yields with each feed
+    whether it is new (its scores are the predictions of record), and whether its labels are known.
     """
     if not inputs.has_rows_after(position.examples):
         return
@@ -201,7 +159,7 @@ def read_turns(
 
 
 def batch_size(inputs: Inputs) -> BatchSize:
-    """How many rows the batches of the run's log have: a function of the position alone, however it is read."""
+    """Rows that the batches of the run's log have: a function of the position alone, however it is read."""
     batch, start = inputs.config.batch, inputs.config.time_range.start_us
     skipped = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= start)
     return batch.sizes(skipped)
@@ -216,14 +174,10 @@ def read_feeds(
     hold: Callable[[int], None] = lambda position: None,
     seat: Seat | None = None,
 ) -> Generator[Feed, None, None]:
-    """The run's feeds from a position on, made by a thread that reads ahead.
+    """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
-    Args:
-        start: the position in the log.
-        constraint_starts: those in the constraint logs; None: the feeds are to be scored only, with what that needs.
-        partial: also the batches that would not be the same if the logs went on.
-        hold: called at the end with the position of the first row in such a batch, if there is one and not ``partial``.
-        seat: see ``make_feed``.
+    Without ``constraint_starts`` they are only scored. Unless ``partial``, batches that would not be the same if the
+    logs went on are left out, and ``hold`` is called with the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if constraint_starts is not None else config.objective.scored_part
@@ -243,10 +197,13 @@ def read_feeds(
             batches = batches_within(ends, blocks, size, batch.max_query_rows)
         else:
             batches = whole_query_batches(blocks, size, batch.max_query_rows)
-        for one in batches if partial else _final(batches, inputs, hold):
-            due = [_read_until(stream, one) for stream in streams]
-            rows = size.at(one.begin)
-            feed = make_feed(one, layouts, rows, objective, inputs.families, due, config.ids, seat, shapes)
+        for one in batches if partial else _final_batches(batches, inputs, hold):
+            # Rows of a constraint log whose time has come: before the batch's last one. At that time itself the next
+            # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
+            until = [stream.until(one.times[1] - 1) for stream in streams]
+            due = [None if rows is None else set_rejects_apart(rows) for rows in until]
+            usual = size.at(one.begin)
+            feed = make_feed(one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes)
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed
@@ -254,8 +211,8 @@ def read_feeds(
     return read_ahead(feeds())
 
 
-def _final(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
-    """Those of the batches that stay the same however the logs go on; ``hold`` is called where the rest begins.
+def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
+    """Yields those batches that stay the same however the logs go on; ``hold`` is called where the rest begins.
 
     The last one may still grow, unless it is full or ends with its partition; and to any of them belong the rows
     that a constraint log has until its time, so that it waits until that log is published so far.
@@ -281,7 +238,7 @@ def _final(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]
 
 
 def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved]:
-    """The constraint logs from their positions on; what lies before the training log's time is never read."""
+    """Opens the constraint logs at their positions; what lies before the training log's time is never read."""
     batch, time_range = inputs.config.batch, inputs.config.time_range
     begin = max(time_range.start_us, inputs.log.manifests[0].start)
     return [
@@ -295,31 +252,14 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
     ]
 
 
-def _read_until(stream: Interleaved, batch: Batch) -> Batch | None:
-    """Rows of a constraint log whose time has come: before the batch's last one.
-
-    At that time itself the next batch may have rows that are still to be predicted, and a constraint log may
-    hold the same examples with their labels.
-    """
-    rows = stream.until(batch.times[1] - 1)
-    return None if rows is None else set_rejects_apart(rows)
-
-
 class PublishedInputs:
-    """The inputs of a run as they grow, read again and again at little cost.
-
-    Attributes:
-        inputs: all that is published.
-        readable: the same without the partitions of the log from the first one on that waits for a sidecar.
-        awaited: the file that it waits for; None: nothing.
-    """
+    """The inputs of a run as they grow, read again and again at little cost."""
 
     def __init__(self, inputs: Inputs, wait_for_sidecars: bool) -> None:
-        """Begins with these inputs. ``wait_for_sidecars``: else all that is published counts as readable."""
-        self.inputs = inputs
+        self.inputs = inputs  # all that is published
         self._waits = wait_for_sidecars
         self._ready = 0
-        self.awaited: str | None = None
+        self.awaited: str | None = None  # the file that the log waits for
         logs = [inputs.log, *inputs.constraint_logs.values()]
         if inputs.teacher_log is not None:
             logs.append(inputs.teacher_log)
@@ -327,11 +267,7 @@ class PublishedInputs:
         self.readable = self._read_ready()
 
     def refresh(self) -> bool:
-        """Finds what was published since the last call; returns whether there is more to read of anything.
-
-        Raises:
-            InputError: a malformed manifest.
-        """
+        """Finds what was published since the last call; returns whether there is more to read. Raises InputError."""
         before, ready = self.inputs, self._ready
         logs = [self._grown(log, published) for log, published in self._published]
         if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):
@@ -367,10 +303,10 @@ class PublishedInputs:
         return replace(self.inputs, log=Log(self.inputs.log.path, manifests[: self._ready]))
 
     def _missing_file(self, partition: Manifest) -> str | None:
-        """Returns the first file that has to be there before the sidecars say all that they will of a partition."""
+        """Finds the first file that has to be there before the sidecars say all that they will of a partition."""
         if not self.inputs.selects(partition):
             return None
-        for log, name in self.inputs.sidecar_logs.values():
+        for log, name in self.inputs.sidecars.values():
             if log.end < partition.end:
                 return f"{log.path}, published until {partition.end}"
             first = bisect_right(log.manifests, partition.start, key=lambda manifest: manifest.end)

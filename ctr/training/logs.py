@@ -1,4 +1,4 @@
-"""The logs that a run reads: their partitions, what of the configuration they decide, and that they stay the same.
+"""Logs that a run reads: their partitions, what of the configuration they decide, and that they stay the same.
 
 Loads no TensorFlow.
 """
@@ -31,11 +31,10 @@ class Log:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
         return sum(manifest.rows for manifest in self.manifests)
 
     def start_at(self, position: int) -> int:
-        """The query time, in microseconds, at which the partition with that row, or else the last one, begins."""
+        """Query time, in microseconds, at which the partition with that row, or else the last one, begins."""
         behind = 0
         for manifest in self.manifests:
             behind += manifest.rows
@@ -45,40 +44,43 @@ class Log:
 
     @property
     def end(self) -> int:
-        """The query time, in microseconds, up to which it is published."""
+        """Query time, in microseconds, up to which it is published."""
         return self.manifests[-1].end if self.manifests else 0
 
 
 @dataclass(frozen=True)
 class Logs:
-    """The logs that a run reads, all of the same features.
+    """The logs that a run reads, all of the same features."""
 
-    Attributes:
-        config: of the run, with what the log's manifests decide.
-        schema: the features.
-        log: the log that it makes a pass over.
-        constraint_logs: by name.
-        teacher_log: the log beside which the teacher's sidecar lies, where it is another one.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # with what the log's manifests decide
     schema: Schema
-    log: Log
+    log: Log  # that the run makes a pass over
     constraint_logs: Mapping[str, Log]
-    teacher_log: Log | None
+    teacher_log: Log | None  # beside which the teacher's sidecar lies, where it is another one
+
+    @property
+    def sidecars(self) -> dict[str, tuple[Log, str]]:
+        """The log and the name of each sidecar that a run reads, by what it is read for."""
+        sampling, distillation = self.config.sampling, self.config.objective.distillation
+        read: dict[str, tuple[Log, str]] = {}
+        if sampling is not None:
+            read["sample"] = self.log, sampling.name
+        if distillation is not None:
+            read["teacher"] = self.teacher_log or self.log, distillation.teacher
+        return read
 
 
 def open_logs(path: Path, config: TrainConfig) -> Logs:
-    """Finds the logs that a run reads, and checks the configuration against their features.
-
-    Raises:
-        InputError: a log is none, is empty, or has other features than the first one; the configuration names a
-            feature that there is not.
-    """
+    """Finds the logs that a run reads. Raises InputError: one is empty, or they do not fit."""
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
     config = resolve(config, schema, log.manifests)
-    _check_slices(schema, config)
+    for name in config.metrics.slices:
+        if name not in schema.single_valued:
+            raise InputError(
+                f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
+                f"allowed: {listed(schema.single_valued, name)}"
+            )
     config.table_layouts(schema)
     constraints = config.objective.bias_constraints
     constraint_logs: dict[str, Log] = {}
@@ -112,25 +114,10 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
     return log
 
 
-def _check_slices(schema: Schema, config: TrainConfig) -> None:
-    for name in config.metrics.slices:
-        if name not in schema.single_valued:
-            raise InputError(
-                f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
-                f"allowed: {listed(schema.single_valued, name)}"
-            )
-
-
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
-    """Returns the configuration with the embedding widths that it leaves open; see ``ModelConfig.widths``.
+    """Fills in the embedding widths that the configuration leaves open; see ``ModelConfig.widths``.
 
-    Nothing here reads a label, nor what comes after a log's first partition: so a run over the whole log and one that
-    follows it from its beginning have the same configuration.
-
-    Args:
-        config: of a run.
-        schema: the features of its log.
-        manifests: the log's partitions, at least one.
+    No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
     """
     open_widths = [f for f in schema.features if f.width is None and f.name not in config.model.widths]
     if not open_widths:
@@ -141,27 +128,11 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
     return config.model_copy(update={"model": model})
 
 
-def sidecar_logs(logs: Logs, config: TrainConfig) -> dict[str, tuple[Log, str]]:
-    """The log and the name of each sidecar that a run reads, by what it is read for."""
-    sampling, distillation = config.sampling, config.objective.distillation
-    read: dict[str, tuple[Log, str]] = {}
-    if sampling is not None:
-        read["sample"] = logs.log, sampling.name
-    if distillation is not None:
-        read["teacher"] = logs.teacher_log or logs.log, distillation.teacher
-    return read
-
-
 class LogsSeen:
-    """The partitions of the logs of one run: which of them it has seen some of, and that they stay what they are.
-
-    Attributes:
-        manifests: by the names of the logs, of which "" is the log that the run makes a pass over.
-    """
+    """The partitions of the logs of one run: which of them it has seen some of, and that they stay what they are."""
 
     def __init__(self, run_dir: Path, manifests: Mapping[str, Sequence[Manifest]]) -> None:
-        """Begins with these partitions. ``run_dir``: named in errors."""
-        self.manifests = manifests
+        self.manifests = manifests  # by log; "" is the one that the run makes a pass over
         self._run_dir = run_dir
         self._hashed = {name: (0, hashlib.sha256()) for name in manifests}
 
@@ -178,7 +149,7 @@ class LogsSeen:
         return int(np.searchsorted(begins, rows))
 
     def _sha256(self, name: str, count: int) -> str:
-        """``log_sha256`` of the first ``count`` partitions; what was hashed for the last call is not hashed again."""
+        """Hashes the first ``count`` partitions as ``log_sha256``, without those hashed for the last call."""
         done, digest = self._hashed[name]
         if count < done:
             done, digest = 0, hashlib.sha256()
@@ -194,15 +165,7 @@ class LogsSeen:
                 raise self._changed(seen["log"], seen["intervals"])
 
     def update(self, manifests: Mapping[str, Sequence[Manifest]], rows: Mapping[str, int]) -> None:
-        """Goes on with these partitions.
-
-        Args:
-            manifests: by name, as before.
-            rows: see ``consumed``.
-
-        Raises:
-            InputError: of those partitions some are not what they were.
-        """
+        """Goes on with these partitions; ``rows``: see ``consumed``. Raises InputError: some are not what they were."""
         for name, known in self.manifests.items():
             if manifests[name] is known:
                 continue
@@ -220,7 +183,7 @@ class LogsSeen:
 
 
 def _difference(before: Sequence[Manifest], now: Sequence[Manifest]) -> str:
-    """What became of the first partition that is not what it was, in parentheses; empty where all are."""
+    """Says what became of the first partition that is not what it was, in parentheses; empty where all are."""
     for old, new in zip_longest(before, now):
         if old == new:
             continue

@@ -1,11 +1,7 @@
-"""One pass over a log: every batch is scored by the weights from before it, and then learned from.
+"""Training loop: every batch is scored by the weights from before it, and then learned from.
 
 ``one_pass`` is the loop. ``train`` makes it over a whole log, and a ``Session`` again and again as the log grows, with
-the same result; between two batches a session scores what it is asked to. What the loop works on::
-
-    run        where it stands: position in the logs, metrics, files            run/run.py
-    trainer    what it learns with: the weights and the compiled step           trainer.py
-    inputs     the logs and sidecars, read into batches in the right order      inputs.py
+the same result.
 """
 
 import logging
@@ -45,12 +41,7 @@ Progress = Callable[[int, dict[str, Any]], None]
 
 
 class Learner(NamedTuple):
-    """What a session learns with.
-
-    Attributes:
-        state: makes the weights and the state with which a run begins, the same whenever it is called.
-        trainer: makes what scores and learns with them, which may do more with a batch than ``Trainer``.
-    """
+    """Makers of the state that a run begins with, the same at each call, and of what learns with it."""
 
     state: Callable[..., TrainState] = fresh_state
     trainer: Callable[[TrainState, TrainConfig, Phase | None], Trainer] = Trainer
@@ -74,12 +65,11 @@ def train(
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
-    Of a run that has passed the log as it is now, nothing is computed again.
+    Of a run that has passed the log as it is now, nothing is computed again. For arguments not named here see
+    ``open_session``.
 
     Args:
-        log, config, run_dir, progress, exporter, phase, workers, chips: see ``open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
-        init_from: another run, from whose weights and place in the log a new one begins.
         stop: asked after each batch why to stop; None: it goes on.
 
     Returns:
@@ -87,8 +77,7 @@ def train(
         begun from another one ``init_from``, with what.
 
     Raises:
-        LearningError: the files are complete, but nothing was learned, or the weights are of no use; nothing is
-            recorded (``ctr.training.run.results.learning_failure``).
+        LearningError: all is written but the sidecar; nothing was learned, or the weights are of no use.
         Interrupted: it was to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
@@ -126,16 +115,8 @@ def one_pass(
 ) -> int:
     """Passes once over what the run has not passed yet; returns the position of the first row that is left.
 
-    Args:
-        run, trainer: where it stands, and what it learns with; changed.
-        inputs: what is published by now.
-        windows: the lines of metrics.jsonl that are written are added to it.
-        partial: also the batches that would not be the same if the logs went on.
-        progress, exporter: see ``open_session``.
-        stop: asked after each batch whether to leave the rest to another pass.
-
-    Raises:
-        RollbackNeeded: the run has to go back; what it has passed since its checkpoint is to be passed again.
+    ``partial``: also the batches that would not be the same if the logs went on; ``windows`` gets the lines of them.
+    Raises RollbackNeeded: the run has to go back, and what it has passed since its checkpoint is to be passed again.
     """
     held: list[int] = []
     state = trainer.state
@@ -225,21 +206,16 @@ def open_session(
     What was not saved when the block ends is computed again by the next session.
 
     Args:
-        log: a folder with an example log, which may grow.
-        config: what to compute.
-        run_dir: the run directory; a new one, or one begun under the same configuration.
-        progress: called after every batch with the position in the log and the metrics of the pass so far:
-            ``per_query_auc``, ``auc``, ``logloss``, ``calibration_bias``, ``calibration_ratio``, None where undefined.
-            They may be those of a few batches before, and AUC that of the last window.
+        progress: called after every batch with the position in the log and the metrics of the pass so far, None where
+            undefined. They may be those of a few batches before, and AUC that of the last window.
         exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
             else it is refused where the configuration needs what the sidecar says.
         phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
             and with an empty one when that is over.
-        workers: those that train together, all of which open a session of the same run and do the same with it; the
-            first one writes the files and calls ``progress``, ``phase`` and ``exporter``.
-        learner: what it learns with.
+        workers: those that train together, all of which do the same with sessions of one run; the first one writes the
+            files and calls ``progress``, ``phase`` and ``exporter``.
         chips: those of this process that make the steps; None: one device does.
 
     Raises:
@@ -278,27 +254,15 @@ def open_session(
 
 
 class Advance(NamedTuple):
-    """What an ``advance`` did.
+    """What an ``advance`` did."""
 
-    Attributes:
-        rows: of the log that it passed, also those that were faulty or not selected; below 0 when it went back.
-        waiting: published rows that are not passed yet: from the first one on that something is still to be done with.
-        windows: the lines of metrics.jsonl that it wrote.
-    """
-
-    rows: int
-    waiting: int
-    windows: list[dict[str, Any]]
+    rows: int  # of the log that it passed, also faulty ones; below 0 when it went back
+    waiting: int  # published rows from the first one on that something is still to be done with
+    windows: list[dict[str, Any]]  # the lines of metrics.jsonl that it wrote
 
 
 class Session:
-    """A run that goes on in one process as its log grows; see ``open_session``.
-
-    Attributes:
-        run: where it stands, and its metrics.
-        trainer: what it learns with.
-        published: what it reads, as it was published at the last ``refresh``.
-    """
+    """A run that goes on in one process as its log grows; see ``open_session``."""
 
     def __init__(
         self,
@@ -309,7 +273,6 @@ class Session:
         progress: Progress | None,
         exporter: Exporter | None,
     ) -> None:
-        """Begins with an opened run. ``checked``: the rows of the log that ``check_rows`` has gone over."""
         self.run, self.trainer, self.published = run, trainer, published
         self._checked = checked
         self._progress = progress
@@ -318,15 +281,10 @@ class Session:
 
     @property
     def inputs(self) -> Inputs:
-        """What it reads, as it was published at the last ``refresh``."""
         return self.published.inputs
 
     def refresh(self) -> bool:
-        """Finds what was published since the last call; returns whether there was anything. Cheap where there is not.
-
-        Raises:
-            InputError: partitions seen before are not there or not what they were.
-        """
+        """Finds what was published since; returns whether there was anything. Raises InputError: logs have changed."""
         self._check_usable()
         is_more = self.published.refresh()
         self.run.follow_logs(self.inputs)
@@ -341,14 +299,12 @@ class Session:
         does not know yet is refused before anything of it is learned from, or waits (``open_session``); the session
         can advance once the sidecar has it.
 
-        Args:
-            partial: leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
-                longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this
-                is about scoring; what is learned from when is decided by the delay alone.
-            stop: asked after each batch whether to leave the rest to another ``advance``.
+        ``partial`` leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
+        longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this is about
+        scoring; what is learned from when is decided by the delay alone. ``stop`` leaves the rest to another
+        ``advance``.
 
-        Raises:
-            InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
+        Raises InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
         """
         self.refresh()
         readable, before = self.published.readable, self.run.position.examples
@@ -384,29 +340,16 @@ class Session:
             raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
 
     def score(self, rows: Rows | pa.Table) -> np.ndarray:
-        """Returns the logits, float32 [N], that the present weights give N rows; changes nothing.
-
-        Args:
-            rows: good rows of the log's features (``ctr.data.reader``), or a table of a shard's columns. Labels and
-                weights are of no effect, and queries need not be whole.
-
-        Raises:
-            InputError: a faulty row, or rows of other features.
-        """
+        """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard."""
         self._check_usable()
         logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())
         return finite_logits(logit, self.run.config.model.prior)
 
     def save(self) -> bool:
-        """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns.
+        """Writes a checkpoint, unless there is one of this position; it is on the disk when this returns.
 
-        Where weights are broken the run goes back to one before instead; the next ``advance`` goes on from there.
-
-        Returns:
-            Whether it has gone back.
-
-        Raises:
-            InputError: it has gone back twice, and that did not help.
+        Returns True where weights are broken: then the run went back instead, and the next ``advance`` goes on from
+        there.
         """
         self._check_usable()
         went_back = False
@@ -422,11 +365,7 @@ class Session:
         return went_back
 
     def interrupt(self, reason: str) -> NoReturn:
-        """Writes a checkpoint of where it stands. It changes no result: what resumes there ends in the same bits.
-
-        Raises:
-            Interrupted: always. ``reason``: the name of the signal.
-        """
+        """Writes a checkpoint, which changes no result, and raises Interrupted with the name of the signal."""
         self._check_usable()
         run = self.run
         if run.position.examples != run.saved_at:
@@ -436,18 +375,10 @@ class Session:
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
-        """Advances to the end of the log and writes the results over all of it.
+        """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
 
-        Args:
-            stop: asked after each batch why to stop; None: it goes on.
-
-        Returns:
-            The content of summary.json.
-
-        Raises:
-            LearningError: all is written, but nothing was learned, or the weights are of no use.
-            Interrupted: it was to stop; a checkpoint has all that it passed.
-            InputError: see ``advance``.
+        Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
+        where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
         """
         run, trainer, fault = self.run, self.trainer, None
         while True:

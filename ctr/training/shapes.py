@@ -1,4 +1,4 @@
-"""The few shapes that batches are padded to where XLA compiles the step for each of them, which may take minutes.
+"""Few shapes that batches are padded to where XLA compiles the step for each of them, which may take minutes.
 
 At most four, for any log, known before it is read::
 
@@ -18,14 +18,13 @@ constraint logs, which add rows to a batch, there is room for those.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctr.data.schema import Category, Cross, Feature, Schema, Text
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
-from ctr.training.division import DividedBatch, most_held
+from ctr.training.division import Division
 from ctr.training.tables.plan import TablePlan
 
 _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
@@ -44,110 +43,62 @@ class TableSizes(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The sizes of a batch that is divided into parts, one for each chip.
+    """The sizes of a batch that is divided into parts, one for each chip."""
 
-    Attributes:
-        total: rows of all parts together.
-        rows: of each part.
-        pairs: of each part.
-        tables: for each table.
-    """
-
-    total: int
-    rows: int
-    pairs: int
+    total: int  # rows of all parts together
+    rows: int  # of each part
+    pairs: int  # of each part
     tables: tuple[TableSizes, ...]
 
 
-@dataclass(frozen=True)
-class FewShapes:
-    """The shapes of a run, from the smallest to the largest one; batches that none of them holds are refused.
+FewShapes = tuple[Shape, ...]
+"""Shapes of a run, at most four, from the smallest to the largest, which holds whatever another one does."""
 
-    Attributes:
-        shapes: at most four.
-    """
 
-    shapes: tuple[Shape, ...]
-
-    def largest(self) -> "FewShapes":
-        """The one that holds whatever another one does."""
-        return FewShapes(self.shapes[-1:])
-
-    def of_batch(
-        self,
-        position: int,
-        rows: int,
-        pairs: int,
-        layouts: Sequence[TableLayout],
-        plans: Sequence[TablePlan],
-        division: DividedBatch | None,
-    ) -> Shape:
-        """The smallest shape that holds a batch.
-
-        Args:
-            position: of the batch in the log.
-            rows: of the batch.
-            pairs: of the part of it that has most.
-            plans: of each table, without padding.
-            division: of the rows into parts; None: there is one.
-
-        Raises:
-            InputError: none holds it; what there is too much of.
-        """
-        if division is None:
-            sizes = [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
-            return self.holding(rows, rows, pairs, sizes, position)
-        workers, seat = division
-        sizes = [
+def shape_of_batch(
+    shapes: FewShapes,
+    position: int,
+    rows: int,
+    pairs: int,
+    layouts: Sequence[TableLayout],
+    plans: Sequence[TablePlan],
+    division: Division | None,
+) -> Shape:
+    """Finds the smallest shape that holds a batch, planned without padding. Raises InputError where none does."""
+    if division is None:
+        of_part, tables = rows, [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
+    else:
+        of_part = division.most_rows()
+        tables = [
             TableSizes(
                 plan.distinct_count,
-                workers.most_values(layout, plan, seat.size),
+                division.most_values(layout, plan),
                 # Which chips hold ids without rows is not known yet.
-                0 if plan.pending is not None else most_held(plan, seat),
+                0 if plan.pending is not None else division.most_held(plan),
             )
             for layout, plan in zip(layouts, plans, strict=True)
         ]
-        return self.holding(rows, workers.most_rows(seat.size), pairs, sizes, position)
-
-    def holding(
-        self, total: int, rows: int, pairs: int, tables: Sequence[TableSizes], position: int
-    ) -> Shape:
-        """The smallest shape that holds a batch.
-
-        Args:
-            total: the rows of the batch.
-            rows, pairs: of the part of it that has most of them.
-            tables: what it has of each table; values those of the part that has most.
-            position: of the batch in the log.
-
-        Raises:
-            InputError: none holds it; what there is too much of.
-        """
-        for shape in self.shapes:
-            fits = all(
-                has.ids <= size.ids and has.values <= size.values and has.held <= size.held
-                for has, size in zip(tables, shape.tables, strict=True)
-            )
-            if total <= shape.total and rows <= shape.rows and pairs <= shape.pairs and fits:
-                return shape
-        largest = self.shapes[-1]
-        raise InputError(
-            f"the batch from row {position} of the log on has {total} rows and, of each table, "
-            f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in tables)}; batch.shapes few "
-            f"allows {largest.total} rows and "
-            f"{', '.join(f'{size.ids} ids and {size.values} values' for size in largest.tables)}, by the features' "
-            "max_values; allowed: batch.shapes many"
+    for shape in shapes:
+        fits = all(
+            has.ids <= size.ids and has.values <= size.values and has.held <= size.held
+            for has, size in zip(tables, shape.tables, strict=True)
         )
+        if rows <= shape.total and of_part <= shape.rows and pairs <= shape.pairs and fits:
+            return shape
+    largest = shapes[-1]
+    raise InputError(
+        f"the batch from row {position} of the log on has {rows} rows and, of each table, "
+        f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in tables)}; batch.shapes few "
+        f"allows {largest.total} rows and "
+        f"{', '.join(f'{size.ids} ids and {size.values} values' for size in largest.tables)}, by the features' "
+        "max_values; allowed: batch.shapes many"
+    )
 
 
 def few_shapes(
     config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout], parts: int = 1
 ) -> FewShapes:
-    """The shapes of a run.
-
-    Args:
-        parts: into how many parts each batch is divided.
-    """
+    """Makes the shapes of a run, each batch of which is divided into ``parts``."""
     batch, constraints = config.batch, config.objective.bias_constraints
     logs = 0 if constraints is None else len(constraints.logs)
     # A constraint log gives a batch at most as many rows as it has itself; most give few.
@@ -160,11 +111,11 @@ def few_shapes(
     ]
     if batch.growth is not None:
         shapes.insert(0, _shape(config, schema, layouts, -(-usual // _SMALL), parts))
-    return FewShapes(tuple(dict.fromkeys(shapes)))
+    return tuple(dict.fromkeys(shapes))
 
 
 def most_rows(config: TrainConfig, layout: TableLayout) -> int:
-    """The rows that a table may get."""
+    """Returns the rows that a table may get."""
     return layout.rows + sum(config.ids.capacity_of(feature.name) for feature in layout.growing)
 
 
@@ -177,7 +128,7 @@ def _shape(
     is_usual: bool = False,
     chips: int | None = None,
 ) -> Shape:
-    """The shape of batches of ``total`` rows in so many parts; as many chips divide the tables if ``chips`` is None."""
+    """Makes the shape of batches of ``total`` rows; as many chips as parts divide the tables if ``chips`` is None."""
     rows = total if parts == 1 else -(-total // parts) + -(-total // (parts * _IMBALANCE))
     ranking = config.objective.ranking
     pairs = 0 if ranking is None else int(rows * math.sqrt(ranking.max_pairs) / 2)
@@ -198,7 +149,6 @@ def _shape(
 
 
 def _max_values(schema: Schema, name: str) -> int:
-    """The number of values that a row has at most of a multivalent feature."""
     feature: Feature = schema.by_name[name]
     if isinstance(feature, Cross):
         return max(_max_values(schema, part) for part in feature.of)

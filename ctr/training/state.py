@@ -1,4 +1,4 @@
-"""The weights and optimizer state of a run."""
+"""State of a run: its weights and what its optimizers keep."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctr.data.schema import Schema
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import fitted_names, init_weights
+from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
@@ -18,12 +18,7 @@ from ctr.optim.row_variables import Rows, read_rows, row_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.division import Seat, seat_in
-from ctr.training.optimizers import (
-    dense_optimizer,
-    make_averaging,
-    make_calibrators,
-    samples_labels,
-)
+from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
 from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
@@ -36,7 +31,7 @@ Sources = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | None = None) -> Architecture:
-    """The model's architecture under a configuration; ``sources`` as ``Architecture``."""
+    """Makes the model's architecture under a configuration."""
     model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
     factors = None
     if factorized is not None:
@@ -59,16 +54,19 @@ def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | Non
     )
 
 
+def dense_shapes(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
+    widths = tower_widths(layouts, config.model.factorized is not None)
+    return weight_shapes(architecture(config, "float32"), widths)
+
+
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Weights of a model by their names in checkpoints."""
+    """Names the weights of a model as in checkpoints."""
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
 
 
 def linear_layers(shape: Architecture, weights: Mapping[str, tf.Tensor]) -> list[Layer]:
-    """The linear products of a plain model in the order of the work, those of all components one after the other.
-
-    By the numbers of their weights, in the order of ``dense_weights``.
-    """
+    """Lists the linear products in the order of the work, each of all components, by the numbers of weights."""
     numbers = {name: number for number, name in enumerate(weights)}
     layers: dict[str, list[Layer]] = {}
     for name, number in numbers.items():
@@ -84,26 +82,6 @@ class TrainState:
     """All variables that training changes, by name, and how they are divided over those that train together.
 
     What is read and set here are, of several workers, this one's parts; of the chips of a process all rows.
-
-    Attributes:
-        layouts: of the tables.
-        tables: the rows of all tables, with their optimizer and the ids that have them.
-        group: those among whom a step is divided: the chips of this process, or the workers.
-        workers: those that train together.
-        chips: those of this process that make each step together, each with a variable of its own of all that follow;
-            None: one device does.
-        architecture: of the dense part of the model.
-        weights: its weights, by the names of ``ctr.models.initial_weights``.
-        dense: the same without their names.
-        fitted: those that are fitted beside the network where it is gated.
-        layers: the linear products among them.
-        dense_optimizer: their optimizer.
-        averaging: what averages them but those that are fitted; None: nothing.
-        calibrators: the optimizers of what is fitted beside the network where it is gated: of the bias, then of the
-            offset and the gate.
-        families: of constrained slices.
-        duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
-        slices_seen: what ``ctr.objective.bias_constraints.dual_step`` remembers of the slices, float32 [2, slices].
     """
 
     def __init__(
@@ -117,19 +95,17 @@ class TrainState:
         sources: Sources | None = None,
         in_lines: bool = False,
     ) -> None:
-        """Begins with nothing learned.
-
-        Args:
-            sources: of a supernet, see ``Architecture``.
-            in_lines: whether the rows of tables lie in lines (``ctr.optim.row_lines``); on chips they always do.
-        """
+        """Begins with nothing learned. ``in_lines``: rows lie in lines (``row_lines``), as they always do on chips."""
         self.layouts, self.families = layouts, tuple(families)
         self.workers, self.chips = workers, chips
+        # Those among whom a step is divided: the chips of this process, or the workers.
         self.group = workers if chips is None else chips
         with self.group.holding():
             self.tables = EmbeddingTables(layouts, config, self.group, in_lines or chips is not None)
             self._create_dense(config, compute_dtype, sources)
+            # By family of constrained slices lambda_k, float32 [slices] (FF 7.1).
             self.duals = [_unlearned([family.slices]) for family in families]
+            # For ``dual_step``, float32 [2, slices].
             self.slices_seen = [_unlearned([2, family.slices]) for family in families]
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
@@ -137,10 +113,12 @@ class TrainState:
         self.architecture = architecture(config, compute_dtype, sources)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
         initial = init_weights(self.architecture, widths, config.seed)
+        # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
+        # Beside the network.
         self.fitted = {name: self.weights[name] for name in fitted_names(self.architecture)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
-        self.layers = linear_layers(self.architecture, self.weights)
+        self.layers = linear_layers(self.architecture, self.weights)  # the linear products among the weights
         self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)
         self.dense_optimizer.build(weights)
         names = zip(weights, self.weights, strict=True)
@@ -149,7 +127,6 @@ class TrainState:
         self.calibrators = make_calibrators(self.weights, self.architecture.experts)
 
     def variables(self) -> dict[str, Rows]:
-        """All variables under names that do not depend on the process."""
         named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
         if self.averaging is not None:
             named |= self.averaging.variables
@@ -161,7 +138,6 @@ class TrainState:
 
     @property
     def samples_labels(self) -> bool:
-        """Whether the optimizer of dense weights learns from labels that are sampled from the model."""
         return samples_labels(self.dense_optimizer)
 
     @property
@@ -180,12 +156,10 @@ class TrainState:
         return {name: _value(leaf) for name, leaf in self._leaves().items()}
 
     def _leaves(self) -> dict[str, Rows | np.ndarray]:
-        """All variables, and the arrays of maps."""
         return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of each array of which ``pieces`` are."""
-        return {name: (_shape(leaf), _dtype(leaf)) for name, leaf in self._written().items()}
+        return {name: _layout(leaf) for name, leaf in self._written().items()}
 
     def _written(self) -> dict[str, Rows | np.ndarray]:
         """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
@@ -193,12 +167,9 @@ class TrainState:
         return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """The values of all variables, those of many rows in pieces: name, first row and values.
+        """Yields what this worker has of all variables, those of many rows in pieces: name, first row and values.
 
-        Of several workers each gives its parts, and the first one also what all have.
-
-        TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
-        several times as long.
+        TensorFlow hands a whole table out as a copy in memory that is touched first, which takes several times as long.
         """
         for name, leaf in self._written().items():
             rows = 0 if isinstance(leaf, np.ndarray) or leaf.shape.rank != 2 else row_count(leaf)
@@ -209,7 +180,7 @@ class TrainState:
                 yield name, begin, read_rows(leaf, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
-        """A hash of the variables and of the maps' arrays that all workers have."""
+        """Hashes the variables and the maps' arrays that all workers have."""
         sharding, digest = self.sharding, hashlib.sha256()
         for name, leaf in self._leaves().items():
             if name not in sharding:
@@ -217,12 +188,7 @@ class TrainState:
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
-        """Sets all variables and maps. Raises ValueError when names or shapes differ.
-
-        Args:
-            arrays: by the names of ``variables`` and of the maps' arrays; of a divided one this worker's part.
-            parts: which parts these are, where they are not those with which the state began.
-        """
+        """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
         names = self._leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
@@ -231,15 +197,12 @@ class TrainState:
         self.tables.restore(arrays, parts or {})
 
     def optimizer_report(self) -> dict[str, float | int]:
-        """What there is to watch of both optimizers."""
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
 
     def optimizer_timing(self) -> dict[str, float]:
-        """Seconds that both optimizers have spent beside the step since the process began."""
         return {**self.tables.optimizer.timing(), **self.dense_optimizer.timing()}
 
     def parameter_counts(self) -> dict[str, int]:
-        """Number of dense and of embedding parameters."""
         return {
             "parameters_dense": sum(int(np.prod(variable.shape)) for variable in self.dense),
             "parameters_embedding": self.tables.parameters,
@@ -254,15 +217,11 @@ def _value(leaf: Rows | np.ndarray) -> np.ndarray:
     return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf.read_value())
 
 
-def _shape(leaf: Rows | np.ndarray) -> tuple[int, ...]:
-    """The shape of an array or a variable, whose number of rows may change."""
-    if isinstance(leaf, np.ndarray) or leaf.shape.is_fully_defined():
-        return tuple(leaf.shape)
-    return (row_count(leaf), *leaf.shape[1:])
-
-
-def _dtype(leaf: Rows | np.ndarray) -> np.dtype:
-    return leaf.dtype if isinstance(leaf, np.ndarray) else np.dtype(leaf.dtype.as_numpy_dtype)
+def _layout(leaf: Rows | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape, leaf.dtype
+    rows = () if leaf.shape.is_fully_defined() else (row_count(leaf),)
+    return (*rows, *leaf.shape[len(rows) :]), np.dtype(leaf.dtype.as_numpy_dtype)
 
 
 def fresh_state(
@@ -272,10 +231,7 @@ def fresh_state(
     workers: Workers = ALONE,
     chips: Chips | None = None,
 ) -> TrainState:
-    """The state that a run begins with, the same whenever it is asked for.
-
-    From here on TensorFlow is restricted to operations that repeat bit by bit.
-    """
+    """Makes the state that a run begins with, always the same; from now on TensorFlow repeats bit by bit."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
     return TrainState(layouts, config, dtype, families, workers, chips)

@@ -1,4 +1,4 @@
-"""What the members of a group tell each other of their rows at the end of a step."""
+"""Exchange of scores among the members of a group at the end of a step."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,7 @@ from ctr.workers.collectives import Workers
 def gather_scores(
     group: Workers, holds: tf.Tensor, logit: tf.Tensor, slices: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-    """Whether something, a bool scalar, holds in all members; and the scores of their rows.
-
-    Args:
-        logit, slices: of the B rows of each member, float32 [B], and int32 [B] each.
-
-    Returns:
-        A bool scalar; the logits and the slices, [W * B].
-    """
+    """Gathers whether something holds in all members, and the scores of their rows: [B] of each become [W * B]."""
     if group.size == 1:
         return holds, logit, list(slices)
     # Slices are far fewer than float32 counts without gaps.

@@ -1,4 +1,4 @@
-"""The weights of a run and its compiled step: scoring batches, and learning from them."""
+"""Trainer: the weights of a run and its compiled step, which scores batches and learns from them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,30 +33,16 @@ _SCORED_TOGETHER = 8192
 
 
 class Scores(NamedTuple):
-    """What came of a batch.
+    """What came of a batch: of its good rows, then of the rows of the constraint logs that came with it."""
 
-    Attributes:
-        logit: float32 [N], the predictions from before any update: of the batch's good rows, then of the rows of the
-            constraint logs that came with it.
-        slices: for each family of constraints the slices of these rows, int32 [N].
-        applied: whether the step changed the weights; None: there was no step.
-        terms: float32 [T], what each term contributed to the step's loss; None without a step.
-    """
-
-    logit: np.ndarray
-    slices: list[np.ndarray]
-    applied: bool | None = None
-    terms: np.ndarray | None = None
+    logit: np.ndarray  # float32 [N], the predictions from before any update
+    slices: list[np.ndarray]  # for each family of constraints, int32 [N]
+    applied: bool | None = None  # whether the step changed the weights; None: there was no step
+    terms: np.ndarray | None = None  # float32 [T], what each term contributed to the step's loss
 
 
 class Trainer:
-    """The weights of a run with the functions that score and change them; each is compiled when it is first called.
-
-    Attributes:
-        state: the weights, and what else a step changes.
-        last_applied: the feed of the last step that changed the weights; None before one.
-        throughput: of the passes that it made.
-    """
+    """The weights of a run with the functions that score and change them; each is compiled when it is first called."""
 
     def __init__(
         self,
@@ -65,14 +51,6 @@ class Trainer:
         phase: Phase | None = None,
         parts: Sequence[Part] = (WHOLE,),
     ) -> None:
-        """Begins with nothing learned.
-
-        Args:
-            state: the attribute.
-            config: of the run.
-            phase: see ``ctr.training.loop.open_session``.
-            parts: see ``TrainStep``.
-        """
         self.state = state
         self._config = config
         # XLA compiles the functions for each size of their arguments.
@@ -82,15 +60,10 @@ class Trainer:
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningMedian()
         self.throughput = Throughput()
-        self.last_applied: Feed | None = None
+        self.last_applied: Feed | None = None  # of the last step that changed the weights
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch: the scores are those of the weights from before it.
-
-        Args:
-            feed: the batch; one without good rows makes no step.
-            ramps, rates: ``TrainConfig.ramps_at`` and ``rates_at``.
-        """
+        """Makes a step with a batch, unless it has no good rows: the scores are those of the weights from before it."""
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
@@ -107,7 +80,6 @@ class Trainer:
         return Scores(logit, slices, applied, terms)
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
-        """Scores a batch, and changes nothing. For the arguments see ``learn``."""
         if not feed.rows:
             return self._no_scores()
         feed = self._with_rows("score", feed)
@@ -119,16 +91,7 @@ class Trainer:
         return Scores(np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.state.families])
 
     def score_rows(self, rows: Rows | pa.Table, schema: Schema, ramps: Ramps) -> np.ndarray:
-        """Returns the logits, float32 [N], that the present weights give N rows, also those that are not finite.
-
-        Args:
-            rows: good rows of the log's features (``ctr.data.reader``), or a table of a shard's columns.
-            schema: the features.
-            ramps: see ``learn``.
-
-        Raises:
-            InputError: a faulty row, or rows of other features.
-        """
+        """Returns the logits, float32 [N], of good rows, or of the columns of a shard. Raises InputError."""
         good = _check_rows(rows, schema)
         batch_rows, objective = self._config.batch.rows, self._config.objective.scored_part
         seat = self.state.seat
@@ -155,10 +118,7 @@ class Trainer:
         return logit
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
-        """Whether the weights give sound predictions for the last batch that they learned from.
-
-        The scores of that batch were of the weights before its step; these are of the weights after it.
-        """
+        """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
         return self.last_applied is None or predicts_soundly(self.score(self.last_applied, ramps).logit)
 
     def weights_and_gradients(self, ramps: Ramps) -> dict[str, np.ndarray]:
@@ -183,7 +143,6 @@ class Trainer:
         return out
 
     def gradient_noise(self, ramps: Ramps) -> dict[str, float]:
-        """Returns the numbers of ``ctr.training.gradient_noise`` on the last batch that was learned from, by name."""
         state, feed = self.state, self.last_applied
         if feed is None or not state.layers:
             return {}
@@ -208,7 +167,6 @@ class Trainer:
         }
 
     def window_timing(self) -> dict[str, float]:
-        """Returns how fast the window was that ends here, as its line of metrics.jsonl has it."""
         return {"examples_per_second": self.throughput.close_window(), **self._root_seconds()}
 
     def _root_seconds(self) -> dict[str, float]:
@@ -250,7 +208,6 @@ def announced(phase: Phase | None, word: str) -> Iterator[None]:
 
 
 def _check_rows(rows: Rows | pa.Table, schema: Schema) -> Rows:
-    """Returns rows that a program gives to be scored as arrays. Raises InputError: see ``Trainer.score_rows``."""
     if isinstance(rows, pa.Table):
         expected = shard_schema(schema)
         try:

@@ -1,8 +1,4 @@
-"""What a run cannot begin or go on with, told before TensorFlow is loaded, and the result of one that is finished.
-
-TensorFlow takes seconds to load. A missing log, a configuration that does not fit, and an output directory that is
-taken are reported without it, and so is the result of a run that is finished.
-"""
+"""Validation of what a run cannot begin or go on with, and the result of a finished one, without TensorFlow."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +7,7 @@ from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.logs import Logs, open_logs, resolve, sidecar_logs
+from ctr.training.logs import Logs, open_logs, resolve
 from ctr.training.run.directory import check_config, check_run_folder, check_schema, read_warm_start
 
 
@@ -29,25 +25,24 @@ def validate(
     """Refuses what a run cannot begin or go on with, and returns its result if it is finished already; changes no run.
 
     Args:
-        config, log, run_dir: see ``ctr.training.loop.train``.
         record: the sidecar that the predictions are to be published as.
         source: the run that this one is to begin from.
-        workers: how many train together.
         device: whose chips make the steps together; None: one device makes them.
         follows: whether the log may still be missing: what depends on it is refused later.
 
     Returns:
         The content of summary.json, where the run has passed the log, constraint logs and sidecars as they are
         now; None where there is something to compute.
-
-    Raises:
-        InputError: a missing or bad log, a configuration that does not fit it, or that several workers or chips
-            cannot train under, or ``run_dir`` is something else or was begun otherwise.
     """
     check_run_folder(run_dir)
     check_possible(config, workers, device, follows=follows)
     if follows:
-        _check_followed(log, config, run_dir)
+        if (run_dir / "config.yaml").exists():
+            schema, manifests = read_schema(log), read_manifests(log)
+            check_schema(run_dir, schema)
+            # Without a partition, what depends on the log cannot be compared yet.
+            if manifests:
+                check_config(run_dir, resolve(config, schema, manifests))
         return None
     logs = open_logs(log, config)
     config = logs.config
@@ -61,16 +56,7 @@ def validate(
     # First the features: of others, widths differ too.
     check_schema(run_dir, logs.schema)
     check_config(run_dir, config)
-    return _finished(run_dir, logs, config)
-
-
-def _check_followed(log: Path, config: TrainConfig, run_dir: Path) -> None:
-    if (run_dir / "config.yaml").exists():
-        schema, manifests = read_schema(log), read_manifests(log)
-        check_schema(run_dir, schema)
-        # Without a partition, what depends on the log cannot be compared yet.
-        if manifests:
-            check_config(run_dir, resolve(config, schema, manifests))
+    return _finished(run_dir, logs)
 
 
 def check_possible(
@@ -130,7 +116,7 @@ def _check_chips(config: TrainConfig, device: str) -> None:
         )
 
 
-def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | None:
+def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
     path = run_dir / "summary.json"
     if not path.is_file() or not (run_dir / "metric_states.npz").is_file():
         return None
@@ -139,33 +125,25 @@ def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] 
     except InputError:
         # Computed and written again.
         return None
+    hashes = {}
+    if logs.sidecars:
+        from ctr.data.sidecar import SidecarHash
+
+        hashes = {role: SidecarHash(of.path, name).until() for role, (of, name) in logs.sidecars.items()}
     # Not the hash of the configuration: ``check_config`` compared its keys.
     expected = {
         "log_sha256": log_sha256(logs.log.manifests),
         "constraint_logs_sha256": {
             name: log_sha256(other.manifests) for name, other in logs.constraint_logs.items()
         },
-        "sidecars_sha256": _sidecar_hashes(logs, config),
+        "sidecars_sha256": hashes,
         "log_rows": logs.log.rows,
     }
     return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
 
 
-def _sidecar_hashes(logs: Logs, config: TrainConfig) -> dict[str, str]:
-    read = sidecar_logs(logs, config)
-    if not read:
-        return {}
-    from ctr.data.sidecar import SidecarHash
-
-    return {role: SidecarHash(of.path, name).until() for role, (of, name) in read.items()}
-
-
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
-    """Whether ``run_dir`` is still to be begun from another one; False where that was done.
-
-    Raises:
-        InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
-    """
+    """Tells whether ``run_dir`` is still to be begun from another one. Raises InputError: it was begun otherwise."""
     if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run_dir)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from ctr.models.embeddings import create_table
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.division import Division, Seat, divide_rows
+from ctr.training.feed import share_of_table
 from ctr.training.tables.plan import pad_plan, plan_table
-from ctr.training.tables.shares import share_of_table
 from ctr.training.tables.tables import is_divided
 
 FEATURES = (
@@ -25,7 +25,7 @@ def divided(sizes: list[int], others: list[int], workers: int) -> tuple[Division
     query = np.repeat(np.arange(len(sizes) + len(others)), [*sizes, *others])
     source = np.repeat(np.array([0, 1], np.int8), [sum(sizes), sum(others)])
     begins = np.flatnonzero(np.diff(query, prepend=-1))
-    return divide_rows(begins, source, workers, 64), query, source
+    return divide_rows(begins, source, Seat(0, workers, ()), 64), query, source
 
 
 @given(
@@ -63,9 +63,8 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
     tags = rng.integers(0, 30, lengths.sum()).astype(np.int32)
     plan = pad_plan(LAYOUT, plan_table(LAYOUT, ids, {"tags": (tags, lengths)}), rows)
     table = rng.normal(size=(LAYOUT.rows, 3))
-    places = [Seat(rank, workers, (divide,)) for rank in range(workers)]
-    shares = [share_of_table(LAYOUT, plan, division, place, divide) for place in places]
-    parts = [table[place.rank :: workers] if divide else table for place in places]
+    shares = [share_of_table(LAYOUT, plan, division, rank, divide) for rank in range(workers)]
+    parts = [table[rank::workers] if divide else table for rank in range(workers)]
     held = [part[share["distinct"]] for part, share in zip(parts, shares, strict=True)]
     if divide:
         assert len({share["asked"].shape for share in shares}) == 1

@@ -166,7 +166,7 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
         return found
 
     own = logits()
-    monkeypatch.setattr("ctr.training.ids.of_tables.IdMap", DictionaryMap)
+    monkeypatch.setattr("ctr.training.ids.id_map.IdMap", DictionaryMap)
     monkeypatch.setattr("ctr.training.tables.tables._FIRST_SLOTS", 10_000)
     for logit, slow in zip(own, logits(), strict=True):
         np.testing.assert_array_equal(logit, slow)

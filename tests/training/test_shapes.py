@@ -90,7 +90,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
     config, rng = config_of(growth, ranking), np.random.default_rng(seed)
     layouts = config.table_layouts(SCHEMA)
     shapes = few_shapes(config, SCHEMA, layouts, chips)
-    assert len(shapes.shapes) <= 4 - (growth is None)
+    assert len(shapes) <= 4 - (growth is None)
     place = None if chips == 1 else chips_place(chips, layouts)
     state = TrainState(layouts, config, "float32")
     before = [state.tables.count(number) for number in range(len(layouts))]
@@ -113,7 +113,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
             _assert_same_content(feed, plain, len(batch.rows))
         else:
             _assert_chip_by_chip(feed)
-    assert len(seen) <= len(shapes.shapes)
+    assert len(seen) <= len(shapes)
 
 
 def chips_place(chips: int, layouts: tuple[TableLayout, ...]) -> Seat:
@@ -122,7 +122,7 @@ def chips_place(chips: int, layouts: tuple[TableLayout, ...]) -> Seat:
 
 def _assert_chip_by_chip(feed: Feed) -> None:
     """Each chip's rows of a table stand together, and the rows of the batch refer to those that they have."""
-    division, place = feed.division
+    division, place = feed.division, feed.division.seat
     for layout, plan, tensors in zip(feed.layouts, feed.plans, feed.plan_tensors, strict=True):
         distinct, single, values, segments = (
             tensors[name].numpy() for name in ("distinct", "single", "values", "segments")
@@ -154,8 +154,8 @@ def test_a_chip_that_holds_most_rows_of_a_batch_takes_a_larger_shape():
         )
         feed = feed.with_rows(state.tables, learning=True)
         _assert_chip_by_chip(feed)
-        taken.append(shapes.shapes.index(feed.shape))
-    assert taken[2] == 1 and taken[3] == len(shapes.shapes) - 1 == 2
+        taken.append(shapes.index(feed.shape))
+    assert taken[2] == 1 and taken[3] == len(shapes) - 1 == 2
 
 
 def _assert_same_content(few: Feed, many: Feed, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""How many operations a model takes for an example, by closed formulas: to score it, and to learn from it.
+"""Floating-point operations that a model takes for an example, by closed formulas: to score it, and to learn from it.
 
 A multiplication and an addition are one operation each, and so is a copied element of a table and any function of a
 number (exp, sqrt, max). Of n components (FF 5) everything below counts n times, but shared embeddings once. With m
@@ -33,13 +33,10 @@ from itertools import zip_longest
 
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
 from ctr.training.optimizers import dense_optimizer, table_optimizer
-from ctr.training.state import architecture
-
-Shape = tuple[int, ...]
+from ctr.training.state import architecture, dense_shapes
 
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
@@ -49,45 +46,29 @@ _AVERAGING = 9
 
 @dataclass(frozen=True)
 class Touched:
-    """What batches touch of one table.
+    """What batches touch of one table, for a row of the batch on average."""
 
-    Attributes:
-        single: ids of single-valued features looked up for a row.
-        values: ids of multivalent features looked up for a row, on average.
-        multivalent: number of multivalent features.
-        distinct: distinct rows of the table for a row of the batch, on average.
-    """
-
-    single: int
-    values: float
-    multivalent: int
-    distinct: float
+    single: int  # looked-up ids of single-valued features
+    values: float  # looked-up ids of multivalent features
+    multivalent: int  # number of multivalent features
+    distinct: float  # distinct rows of the table
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations for an example.
+    """Operations for an example."""
 
-    Attributes:
-        inference: to score it.
-        forward, backward: of learning from it.
-        rows: to update the rows of tables.
-        dense: to update dense weights, without the three that follow.
-        statistics, preconditioning, roots: of second-order optimizers.
-    """
-
-    inference: float
+    inference: float  # to score it
     forward: float
     backward: float
-    rows: float
-    dense: float
+    rows: float  # to update the rows of tables
+    dense: float  # to update dense weights, without the three that follow, of second-order optimizers
     statistics: float
     preconditioning: float
     roots: float
 
     @property
     def train(self) -> float:
-        """To learn from it, all in all."""
         update = self.rows + self.dense + self.statistics + self.preconditioning + self.roots
         return self.forward + self.backward + update
 
@@ -95,19 +76,12 @@ class Flops:
 def count_flops(
     config: TrainConfig, layouts: tuple[TableLayout, ...], touched: Mapping[str, Touched], batch_rows: float
 ) -> Flops:
-    """The operations of a configuration for an example.
-
-    Args:
-        config: of a run.
-        layouts: its tables.
-        touched: for each of them by name, what batches touch.
-        batch_rows: good rows of a batch, on average.
-    """
+    """Counts the operations of a configuration for an example, of batches of ``batch_rows`` good rows on average."""
     model = architecture(config, "float32")
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
-    shapes, optimizer = list(weight_shapes(model, widths).values()), config.optimizer
+    shapes, optimizer = list(dense_shapes(config, layouts).values()), config.optimizer
     dense = dense_optimizer(optimizer.dense).cost(shapes)
     averaging = 0 if optimizer.dense.schedule_free is None else _AVERAGING * sum(map(math.prod, shapes))
     clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
@@ -127,13 +101,12 @@ def count_flops(
 
 
 def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> int:
-    """How many dense weights a configuration has."""
-    widths = tower_widths(layouts, config.model.factorized is not None)
-    return sum(math.prod(shape) for shape in weight_shapes(architecture(config, "float32"), widths).values())
+    """Counts the dense weights of a configuration."""
+    return sum(map(math.prod, dense_shapes(config, layouts).values()))
 
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:
-    """The operations of a model for a row; a rank head's in training alone."""
+    """Counts the operations of a model for a row; a rank head's in training alone."""
     has_network = bool(model.cross_layers or model.deep_units)
     factors, m = model.factors, widths["quality"]
     count = 0
@@ -163,18 +136,12 @@ def _hidden(units: Sequence[int], m: int) -> int:
     return units[-1] if units else m
 
 
-def _layer_shapes(m: int, units: Sequence[int], ranks: Sequence[int]) -> list[Shape]:
-    shapes: list[Shape] = []
-    for width, rank in zip_longest(units, ranks, fillvalue=0):
-        shapes += [(m, rank), (rank, width), (width,)] if rank else [(m, width), (width,)]
-        m = width
-    return shapes
-
-
 def _layers(m: int, units: Sequence[int], ranks: Sequence[int]) -> int:
-    """Products, biases and activations."""
-    products = sum(2 * math.prod(shape) for shape in _layer_shapes(m, units, ranks) if len(shape) == 2)
-    return products + 2 * sum(units)
+    count = 2 * sum(units)
+    for width, rank in zip_longest(units, ranks, fillvalue=0):
+        count += 2 * rank * (m + width) if rank else 2 * m * width
+        m = width
+    return count
 
 
 def _look_up(layout: TableLayout, touched: Touched) -> float:

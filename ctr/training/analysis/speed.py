@@ -1,7 +1,4 @@
-"""How fast a run is, and how long several models' steps take.
-
-Steps that are compared are timed by turns in one process, so that a slow minute is slow for all.
-"""
+"""Speed of a run, and of models' steps, timed by turns in one process, so that a slow minute is slow for all."""
 
 import math
 import time
@@ -25,18 +22,13 @@ _SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
 
 
 class RunningMedian:
-    """The median of any number of times, in a fixed amount of memory.
-
-    A histogram of seconds on a logarithmic scale: the median is right to within 0.5%, from 1 us to a day.
-    """
+    """Median of any number of times, from a histogram on a logarithmic scale: to within 0.5%, from 1 us to a day."""
 
     def __init__(self) -> None:
-        """Begins without any."""
         bins = math.ceil(math.log(_LONGEST / _SHORTEST) / math.log(_RATIO))
         self._counts = np.zeros(bins, np.int64)
 
     def add(self, seconds: float) -> None:
-        """Counts one time."""
         place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / math.log(_RATIO))
         self._counts[min(place, len(self._counts) - 1)] += 1
 
@@ -54,15 +46,9 @@ class RunningMedian:
 
 
 class Throughput:
-    """The examples per second of the passes of this process; the time between two passes does not count.
-
-    Attributes:
-        examples: that were passed.
-        seconds: that it took.
-    """
+    """Examples per second of the passes of this process; the time between two passes does not count."""
 
     def __init__(self) -> None:
-        """Begins at 0."""
         self.examples, self.seconds = 0, 0.0
         self._last = 0.0
         # A window that was begun before a resume is timed from the resume on.
@@ -70,7 +56,6 @@ class Throughput:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Counts the time of the block."""
         self._last = time.perf_counter()
         try:
             yield
@@ -84,20 +69,12 @@ class Throughput:
         self.seconds += self._last - last
 
     def close_window(self) -> float:
-        """Returns the examples per second since the last call."""
         (examples, seconds), self._window = self._window, (self.examples, self.seconds)
         return round((self.examples - examples) / (self.seconds - seconds), 1)
 
 
 class TimedModel:
-    """A fresh model, and the batches that it learns from again and again.
-
-    What a sidecar would have for their rows is made up, and constraint logs have none: no step's time depends on it.
-
-    Attributes:
-        state: its weights.
-        feeds: the batches.
-    """
+    """A fresh model, and batches that it learns from again and again; what sidecars have is made up."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         layouts, objective = config.table_layouts(schema), config.objective
@@ -106,32 +83,30 @@ class TimedModel:
         self.state = fresh_state(config, schema, families)
         self._steps = TrainStep(self.state, config, resolve_jit(config))
         if objective.distillation is not None:
-            batches = [_taught(batch) for batch in batches]
+            batches = [_with_teacher(batch) for batch in batches]
         self.feeds = [make_feed(one, layouts, config.batch.rows, objective, families) for one in batches]
         self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
 
     def seconds(self) -> float:
-        """Of a step that learns, the mean over one turn."""
         begun = time.perf_counter()
         for feed in self.feeds:
             self._steps.learn(feed, self._ramps, self._rates).logit.numpy()
         return (time.perf_counter() - begun) / len(self.feeds)
 
     def scoring_seconds(self) -> float:
-        """Of scoring a batch alone, the mean over one turn."""
         begun = time.perf_counter()
         for feed in self.feeds:
             self._steps.score(feed, self._ramps)[0].numpy()
         return (time.perf_counter() - begun) / len(self.feeds)
 
 
-def _taught(batch: Batch) -> Batch:
+def _with_teacher(batch: Batch) -> Batch:
     joined = {**batch.rows.joined, TEACHER_LOGIT: np.zeros(len(batch.rows), np.float32)}
     return replace(batch, rows=replace(batch.rows, joined=joined))
 
 
 def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """The seconds of each in each round, after a first one, in which everything is compiled.
+    """Returns the seconds of each in each round but the first, which compiles.
 
     Every other round goes backwards: what a turn leaves behind, in caches and in threads, is not always the same one's.
     """
@@ -145,6 +120,6 @@ def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
 
 
 def ratio_quartiles(own: Sequence[float], base: Sequence[float]) -> list[float]:
-    """The quartiles of the ratios of two turns of the same round, the median in the middle."""
+    """Returns the quartiles of the ratios of two turns of the same round, the median in the middle."""
     quartiles: list[float] = np.quantile(np.array(own) / np.array(base), [0.25, 0.5, 0.75]).tolist()
     return quartiles

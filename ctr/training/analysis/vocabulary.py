@@ -1,4 +1,4 @@
-"""The ids that have a row of their own in a run's newest checkpoint: use, age, and what was learned of them."""
+"""Vocabulary of a run: ids with a row of their own in its newest checkpoint, their use, age, and what was learned."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,7 @@ from ctr.eval import display
 from ctr.io.errors import InputError, printable
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
-from ctr.training.ids.id_map import Occupants
-from ctr.training.ids.of_tables import live_ids, restored_maps
+from ctr.training.ids.id_map import Occupants, live_ids, restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 
@@ -26,48 +25,29 @@ _LONGEST_VALUE = 80
 
 @dataclass(frozen=True)
 class Entry:
-    """An id with a row of its own.
-
-    Attributes:
-        feature: its feature.
-        fingerprint: its 64 bits, as hexadecimal digits.
-        value: the raw value; None where values were not kept.
-        uses: its occurrences since it got the row.
-        first_seen, last_seen: when it got the row, and when it occurred last; microseconds of event time.
-        norm: Euclidean norm of its embedding, of those of all components where these have their own.
-        linear_weight: its linear weight, the mean of those of the components.
-    """
+    """An id with a row of its own; times are microseconds of event time."""
 
     feature: str
-    fingerprint: str
-    value: str | None
-    uses: int
-    first_seen: int
+    fingerprint: str  # 64 bits, as hexadecimal digits
+    value: str | None  # the raw value; None where values were not kept
+    uses: int  # occurrences since it got the row
+    first_seen: int  # when it got the row
     last_seen: int
-    norm: float
-    linear_weight: float
+    norm: float  # of its embedding, of those of all components where these have their own
+    linear_weight: float  # the mean of those of the components
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of a run, in the order that was asked for.
+    """The ids of a run, in the order that was asked for."""
 
-    Attributes:
-        run: the run directory.
-        examples: the position of the checkpoint in the log.
-        live: by feature how many ids have a row of their own.
-        capacity: by feature how many may have one.
-        entries: the first ids.
-    """
-
-    run: str
-    examples: int
-    live: dict[str, int]
-    capacity: dict[str, int]
+    run: str  # the run directory
+    examples: int  # position of the checkpoint in the log
+    live: dict[str, int]  # by feature how many ids have a row of their own
+    capacity: dict[str, int]  # by feature how many may have one
     entries: tuple[Entry, ...]
 
     def as_text(self) -> str:
-        """Describes them in a line for each id."""
         sizes = ", ".join(f"{name} {count:,} of {self.capacity[name]:,}" for name, count in self.live.items())
         lines = [f"{self.run}, checkpoint {self.examples}: ids with a row of their own: {sizes}"]
         cells = [_HEAD, *map(_cells, self.entries)]
@@ -104,17 +84,9 @@ def list_vocabulary(
     limit: int | None = None,
     log: Path | None = None,
 ) -> Vocabulary:
-    """Lists the ids in a run's newest checkpoint.
+    """Lists the ids in a run's newest checkpoint, with values from ``log``, or the log that it was trained on.
 
-    Args:
-        run_dir: the run directory; it may be training.
-        feature: the feature to list; None: all whose ids grow.
-        order: the most used, the oldest, the ones seen last, or those with the longest embedding first.
-        limit: how many; None: all.
-        log: where the values are; None: in the log that the run was trained on.
-
-    Raises:
-        InputError: no run directory, no checkpoint, or a damaged one; no feature whose ids grow, or not this one.
+    Raises InputError: no run directory, no sound checkpoint, no feature whose ids grow, or not this one.
     """
     config, schema = read_run_model(run_dir)
     if not schema.growing:
@@ -148,7 +120,6 @@ def list_vocabulary(
 
 
 def _measure(table: np.ndarray, layout: TableLayout, ids: Occupants) -> tuple[np.ndarray, np.ndarray]:
-    """Norms and linear weights of ids, each float64 [N]."""
     rows = table[ids.rows].astype(np.float64).reshape(-1, layout.copies, layout.width + 1)
     norms: np.ndarray = np.sqrt(np.square(rows[:, :, : layout.width]).sum(axis=(1, 2)))
     return norms, rows[:, :, layout.width].mean(axis=1)
@@ -163,38 +134,33 @@ def _entries(
     log: Path | None,
 ) -> tuple[Entry, ...]:
     features = np.repeat(np.arange(len(names)), [len(found[name].rows) for name in names])
-    columns = {
-        key: np.concatenate([getattr(found[name], key) for name in names])
+    prints, *columns = (
+        np.concatenate([getattr(found[name], key) for name in names])
         for key in ("fingerprints", "uses", "first_seen", "last_seen")
-    }
-    norms, linear = (np.concatenate([measures[name][place] for name in names]) for place in range(2))
-    keys = {"uses": -columns["uses"], "age": columns["first_seen"], "last_seen": -columns["last_seen"]}
-    first = np.lexsort((columns["fingerprints"], features, keys.get(order, -norms)))[:limit]
+    )
+    columns += [np.concatenate([measures[name][place] for name in names]) for place in range(2)]
+    uses, first_seen, last_seen, norms, _ = columns
+    keys = {"uses": -uses, "age": first_seen, "last_seen": -last_seen, "norm": -norms}
+    first = np.lexsort((prints, features, keys[order]))[:limit]
     wanted: dict[str, list[int]] = {name: [] for name in names}
     for one in first:
-        wanted[names[features[one]]].append(int(columns["fingerprints"][one]))
+        wanted[names[features[one]]].append(int(prints[one]))
     values: dict[str, dict[int, str]] = {}
     if log is not None and (log / "schema.json").exists():
         values = read_all_values(log, wanted)
 
     def entry(one: int) -> Entry:
-        name, fingerprint = names[features[one]], int(columns["fingerprints"][one])
+        name, fingerprint = names[features[one]], int(prints[one])
+        value = values.get(name, {}).get(fingerprint)
         return Entry(
-            feature=name,
-            fingerprint=display.fingerprint(fingerprint),
-            value=values.get(name, {}).get(fingerprint),
-            uses=int(columns["uses"][one]),
-            first_seen=int(columns["first_seen"][one]),
-            last_seen=int(columns["last_seen"][one]),
-            norm=float(norms[one]),
-            linear_weight=float(linear[one]),
+            name, display.fingerprint(fingerprint), value, *(column[one].item() for column in columns)
         )
 
     return tuple(entry(int(one)) for one in first)
 
 
 def vocabulary_content(vocabulary: Vocabulary) -> dict[str, Any]:
-    """All of it as plain data, for JSON."""
+    """Converts all of it to plain data, for JSON."""
     return {
         "run": vocabulary.run,
         "examples": vocabulary.examples,

@@ -55,14 +55,11 @@ def write_weight_spectra(run_dir: Path, state: TrainState) -> None:
 
 
 def weight_spectra(weights: Iterable[tuple[str, np.ndarray]], most_work: int = _MOST_WORK) -> dict[str, Any]:
-    """The singular values of all matrices among ``weights`` with both sides above 1.
+    """Computes the singular values of all matrices among ``weights``, float32, with both sides above 1.
 
     Two that differ in their last ``/u`` and ``/v``, [m, k] and [k, n], also have a spectrum of their product, ``uv``:
-    that of the low-rank layer.
-
-    Args:
-        weights: names, all different, and float32 arrays of any shape.
-        most_work: the sum of min(m, n)^2 max(m, n) beyond which the largest are left out.
+    that of the low-rank layer. The largest, by min(m, n)^2 max(m, n), are left out where all are more than
+    ``most_work``.
 
     Returns:
         ``weights``: for each matrix, in their order, its ``name`` and ``shape``; for a product also ``factors``,
@@ -129,7 +126,6 @@ def _spectrum(matrix: _Matrix) -> dict[str, Any]:
 
 
 def _singular_values(matrix: np.ndarray) -> tuple[np.ndarray, str]:
-    """Singular values, float64, descending, and how they were found."""
     if min(matrix.shape) ** 2 * max(matrix.shape) <= _EXACT_WORK:
         return np.linalg.svd(matrix.astype(np.float64), compute_uv=False), "svd"
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T

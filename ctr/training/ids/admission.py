@@ -1,27 +1,91 @@
-"""Which ids get a slot: all, those that occurred often enough, or those of a drawn example."""
+"""Admission of growing ids to slots: all, those that occurred often enough, or those of a drawn example."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from ctr.io.hashing import uniform_hash
+from ctr.io.hashing import splitmix64, uniform_hash
 from ctr.training.ids.config import AdmissionConfig
 from ctr.training.ids.id_table import IdTable, extended, mix
-from ctr.training.ids.sketch import CountMinSketch
 from ctr.workers.group import ONE, Group, gather_uneven
+
+DEPTH = 4
+WIDTH_PER_ID = 8
+
+
+class CountMinSketch:
+    """Counts of hashes in ``DEPTH`` rows of ``width`` counters, with conservative update.
+
+    A count is the least of the id's counters, one in each row; an update raises only counters below the new count.
+
+    After counts of N in sum an estimate is too high by more than epsilon N with a probability of at most delta, where
+    epsilon = e / width and delta = e^-DEPTH = 1.8%; conservative update makes the error smaller still. Here width is
+    at least 8 ``ids``, and all counters are halved whenever N is above ``ids`` times 2 or a quarter of ``max_count``,
+    whichever is more. So epsilon N is at most 0.68 (no error at all) or 0.085 ``max_count``, at which counters stay.
+    What was counted before a halving counts half, rounded down: what is old is forgotten, and an endless stream does
+    not fill it.
+
+    Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005; Estan,
+    Varghese, "New directions in traffic measurement and accounting", 2002 (conservative update); Einziger, Friedman,
+    Manes, "TinyLFU", 2017 (halving).
+    """
+
+    def __init__(self, ids: int, max_count: int) -> None:
+        self._ids = ids
+        self._max_count = max_count
+        self._bits = (WIDTH_PER_ID * ids - 1).bit_length()
+        self._seeds = splitmix64(np.arange(DEPTH, dtype=np.uint64))
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all counts, and needs no memory until the first one."""
+        self._counters: np.ndarray | None = None
+        self._total = 0
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._counters is None else self._counters.nbytes
+
+    def _positions(self, hashes: np.ndarray) -> np.ndarray:
+        mixed = splitmix64(hashes ^ self._seeds[:, np.newaxis])
+        return (mixed >> np.uint64(64 - self._bits)).view(np.int64)
+
+    def estimates(self, hashes: np.ndarray) -> np.ndarray:
+        if self._counters is None:
+            return np.zeros(len(hashes), np.int64)
+        positions = self._positions(hashes)
+        found = [row[at] for row, at in zip(self._counters, positions, strict=True)]
+        return np.minimum.reduce(found).astype(np.int64)
+
+    def raise_to(self, hashes: np.ndarray, counts: np.ndarray) -> None:
+        """Raises counters so that no estimate of ``hashes`` is below its count (int64 [N]), or the highest count."""
+        if self._counters is None:
+            kind = np.uint8 if self._max_count < 2**8 else np.uint16
+            self._counters = np.zeros((DEPTH, 2**self._bits), kind)
+        capped = np.minimum(counts, self._max_count)
+        for row, at in zip(self._counters, self._positions(hashes), strict=True):
+            np.maximum.at(row, at, capped.astype(row.dtype))
+        self._total += int(capped.sum())
+        while self._total > self._ids * max(2, self._max_count / 4):
+            self._counters >>= 1
+            self._total //= 2
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        empty = np.zeros((0, 0), np.uint8)
+        return {
+            "counters": empty if self._counters is None else self._counters.copy(),
+            "total": np.array(self._total, np.int64),
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.clear()
+        if arrays["counters"].size:
+            self._counters = arrays["counters"].copy()
+        self._total = int(arrays["total"])
 
 
 def drawn(example_ids: np.ndarray, probability: float, salt: str) -> np.ndarray:
-    """Draws examples, each by a hash of its id: the same ones in every run, order and log.
-
-    Args:
-        example_ids: int64 [N].
-        probability: that an example is drawn.
-        salt: another one gives an independent draw; so does the salt of a sample, which has another prefix.
-
-    Returns:
-        Bool [N].
-    """
+    """Draws examples by a hash of their ids: the same, bool [N], in every run, order and log; other than samples."""
     return uniform_hash(example_ids, f"admission {salt}") < probability
 
 
@@ -32,11 +96,7 @@ class WaitingIds:
     be counted, all of their counts go into the sketch, whose docstring states its error, and the next ones are counted
     from then on. Until that happens for the first time, all counts are exact.
 
-    Of several workers each keeps its part of the exact counts, and all have the sketch, whose size is fixed.
-
-    Args:
-        config: how often an id has to occur, and how many ids are counted exactly.
-        group: the workers, all of which make the same calls.
+    Of several workers, which make the same calls, each keeps its part of the exact counts; all have the sketch.
     """
 
     def __init__(self, config: AdmissionConfig, group: Group = ONE) -> None:
@@ -49,25 +109,15 @@ class WaitingIds:
 
     @property
     def places(self) -> int:
-        """The length of the arrays of exact counts, those of all workers together."""
+        """Length of the arrays of exact counts, those of all workers together."""
         return self._table.places
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         return self._table.nbytes + self._counts.nbytes + self._sketch.nbytes
 
     def count(self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Counts occurrences of different ids.
-
-        Args:
-            features: int16 [N].
-            fingerprints: int64 [N].
-            counts: int64 [N].
-
-        Returns:
-            Bool [N]: which of them have occurred often enough.
-        """
+        """Counts occurrences of different ids; returns which of them have occurred often enough, bool [N]."""
         indices = self._table.find(features, fingerprints)
         held = np.flatnonzero(indices >= 0)
         # By one higher, so that 0 is that of an id which is not counted yet.
@@ -107,7 +157,6 @@ class WaitingIds:
         self._table.remove(indices[indices >= 0], len(indices))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of what ``restore`` needs."""
         return {
             **self._table.to_arrays(),
             "count": self._counts[: self._table.held].copy(),
@@ -115,7 +164,6 @@ class WaitingIds:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Brings the counts to where they were at ``to_arrays``. ``places``: the attribute; None: all are here."""
         self._table.restore(arrays, places)
         self._counts = arrays["count"].copy()
         self._sketch.restore(arrays)

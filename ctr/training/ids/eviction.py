@@ -1,4 +1,4 @@
-"""Which ids go: the order of policies, and frequencies that decay in event time."""
+"""Eviction of growing ids: the order of policies, and frequencies that decay in event time."""
 
 import numpy as np
 
@@ -9,22 +9,19 @@ _RESCALE_HALF_LIVES = 256
 
 
 def microseconds(seconds: float) -> int:
-    """Returns a duration in microseconds."""
+    """Converts a duration in seconds to microseconds."""
     return max(1, round(seconds * 1e6))
 
 
 class DecayClock:
-    """The weights of occurrences under forward decay: one number for all occurrences of a time.
+    """Weights of occurrences under forward decay: one number for all occurrences of a time.
 
     A frequency is to be the sum over an id's occurrences of 2^-(now - time) / half_life. Kept instead is the sum of
-    2^(time - landmark) / half_life, which does not change while an id is not seen, and differs by a factor that all ids
-    share, so that both have the same order. The landmark moves by whole half-lives, which is exact but for what is
-    below 2^-800 of a recent occurrence.
+    2^(time - landmark) / half_life, which does not change while an id is not seen, and differs by a factor that all
+    ids share, so that both have the same order. The landmark, in microseconds, moves by whole half-lives, which is
+    exact but for what is below 2^-800 of a recent occurrence.
 
     Cormode, Shkapenyuk, Srivastava, Xu, "Forward decay", 2009.
-
-    Attributes:
-        landmark: microseconds; None before the first time.
     """
 
     def __init__(self, half_life: float) -> None:
@@ -38,7 +35,6 @@ class DecayClock:
         return float(2.0 ** ((time_us - self.landmark) / self._half_life))
 
     def move(self, time_us: int, frequencies: np.ndarray) -> None:
-        """Begins a time: sets the landmark, or moves one that is too long ago and scales frequencies (float64 [N])."""
         if self.landmark is None:
             self.landmark = time_us
         half_lives = (time_us - self.landmark) // self._half_life
@@ -76,12 +72,8 @@ def evicted_first(
     log2(uses) - idle / half-life, another score, had 74.7% / 73.1% and 54.3% / 51.3% in the second and third line.
 
     Args:
-        time_us: the present time.
-        last_seen: int64 [N], microseconds.
-        frequency: float64 [N], in any unit that all share.
         count: how many go, of the ids of all workers together; all of them where they are fewer.
         places: int64 [N], rising, the order of ids among those of all workers; None: the process is alone.
-        group: the workers, each of which gives its own ids.
 
     Returns:
         int64, rising positions of those that go. Of ids that are equal the first ones go.
@@ -108,16 +100,9 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Group) -> np.ndarray:
-    """Finds what ``lowest`` finds among the values of all workers, without sending them.
+    """Finds what ``lowest`` finds among the values of all workers, int64 or float64 >= 0, without sending them.
 
-    Args:
-        values: int64 [N] or float64 [N], none of these below 0, of this worker.
-        count: how many are wanted of all workers' values; all where there are fewer.
-        places: int64 [N], rising, below 2^31: their order among all.
-        group: the workers.
-
-    Returns:
-        int64, the rising positions of those of this worker that are among them.
+    ``places``: int64 [N], rising, below 2^31: their order among all.
     """
     count = min(count, total(group, len(values)))
     if not count:
@@ -134,7 +119,7 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Gro
 
 
 def _bound_of_lowest(keys: np.ndarray, count: int, group: Group, bits: int = 64) -> tuple[np.uint64, int]:
-    """The highest of the ``count`` lowest keys (uint64) of all workers, and how many of these are equal to it.
+    """Returns the highest of the ``count`` lowest keys (uint64) of all workers, and how many of these are equal to it.
 
     It is found byte by byte, from the highest one on, by how many keys have which value of it.
     """

@@ -1,9 +1,8 @@
-"""The rows of growing ids: which slot of a table has which id.
+"""Map of growing ids to rows: which slot of a table has which id.
 
 A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
 a slot of its own until it is evicted. All features of a table share its slots, and each may have up to its capacity.
-
 Everything follows from the batches that were learned from, in their order, and their event time.
 
 Several workers, which all see all batches, have one map together. Worker r of W keeps the ids of the slots s with
@@ -16,14 +15,16 @@ finding it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
+from ctr.models.rows import TableLayout
 from ctr.training.ids.admission import WaitingIds
-from ctr.training.ids.config import AdmissionConfig, EvictionConfig
+from ctr.training.ids.config import AdmissionConfig, EvictionConfig, IdsConfig
 from ctr.training.ids.eviction import DecayClock, evicted_first, microseconds
 from ctr.training.ids.id_table import FREE, MAX_PLACES, IdTable, extended
 from ctr.workers.group import ONE, Group, gather_divided
@@ -31,110 +32,67 @@ from ctr.workers.group import ONE, Group, gather_divided
 
 @dataclass(frozen=True)
 class GrowingFeature:
-    """A feature whose ids get slots.
-
-    Attributes:
-        name: the feature's name.
-        shared_row: the first of the rows that its ids without a slot share.
-        shared_rows: the number of these rows.
-        capacity: maximum number of its ids that have a slot.
-    """
+    """A feature whose ids get slots."""
 
     name: str
-    shared_row: int
+    shared_row: int  # the first of the rows that its ids without a slot share
     shared_rows: int
-    capacity: int
+    capacity: int  # the most of its ids that have a slot
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The rows of a batch that is about to be learned from.
+class Learned(NamedTuple):
+    """The rows of a batch that is about to be learned from."""
 
-    Attributes:
-        rows: int32 [U], the table row of each id.
-        fresh: int64, rising positions in the batch of the ids that just got their slot: its row and the state of the
-            row's optimizer are to begin anew.
-    """
-
-    rows: np.ndarray
-    fresh: np.ndarray
+    rows: np.ndarray  # int32 [U], the table row of each id
+    fresh: np.ndarray  # int64, rising positions of ids that just got their slot: all of the row begins anew
 
 
 @dataclass(frozen=True)
 class Occupants:
-    """The ids that have a slot, in the order of slots; of several workers those that this one keeps.
+    """The ids that have a slot, in the order of slots; of several workers those that this one keeps."""
 
-    Attributes:
-        rows: int32 [N], table rows, rising.
-        features: int16 [N], indices of features.
-        fingerprints: int64 [N].
-        first_seen: int64 [N], when the id got its slot; microseconds of event time.
-        last_seen: int64 [N].
-        uses: int64 [N], occurrences since then.
-        frequency: float64 [N], occurrences since then, each of which counts half after each half-life.
-        time_us: the time for which frequencies hold.
-    """
-
-    rows: np.ndarray
-    features: np.ndarray
-    fingerprints: np.ndarray
-    first_seen: np.ndarray
-    last_seen: np.ndarray
-    uses: np.ndarray
-    frequency: np.ndarray
-    time_us: int
+    rows: np.ndarray  # int32 [N], table rows, rising
+    features: np.ndarray  # int16 [N], indices of features
+    fingerprints: np.ndarray  # int64 [N]
+    first_seen: np.ndarray  # int64 [N], when the id got its slot; microseconds of event time
+    last_seen: np.ndarray  # int64 [N]
+    uses: np.ndarray  # int64 [N], occurrences since then
+    frequency: np.ndarray  # float64 [N], the same, where each counts half after each half-life
+    time_us: int  # for which frequencies hold
 
     def of_feature(self, feature: int) -> "Occupants":
-        """Those of one feature."""
-        own, arrays = self.features == feature, vars(self).items()
-        return Occupants(
-            **{name: part[own] if isinstance(part, np.ndarray) else part for name, part in arrays}
-        )
+        own, arrays = self.features == feature, {**vars(self)}
+        del arrays["time_us"]
+        return replace(self, **{name: array[own] for name, array in arrays.items()})
 
 
 @dataclass(frozen=True)
 class FeatureCounters:
-    """What happened to the ids of one feature since the map began.
+    """What happened to the ids of one feature since the map began."""
 
-    Attributes:
-        occupancy: ids that have a slot now.
-        capacity: how many may have one.
-        admitted: ids that got a slot, each time counted; without those of a warm start.
-        evicted: ids that lost their slot.
-        refused: occurrences of ids that were to get a slot, but stayed on a shared row because the feature was full.
-        shared: occurrences that were learned on a shared row, ``refused`` included.
-        occurrences: all occurrences that were learned.
-    """
+    occupancy: int  # ids that have a slot now
+    capacity: int  # how many may have one
+    admitted: int  # ids that got a slot, each time counted; without those of a warm start
+    evicted: int  # ids that lost their slot
+    refused: int  # occurrences of ids that stayed on a shared row because the feature was full
+    shared: int  # occurrences that were learned on a shared row, ``refused`` included
+    occurrences: int  # all that were learned
 
-    occupancy: int
-    capacity: int
-    admitted: int
-    evicted: int
-    refused: int
-    shared: int
-    occurrences: int
 
+ValueT = TypeVar("ValueT")
 
 _TOTALS = ("admitted", "evicted", "refused", "shared", "occurrences")
 _NEVER = np.iinfo(np.int64).min
-_OF_SLOTS = tuple(
-    f"slots/{name}" for name in ("feature", "fingerprint", "first_seen", "last_seen", "uses", "frequency")
-)
+_OF_IDS = {"first_seen": np.int64, "last_seen": np.int64, "uses": np.int64, "frequency": np.float64}
+"""What is known of each id that has a slot; see ``Occupants``."""
+_OF_SLOTS = tuple(f"slots/{name}" for name in ("feature", "fingerprint", *_OF_IDS))
 _OF_WAITING = tuple(f"waiting/{name}" for name in ("feature", "fingerprint", "count"))
 DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
 """The arrays of ``IdMap.to_arrays`` of which each worker has every W-th entry; of the others all have all."""
 
 
 class IdMap:
-    """Slots of the growing features of one embedding table.
-
-    Args:
-        features: ids refer to them by position.
-        first_slot: the table row of the first slot.
-        admission: when an id gets a slot.
-        eviction: when it loses it.
-        group: the workers that have the map together, all of which make the same calls.
-    """
+    """Slots of the growing features of one table; all workers of the ``group`` make the same calls."""
 
     def __init__(
         self,
@@ -153,10 +111,7 @@ class IdMap:
         self._max_slots = min(int(self._capacity.sum()), MAX_PLACES - first_slot)
         self.group = group
         self._slots = IdTable(self._max_slots, group)
-        self._first_seen = np.zeros(0, np.int64)
-        self._last_seen = np.zeros(0, np.int64)
-        self._uses = np.zeros(0, np.int64)
-        self._frequency = np.zeros(0, np.float64)
+        self._of_ids = {name: np.zeros(0, dtype) for name, dtype in _OF_IDS.items()}
         self._occupancy = np.zeros(len(self.features), np.int64)
         self._totals = {name: np.zeros(len(self.features), np.int64) for name in _TOTALS}
         self._time: int | None = None
@@ -171,41 +126,31 @@ class IdMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays of this worker."""
-        own = (self._first_seen, self._last_seen, self._uses, self._frequency)
         waiting = self._waiting.nbytes if self._waiting else 0
-        return self._slots.nbytes + waiting + sum(array.nbytes for array in own)
+        return self._slots.nbytes + waiting + sum(array.nbytes for array in self._of_ids.values())
 
     def look_up(
         self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Finds the rows of ids, without learning anything of them.
+        """Finds the rows of ids, int32 [U], without learning anything of them; no pair (int16, int64 [U]) occurs twice.
 
-        Args:
-            features: int16 [U].
-            fingerprints: int64 [U]; no pair occurs twice.
-            slots: what ``find_slots`` returned for them; None: they are still to be found.
-
-        Returns:
-            int32 [U]: the slot of an id that has one, else the one of its feature's shared rows that its fingerprint
-            gives.
+        An id without a slot has the one of its feature's shared rows that its fingerprint gives. ``slots``: of
+        ``find_slots``.
         """
         if slots is None:
             slots = self._find(features, fingerprints)
         return self._rows_at(slots, features, fingerprints)
 
     def _find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """The slots of ids, int64 [U], -1 for none."""
         if self.group.size == 1:
             return self._slots.find(features, fingerprints)
         return self.group.sum_numbers(self.held_slots(features, fingerprints)).astype(np.int64) - 1
 
     def held_slots(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Of ids that this worker keeps their slots, one higher, and 0 for others: int32 [U], to be added up."""
+        """Returns the slots, one higher, of ids that this worker keeps, and 0 for others: int32 [U], to be summed."""
         return self._slots.held_places(features, fingerprints)
 
     def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """The rows of slots, -1 for none: int32 [U]."""
         rows = (slots + self._first_slot).astype(np.int32)
         without = np.flatnonzero(slots < 0)
         if len(without):
@@ -223,25 +168,24 @@ class IdMap:
         admit: np.ndarray | None = None,
         slots: np.ndarray | None = None,
     ) -> Learned:
-        """Counts the ids of a batch that is about to be learned from, evicts and admits.
+        """Counts the ids (see ``look_up``) of a batch that is about to be learned from, evicts and admits.
 
         Ids of the batch are never evicted by it. If there is not room for all of its new ids, the first ones get it.
 
         Args:
-            features: int16 [U].
-            fingerprints: int64 [U]; no pair occurs twice.
             counts: int64 [U], occurrences in the batch.
             time_us: the query time of the batch's last row; if an earlier batch had a later one, that one counts.
             admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
-            slots: int64 [U], what ``find_slots`` returned for them; None: they are still to be found.
 
-        Raises:
-            InputError: the table would have more rows than int32 can number.
+        Raises InputError: the table would have more rows than int32 can number.
         """
         now = self._advance(time_us)
         slots = self._find(features, fingerprints) if slots is None else slots
         held, seen = self._slots.indices_of(slots)
-        self._use(seen, counts[held], now)
+        self._of_ids["last_seen"][seen] = now
+        # Half the time of indexing, which reads and writes in two passes.
+        np.add.at(self._of_ids["uses"], seen, counts[held])
+        np.add.at(self._of_ids["frequency"], seen, counts[held] * self._clock.weight(now))
         # Only now: ids of this batch are not idle.
         self._evict_idle(now)
         eligible = self._eligible(features, fingerprints, counts, slots < 0, admit)
@@ -260,29 +204,21 @@ class IdMap:
 
     def _advance(self, time_us: int) -> int:
         self._time = time_us if self._time is None else max(self._time, time_us)
-        self._clock.move(self._time, self._frequency)
+        self._clock.move(self._time, self._of_ids["frequency"])
         return self._time
-
-    def _use(self, indices: np.ndarray, counts: np.ndarray, now: int) -> None:
-        self._last_seen[indices] = now
-        # Half the time of indexing, which reads and writes in two passes.
-        np.add.at(self._uses, indices, counts)
-        np.add.at(self._frequency, indices, counts * self._clock.weight(now))
 
     def _by_feature(self, features: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
         """Sums by feature: int64 [features]. Sums of float64 are exact up to 2^53."""
         return np.bincount(features, counts, len(self.features)).astype(np.int64)
 
     def _evict_idle(self, now: int) -> None:
-        """Evicts ids that were not seen for too long, once in each interval of event time."""
         if self._eviction.max_idle is None:
             return
         interval = now // microseconds(self._eviction.every)
         if interval == self._searched:
             return
         self._searched = interval
-        last_seen = self._last_seen[: self._slots.held]
-        idle = last_seen < now - microseconds(self._eviction.max_idle)
+        idle = self._of_ids["last_seen"][: self._slots.held] < now - microseconds(self._eviction.max_idle)
         self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.held] != FREE)))
 
     def _evict(self, indices: np.ndarray) -> None:
@@ -293,7 +229,7 @@ class IdMap:
         self._slots.remove(indices, int(gone.sum()))
 
     def _sum_by_feature(self, features: np.ndarray) -> np.ndarray:
-        """How many ids of all workers each feature has, where each worker gives its own: int64 [features]."""
+        """Counts the ids of each feature over all workers, each of which gives its own: int64 [features]."""
         counts = np.bincount(features, minlength=len(self.features)).astype(np.int32)
         return self.group.sum_numbers(counts).astype(np.int64)
 
@@ -305,7 +241,6 @@ class IdMap:
         without: np.ndarray,
         admit: np.ndarray | None,
     ) -> np.ndarray:
-        """Positions of the ids without a slot that admission lets in, rising."""
         if self._admission.rule == "probability":
             if admit is None:
                 raise ValueError("admission by probability requires admit")
@@ -317,12 +252,7 @@ class IdMap:
         return positions[enough]
 
     def _make_room(self, new: np.ndarray, seen: np.ndarray, now: int) -> np.ndarray:
-        """Evicts ids of features that have not enough room for their ids among ``new``; returns the room of each.
-
-        Args:
-            new: int16, the features of ids that are to get a slot.
-            seen: int64, the indices of the batch's ids that this worker keeps, which stay.
-        """
+        """Evicts ids of features that have not room for those in ``new``, but none in ``seen``; returns the room."""
         needed = self._by_feature(new)
         room = self._capacity - self._occupancy
         if self._eviction.policy != "none":
@@ -336,7 +266,7 @@ class IdMap:
         may_go = self._slots.features[: self._slots.held] == feature
         may_go[seen] = False
         indices = np.flatnonzero(may_go)
-        of_ids = self._last_seen[indices], self._frequency[indices]
+        of_ids = self._of_ids["last_seen"][indices], self._of_ids["frequency"][indices]
         # Of ids with equal values those with the lowest slots go, whoever keeps them.
         slots = indices * self.group.size + self.group.rank
         self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
@@ -344,27 +274,22 @@ class IdMap:
     def _occupy(
         self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray, now: int
     ) -> np.ndarray:
-        """Gives slots to ids, int64 [N], which are the same in all workers."""
         slots = self._slots.add(features, fingerprints)
         if self._slots.places > self._max_slots:
             raise InputError(
                 f"ids: the table would have {self.rows} rows; allowed: {MAX_PLACES}, by smaller capacities"
             )
         size = len(self._slots.features)
-        if size > len(self._uses):
-            self._first_seen = extended(self._first_seen, size)
-            self._last_seen = extended(self._last_seen, size)
-            self._uses = extended(self._uses, size)
-            self._frequency = extended(self._frequency, size)
+        if size > len(self._of_ids["uses"]):
+            self._of_ids = {name: extended(array, size) for name, array in self._of_ids.items()}
         which, indices = self._slots.indices_of(slots)
-        self._first_seen[indices] = self._last_seen[indices] = now
-        self._uses[indices] = counts[which]
-        self._frequency[indices] = counts[which] * self._clock.weight(now)
+        self._of_ids["first_seen"][indices] = self._of_ids["last_seen"][indices] = now
+        self._of_ids["uses"][indices] = counts[which]
+        self._of_ids["frequency"][indices] = counts[which] * self._clock.weight(now)
         self._occupancy += self._by_feature(features)
         return slots
 
     def counters(self) -> dict[str, FeatureCounters]:
-        """Returns what happened to the ids of each feature, by its name."""
         return {
             feature.name: FeatureCounters(
                 occupancy=int(self._occupancy[index]),
@@ -375,28 +300,18 @@ class IdMap:
         }
 
     def occupants(self) -> Occupants:
-        """Returns the ids that have a slot and that this worker keeps."""
         indices = self._slots.taken()
         now = 0 if self._time is None else self._time
         slots = indices * self.group.size + self.group.rank
+        of_ids = {name: array[indices] for name, array in self._of_ids.items()}
+        of_ids["frequency"] = of_ids["frequency"] / self._clock.weight(now)
+        rows = (slots + self._first_slot).astype(np.int32)
         return Occupants(
-            rows=(slots + self._first_slot).astype(np.int32),
-            features=self._slots.features[indices],
-            fingerprints=self._slots.fingerprints[indices],
-            first_seen=self._first_seen[indices],
-            last_seen=self._last_seen[indices],
-            uses=self._uses[indices],
-            frequency=self._frequency[indices] / self._clock.weight(now),
-            time_us=now,
+            rows, self._slots.features[indices], self._slots.fingerprints[indices], **of_ids, time_us=now
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The ids that have a slot, those of all workers, which all have to ask for them; the first one has them.
-
-        Returns:
-            int32 [N], table rows, rising; int16 [N], the ids' features; int64 [N], their fingerprints. In other
-            workers N is 0.
-        """
+        """Returns rows (rising), features and fingerprints of all ids in the first worker; all have to call it."""
         table = self._slots
         features = gather_divided(self.group, table.features[: table.held], table.places)
         fingerprints = gather_divided(self.group, table.fingerprints[: table.held], table.places)
@@ -406,14 +321,8 @@ class IdMap:
     def adopt(self, features: np.ndarray, known: Occupants) -> np.ndarray:
         """Gives slots to the occupants of another map, whatever the rule of admission.
 
-        If a feature has not enough room for all of them, those that its policy would evict first are left out.
-
-        Args:
-            features: int16 [N], what their features are in this map.
-            known: the occupants, none of which has a slot here.
-
-        Returns:
-            int32 [N], the table row of each id; -1 for those left out.
+        If a feature has not enough room for all of them, those that its policy would evict first are left out: their
+        row in what is returned, int32 [N], is -1. ``features``: int16 [N], what their features are in this map.
         """
         now = self._advance(known.time_us)
         kept = np.ones(len(features), np.bool_)
@@ -426,25 +335,20 @@ class IdMap:
         slots = self._occupy(features[chosen], known.fingerprints[chosen], known.uses[chosen], now)
         which, indices = self._slots.indices_of(slots)
         own = chosen[which]
-        self._first_seen[indices], self._last_seen[indices] = known.first_seen[own], known.last_seen[own]
-        self._frequency[indices] = known.frequency[own] * self._clock.weight(known.time_us)
+        for name in ("first_seen", "last_seen"):
+            self._of_ids[name][indices] = getattr(known, name)[own]
+        self._of_ids["frequency"][indices] = known.frequency[own] * self._clock.weight(known.time_us)
         rows = np.full(len(features), -1, np.int32)
         rows[chosen] = slots + self._first_slot
         return rows
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns copies of everything that ``restore`` needs, by names that do not depend on the process.
-
-        Of ``DIVIDED_ARRAYS`` they have this worker's entries.
-        """
+        """Returns copies of everything that ``restore`` needs; of ``DIVIDED_ARRAYS`` this worker's entries."""
         held = self._slots.held
         times = (self._time, self._searched, self._clock.landmark)
         arrays = {
             **{f"slots/{name}": array for name, array in self._slots.to_arrays().items()},
-            "slots/first_seen": self._first_seen[:held].copy(),
-            "slots/last_seen": self._last_seen[:held].copy(),
-            "slots/uses": self._uses[:held].copy(),
-            "slots/frequency": self._frequency[:held].copy(),
+            **{f"slots/{name}": array[:held].copy() for name, array in self._of_ids.items()},
             "totals": np.stack([self._totals[name] for name in _TOTALS]),
             "times": np.array([_NEVER if time is None else time for time in times], np.int64),
         }
@@ -453,39 +357,31 @@ class IdMap:
         return arrays
 
     def entries(self) -> dict[str, int]:
-        """The length of each of ``DIVIDED_ARRAYS`` that the map has, with the entries of all workers."""
+        """Returns the length of each of ``DIVIDED_ARRAYS`` that the map has, with the entries of all workers."""
         waiting = {} if self._waiting is None else dict.fromkeys(_OF_WAITING, self._waiting.places)
         return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
-        """Brings a map with the same arguments to where another one was at ``to_arrays``.
+        """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
 
-        That one may be of another number of workers. All workers of the group restore their maps at once.
-
-        Args:
-            arrays: what that one returned; of ``DIVIDED_ARRAYS`` this worker's entries.
-            entries: what ``entries`` of that one returned; None: this worker's entries are all.
-
-        Raises:
-            ValueError: the arrays are those of a map with other features or another rule of admission.
+        All workers restore their maps at once. ``entries``: of that one; None: this worker's are all. Raises
+        ValueError: the arrays are those of a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
             raise ValueError(f"the arrays are not those of a map with {len(self.features)} features")
         entries = entries or {}
-        self._slots.restore(_below(arrays, "slots/"), entries.get("slots/feature"))
-        self._first_seen, self._last_seen, self._uses, self._frequency = (
-            arrays[f"slots/{name}"].copy() for name in ("first_seen", "last_seen", "uses", "frequency")
-        )
+        self._slots.restore(_without_prefix(arrays, "slots/"), entries.get("slots/feature"))
+        self._of_ids = {name: arrays[f"slots/{name}"].copy() for name in _OF_IDS}
         self._occupancy = self._sum_by_feature(self._slots.features[self._slots.taken()])
         self._totals = {name: row.copy() for name, row in zip(_TOTALS, arrays["totals"], strict=True)}
         times = [None if time == _NEVER else int(time) for time in arrays["times"]]
         self._time, self._searched, self._clock.landmark = times
         if self._waiting is not None:
-            self._waiting.restore(_below(arrays, "waiting/"), entries.get("waiting/feature"))
+            self._waiting.restore(_without_prefix(arrays, "waiting/"), entries.get("waiting/feature"))
 
 
-def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
@@ -497,3 +393,57 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
     starts = np.searchsorted(features[order], np.arange(len(room)))
     rank = np.arange(len(features)) - starts[features[order]]
     return np.sort(order[rank < room[features[order]]])
+
+
+def make_id_map(layout: TableLayout, ids: IdsConfig, group: Group = ONE) -> IdMap:
+    """Makes the map, empty yet, of a table in which ids grow; of several workers each keeps a part of it."""
+    offsets = layout.offsets()
+    features = [
+        GrowingFeature(f.name, offsets[f.name] + 1, ids.shared_rows, ids.capacity_of(f.name))
+        for f in layout.growing
+    ]
+    return IdMap(features, layout.rows, ids.admission, ids.eviction, group)
+
+
+def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
+    """Selects what a table's map restores itself from, of all arrays of a state, or of something for each of them."""
+    return _without_prefix(arrays, f"ids/{layout.name}/")
+
+
+def restored_maps(
+    layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
+) -> dict[int, IdMap]:
+    """Restores the maps of tables from a state's arrays, by the tables' numbers; for a process alone."""
+    maps = {number: make_id_map(layout, ids) for number, layout in enumerate(layouts) if layout.growing}
+    for number, id_map in maps.items():
+        id_map.restore(id_arrays(layouts[number], arrays))
+    return maps
+
+
+def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none."""
+    if not ids:
+        return []
+    held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
+    found = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    return np.split(found, np.cumsum([len(own) for own in held])[:-1])
+
+
+def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, Occupants]:
+    """Returns the ids that have a slot, by feature; of several workers those that this one keeps."""
+    return {
+        feature.name: occupants.of_feature(index)
+        for number, occupants in ((number, id_map.occupants()) for number, id_map in id_maps.items())
+        for index, feature in enumerate(layouts[number].growing)
+    }
+
+
+def named_arrays(
+    layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]
+) -> dict[str, ValueT]:
+    """Names what there is of each array of maps, given by the numbers of their tables, as states do."""
+    return {
+        f"ids/{layouts[number].name}/{name}": value
+        for number, of_map in of_maps.items()
+        for name, value in of_map.items()
+    }

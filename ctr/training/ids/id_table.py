@@ -1,4 +1,4 @@
-"""A hash table in NumPy from (feature, fingerprint) to a place: a small number that stays while the pair is in it.
+"""Hash table in NumPy from (feature, fingerprint) to a place: a small number that stays while the pair is in it.
 
 Why none of a library: ``benchmarks/bench_ids.py`` measures this one beside those of pandas and TensorFlow. With 2.6
 million pairs known, it finds 35,000 in 50 to 60% of their processor time, and adds 2,000 in no more. pandas'
@@ -44,19 +44,9 @@ def mix(features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
 class IdTable:
     """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place.
 
-    Of the places that this worker keeps, place p has the index p // W in its arrays; of a process alone an index is the
-    place.
-
-    Args:
-        max_places: places for which arrays are ever allocated.
-        group: the workers that have the table together. All of them make the same calls, in the same order; only of
-            what is looked for or removed each may have its own.
-
-    Attributes:
-        features: int16 [>= held], by index, of the pair at each place, ``FREE`` for none.
-        fingerprints: int64 [>= held].
-        places: the number of places, of all workers, that were ever used; those from here on were not.
-        count: the number of pairs, of all workers.
+    Of the places that this worker keeps, place p has the index p // W in its arrays; of a process alone an index is
+    the place. All workers make the same calls, in the same order; only of what is looked for or removed each may have
+    its own.
     """
 
     def __init__(self, max_places: int = MAX_PLACES, group: Group = ONE) -> None:
@@ -65,9 +55,8 @@ class IdTable:
         self.clear()
 
     def clear(self) -> None:
-        """Removes all pairs; places begin at 0 again."""
-        self.features = np.zeros(0, np.int16)
-        self.fingerprints = np.zeros(0, np.int64)
+        self.features = np.zeros(0, np.int16)  # int16 [>= held], by index; ``FREE``: no pair is there
+        self.fingerprints = np.zeros(0, np.int64)  # int64 [>= held]
         self.places = self.count = self._pairs = 0
         self._free = np.zeros(0, np.int64)
         self._allocate(_SMALLEST_BITS)
@@ -80,24 +69,15 @@ class IdTable:
 
     @property
     def held(self) -> int:
-        """The number of places that were ever used and that this worker keeps."""
+        """Number of places that were ever used and that this worker keeps."""
         return len(range(self._group.rank, self.places, self._group.size))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         return self._table.nbytes + self.features.nbytes + self.fingerprints.nbytes + self._free.nbytes
 
     def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Finds the index of each pair, without asking other workers.
-
-        Args:
-            features: int16 [N].
-            fingerprints: int64 [N].
-
-        Returns:
-            int64 [N], -1 for a pair that is not in the table, or that another worker keeps.
-        """
+        """Finds the index of each pair, int64 [N]; -1 where it is not in the table, or another worker keeps it."""
         positions, tags = self._hash(features, fingerprints)
         found = np.full(len(positions), -1, np.int64)
         entries = self._table.take(positions)
@@ -122,16 +102,13 @@ class IdTable:
         return found
 
     def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """The places of pairs that this worker keeps, one higher, and 0 for others: int32 [N].
-
-        One worker at most keeps a pair: so the sums over all workers, less 1, are the places, -1 for none.
-        """
+        """Returns places, one higher, of pairs that this worker keeps, and 0 for others: int32 [N], to be added up."""
         indices = self.find(features, fingerprints)
         places = np.where(indices < 0, 0, indices * self._group.size + self._group.rank + 1)
         return places.astype(np.int32)
 
     def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of places (int64 [N], -1 for none) those that this worker keeps: their positions, and their indices."""
+        """Of places (int64 [N], -1 for none) returns those that this worker keeps: positions and indices."""
         rank, size = self._group.rank, self._group.size
         if size == 1:
             which = np.flatnonzero(places >= 0)
@@ -140,7 +117,7 @@ class IdTable:
         return which, places[which] // size
 
     def _hash(self, features: np.ndarray, fingerprints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first position of each pair, and its hash's part of an entry, both int64."""
+        """Returns the first position of each pair, and its hash's part of an entry, both int64."""
         hashes = mix(features, fingerprints)
         tags = (hashes & _TAG_MASK).view(np.int64)
         return (hashes >> self._shift).view(np.int64), tags
@@ -148,7 +125,7 @@ class IdTable:
     def _compare(
         self, entries: np.ndarray, tags: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Which entries are those of their pairs, and the indices in them. Different pairs may have one tag."""
+        """Returns which entries are those of their pairs, and the indices in them. Different pairs may have one tag."""
         hits = np.flatnonzero((entries >> _INDEX_BITS) == tags)
         indices = entries[hits] & _INDEX_MASK
         same = (self.fingerprints.take(indices) == fingerprints[hits]) & (
@@ -157,10 +134,7 @@ class IdTable:
         return (hits, indices) if same.all() else (hits[same], indices[same])
 
     def add(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Gives places, int64 [N], to different pairs that are not in the table: the lowest free ones, in order.
-
-        All workers give the same pairs, and get the same places.
-        """
+        """Gives places, int64 [N], to new pairs, the same in all workers: the lowest free ones, in order."""
         places = self._lowest_free(len(features))
         self.count += len(places)
         self._grow()
@@ -175,7 +149,6 @@ class IdTable:
         return places
 
     def _lowest_free(self, count: int) -> np.ndarray:
-        """Takes the lowest free places of all workers: int64 [count], rising."""
         group, reused = self._group, min(count, self.places - self.count)
         new = np.arange(self.places, self.places + count - reused)
         self.places += len(new)
@@ -217,15 +190,10 @@ class IdTable:
         self._insert(self.features[indices], self.fingerprints[indices], indices)
 
     def taken(self) -> np.ndarray:
-        """Returns the indices that pairs have, int64, in order."""
         return np.flatnonzero(self.features[: self.held] != FREE)
 
     def remove(self, indices: np.ndarray, count: int | None = None) -> None:
-        """Removes the pairs at some indices, int64 [N], each once.
-
-        Args:
-            count: how many all workers remove; None: the process is alone.
-        """
+        """Removes the pairs at some indices, int64 [N], each once. ``count``: how many all workers remove."""
         self.features[indices] = FREE
         self.fingerprints[indices] = 0
         self.count -= len(indices) if count is None else count
@@ -233,19 +201,14 @@ class IdTable:
         self._free = np.sort(np.concatenate([self._free, indices]))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of what ``restore`` needs: ``feature`` int16 and ``fingerprint`` int64, by index."""
+        """Copies what ``restore`` needs: ``feature`` int16 and ``fingerprint`` int64, by index."""
         return {
             "feature": self.features[: self.held].copy(),
             "fingerprint": self.fingerprints[: self.held].copy(),
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Brings the table to where it was at ``to_arrays``, also to where one of other workers was.
-
-        Args:
-            arrays: of the places that this worker keeps.
-            places: the attribute; None: they are all.
-        """
+        """Goes back to where a table, also of other workers, was at ``to_arrays``; ``places``: of all workers."""
         self.clear()
         self.features, self.fingerprints = arrays["feature"].copy(), arrays["fingerprint"].copy()
         self.places = len(self.features) if places is None else places
@@ -257,7 +220,7 @@ class IdTable:
 
 
 def extended(array: np.ndarray, size: int, fill: np.generic | int = 0) -> np.ndarray:
-    """Returns a copy of ``array`` with ``size`` entries, ``fill`` beyond those it had."""
+    """Copies ``array`` to ``size`` entries, ``fill`` beyond those it had."""
     larger = np.full(size, fill, array.dtype) if fill else np.zeros(size, array.dtype)
     larger[: len(array)] = array
     return larger

@@ -5,52 +5,167 @@
     checkpoints/00000000000000150000/arrays.npz   no pickled objects
     checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
 
-and of several workers beside the first one's ``arrays.npz`` a file of each other one (``array_files.py``).
-
 The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
+
+Of several workers each writes what it has parts of, the others into ``arrays-1.npz`` ..., and the first one also what
+all have; which parts they are is noted beside. So any other number of workers can read them.
 """
 
 import hashlib
+import io
 import json
 import logging
 import shutil
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, sync_folder, write_atomic
-from ctr.training.run.array_files import (
-    ARRAYS,
-    Share,
-    Wanted,
-    check_files,
-    collect_parts,
-    read_parts,
-    write_arrays,
-    write_part,
-)
-from ctr.workers.parts import Part
-
-_STATE = "state.json"
-_PARTIAL = ".partial"
-_DAMAGED = ".damaged"
-_PIECE = 1 << 22
-_FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
+from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
+from ctr.workers.cluster import WorkerLostError
+from ctr.workers.parts import Part, reshard, reshard_to, shard
 
 log = logging.getLogger(__name__)
 
-ContentT = TypeVar("ContentT")
-ArrayT = TypeVar("ArrayT")
+ValueT = TypeVar("ValueT")
 
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 WEIGHTS = "weights|"
 """Before the names of a state's arrays; the others are of metrics."""
+ARRAYS = "arrays.npz"
+_STATE = "state.json"
+_PARTIAL = ".partial"
+_DAMAGED = ".damaged"
+_FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
+_PIECE = 1 << 22
+_LOOK_EVERY = 0.02
+_MOMENT = 5.0
+
+Wanted = Callable[[str, int], Part | None]
+"""From the name of an array and the length of its first or divided axis to the part of it to read; None: all of it."""
+
+
+class Share(NamedTuple):
+    """What one of several workers writes of a checkpoint."""
+
+    rank: int
+    size: int
+    parts: Mapping[str, Part]  # by the names of arrays; those that all workers have are not there
+    nbytes: int  # of the arrays of all workers
+    patience: float  # seconds that the first worker waits for the files of others; 0: however long it takes
+    is_leaving: Callable[[], bool] = lambda: False  # this process is going to end: it waits a moment only
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    """Writes an archive, which appears whole or not at all; returns its SHA-256."""
+    digest = hashlib.sha256()
+    write_atomic(path, lambda file: _write(cast(IO[bytes], _Hashing(file, digest)), arrays))
+    return digest.hexdigest()
+
+
+class _Hashing(io.RawIOBase):
+    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
+
+    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
+        self._file, self._digest = file, digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return self._file.write(content)
+
+
+def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+    """What ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            array = np.asarray(array, order="C")
+            if array.dtype.hasobject:
+                raise ValueError(f"{name}: Python objects would have to be pickled")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
+                content = array.reshape(-1).view(np.uint8).data
+                for begin in range(0, len(content), _PIECE):
+                    member.write(content[begin : begin + _PIECE])
+
+
+def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> None:
+    """Writes the arrays of a worker that is not the first one, then the note that tells the first one of them."""
+    name = f"arrays-{share.rank}.npz"
+    entry = _file_entry(name, write_arrays(folder / name, arrays), share)
+    # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
+    # done in it.
+    new = _note(folder, share.rank).with_suffix(".new")
+    new.write_text(json.dumps(entry))
+    new.replace(_note(folder, share.rank))
+
+
+def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:
+    """Waits for the files of all workers; returns entries for ``read_parts``. Raises WorkerLostError: some are late."""
+    entries = [_file_entry(ARRAYS, sha256, share)]
+    begun = time.monotonic()
+    for rank in range(1, share.size):
+        note = _note(folder, rank)
+        while not note.exists():
+            patience = _MOMENT if share.is_leaving() else share.patience
+            if patience and time.monotonic() - begun > patience:
+                raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience:g} s")
+            time.sleep(_LOOK_EVERY)
+        entries.append(dict(parse_json(note.read_bytes())))
+        note.unlink()
+    return entries
+
+
+def _file_entry(file: str, sha256: str, share: Share) -> dict[str, Any]:
+    return {
+        "file": file,
+        "sha256": sha256,
+        "parts": {name: part.as_json() for name, part in share.parts.items()},
+    }
+
+
+def _note(folder: Path, rank: int) -> Path:
+    return folder / f"part-{rank}.json"
+
+
+def read_parts(
+    folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
+) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
+    """Reads the arrays of a checkpoint file by file, and says of those not wanted whole which parts they are.
+
+    ``entries``: of ``collect_parts``; of whole arrays without ``parts``. Raises ValueError where parts are missing.
+    """
+    whole: dict[str, list[tuple[Part, np.ndarray]]] = {}
+    arrays: dict[str, np.ndarray] = {}
+    parts: dict[str, Part] = {}
+    seen: dict[str, int] = {}
+    for entry in entries:
+        of_file = {name: Part.from_json(content) for name, content in entry.get("parts", {}).items()}
+        for name, values in each_array(folder / entry["file"]):
+            part = of_file.get(name)
+            own = wanted(name, part.total if part is not None else len(values) if values.ndim else 0)
+            if own is None and part is None:
+                arrays[name] = values
+            elif own is None and part is not None:
+                whole.setdefault(name, []).append((part, values))
+            elif own is not None and part is None:
+                parts[name], arrays[name] = own, shard(values, own)
+            elif own is not None and part is not None:
+                parts[name], arrays[name] = own, reshard_to(own, [(part, values)], arrays.get(name))
+                seen[name] = seen.get(name, 0) + len(part.rows)
+    for name, count in seen.items():
+        if count != parts[name].total:
+            raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")
+    return arrays | {name: reshard(found) for name, found in whole.items()}, parts
 
 
 class Copies:
@@ -69,13 +184,7 @@ class Copies:
     def copy(
         self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Copies arrays; the copies are valid until the next call.
-
-        Args:
-            layout: shape and dtype of each array that comes in pieces.
-            pieces: name, first row and values of each.
-            more: arrays that come whole.
-        """
+        """Copies arrays from pieces (name, first row, values), and ``more``; valid until the next call."""
         arrays = {name: self._room(name, shape, dtype) for name, (shape, dtype) in layout.items()}
         for name, begin, values in pieces:
             if values.ndim:
@@ -108,13 +217,11 @@ def save(
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
     Args:
-        limit: bytes that all checkpoints may take together, the one that is being written too: older ones than the
-            newest make room for it.
+        limit: bytes that all checkpoints may take together, this one included: older ones than the newest make room.
         sound: the positions of checkpoints that stay in any case: until this one is written, and from then on.
         share: of several workers, what this one writes of it, after the first one has called ``begin``.
 
-    Raises:
-        InputError: there is not so much room; nothing was deleted for it. Or another worker's part did not come.
+    Raises InputError: there is not so much room, and nothing was deleted for it.
     """
     final = folder / f"{examples:020d}"
     partial = folder / f"{final.name}{_PARTIAL}"
@@ -157,7 +264,7 @@ def _remove_leftovers(folder: Path) -> None:
 def clean_up(folder: Path, keep: int, sound: int = -1) -> None:
     """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep`` and that of ``sound``."""
     _remove_leftovers(folder)
-    complete = _complete(folder)
+    complete = _complete_checkpoints(folder)
     for old in complete[:-keep]:
         if int(old.name) != sound:
             _delete(old)
@@ -174,7 +281,7 @@ def _delete(path: Path) -> None:
 
 def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None:
     """Deletes the oldest checkpoints, but the newest one and that of ``sound``, until another one fits."""
-    complete = _complete(folder)
+    complete = _complete_checkpoints(folder)
     sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in complete}
     taken, free = sum(sizes.values()), shutil.disk_usage(folder).free
     given_up = []
@@ -194,16 +301,12 @@ def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None
 
 
 def drop_after(folder: Path, examples: int) -> None:
-    """Deletes the checkpoints of positions after ``examples``, the newest first.
-
-    Raises:
-        InputError: that of ``examples``, unless it is 0, is not there; then none is deleted.
-    """
+    """Deletes checkpoints after ``examples``, newest first. Raises InputError: that of ``examples`` is not there."""
     if examples and not (folder / f"{examples:020d}").is_dir():
         raise InputError(
             f"{folder}: the checkpoint {examples} is missing, but the run has to roll back to it"
         )
-    for path in reversed(_complete(folder)):
+    for path in reversed(_complete_checkpoints(folder)):
         if int(path.name) > examples:
             _delete(path)
     if folder.is_dir():
@@ -215,27 +318,20 @@ def _state_hash(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
-def _complete(folder: Path) -> list[Path]:
+def _complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal())
 
 
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """The arrays and state of the newest checkpoint whose bytes are what was written.
+    """Reads arrays and state of the newest checkpoint whose bytes are what was written; None where there is none.
 
-    A damaged one is reported and the one before it taken. Then the damaged one is quarantined under another
-    name: it must not count among those that ``save`` keeps, nor stand where the next one will be.
-
-    Returns:
-        None when there is no checkpoint.
-
-    Raises:
-        InputError: there are checkpoints, but every one of them is damaged.
+    Damaged ones are renamed: they count no more, and the next one may stand there. Raises InputError: all are damaged.
     """
     return _newest_sound(folder, _read)
 
 
 def newest_sound(folder: Path) -> int | None:
-    """The position of the checkpoint that ``restore_newest`` takes, without its arrays; see there."""
+    """Finds the position of the checkpoint that ``restore_newest`` takes, without its arrays; see there."""
 
     def position(path: Path) -> int:
         _check(path)
@@ -244,9 +340,9 @@ def newest_sound(folder: Path) -> int | None:
     return _newest_sound(folder, position)
 
 
-def _newest_sound(folder: Path, read: Callable[[Path], ContentT]) -> ContentT | None:
+def _newest_sound(folder: Path, read: Callable[[Path], ValueT]) -> ValueT | None:
     damaged: list[Path] = []
-    for path in reversed(_complete(folder)):
+    for path in reversed(_complete_checkpoints(folder)):
         try:
             content = read(path)
         except _FAULTS as error:
@@ -266,34 +362,20 @@ def _newest_sound(folder: Path, read: Callable[[Path], ContentT]) -> ContentT | 
 def read_share(
     folder: Path, examples: int, wanted: Wanted
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
-    """What one of several workers needs of a checkpoint that another one has checked.
-
-    Args:
-        wanted: which part of an array it needs.
-
-    Returns:
-        The arrays, the state, and which parts of arrays these are.
-
-    Raises:
-        InputError: the checkpoint is damaged or not there.
-    """
+    """Reads arrays, state and parts that one of several workers needs of a checkpoint that another one has checked."""
     path = folder / f"{examples:020d}"
     try:
         state = _read_state(path)
-        arrays, parts = read_parts(path, _files(state), wanted)
+        arrays, parts = read_parts(path, _array_files(state), wanted)
     except _FAULTS as error:
         raise InputError(f"{path}: the checkpoint is damaged ({error})") from None
     return arrays, state, parts
 
 
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
-
-    Raises:
-        InputError: there is none, or its bytes are not what was written.
-    """
+    """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing."""
     while True:
-        found = _complete(folder)
+        found = _complete_checkpoints(folder)
         if not found:
             raise InputError(f"{folder}: there is no checkpoint")
         chosen = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
@@ -310,21 +392,22 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
                 ) from None
 
 
-def weights_of(arrays: Mapping[str, ArrayT]) -> dict[str, ArrayT]:
-    """Of what is there for each array of a checkpoint that of the state's arrays, by their names there."""
+def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
+    """Selects what there is for the arrays of a state, by their names there."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     state = _check(path)
-    arrays, _ = read_parts(path, _files(state))
+    arrays, _ = read_parts(path, _array_files(state))
     return arrays, state
 
 
 def _check(path: Path) -> dict[str, Any]:
-    """Returns the state. Raises ValueError where bytes are not what was written."""
     state = _read_state(path)
-    check_files(path, [(entry["file"], entry["sha256"]) for entry in _files(state)])
+    for entry in _array_files(state):
+        if file_sha256(path / entry["file"]) != entry["sha256"]:
+            raise ValueError(f"{entry['file']} does not have the recorded SHA-256")
     return state
 
 
@@ -335,5 +418,5 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _files(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _array_files(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return state.get("worker_files") or [{"file": ARRAYS, "sha256": state["arrays_sha256"]}]

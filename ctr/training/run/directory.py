@@ -53,15 +53,7 @@ from ctr.io.files import (
 )
 from ctr.io.locks import hold
 from ctr.io.paths import check_local
-from ctr.io.versions import (
-    DELTA_FILE,
-    FULL_FILE,
-    PARTIAL,
-    is_partial,
-    is_version,
-    version_number,
-    versions,
-)
+from ctr.io.versions import DELTA_FILE, FULL_FILE, PARTIAL, is_partial, is_version, version_number, versions
 from ctr.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -69,7 +61,7 @@ if TYPE_CHECKING:
 
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
-_CONSTRAINT_STATES = "constraint_states"
+CONSTRAINT_STATES = "constraint_states"
 
 _MOST_SETTINGS = 3
 """Of so many keys that differ an error shows the settings that give the earlier values."""
@@ -82,11 +74,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def only_process(run_dir: Path) -> Iterator[None]:
-    """Holds the run directory for this process, until the block ends or the process dies.
-
-    Raises:
-        InputError: another process is training in it.
-    """
+    """Holds the run directory until the block ends or the process dies. Raises InputError where another one does."""
     (run_dir / ".lock").touch()
     with hold(run_dir / ".lock", f"{run_dir}: another process is training in this run directory"):
         yield
@@ -96,21 +84,16 @@ def only_process(run_dir: Path) -> Iterator[None]:
 def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
-    """Begins a run directory, or checks that it can go on under all of these; holds it until the block ends.
-
-    Of several workers the first one does so.
-
-    Raises:
-        InputError: it was begun under another configuration, on other features or in another environment, or another
-            process is training in it.
-    """
+    """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block."""
     with ExitStack() as held:
-        workers.once(lambda: held.enter_context(_held(run_dir, config, schema, environment)))
+        workers.once(lambda: held.enter_context(_begun_and_held(run_dir, config, schema, environment)))
         yield
 
 
 @contextmanager
-def _held(run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]) -> Iterator[None]:
+def _begun_and_held(
+    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]
+) -> Iterator[None]:
     # First the features: of others, widths differ too.
     check_run_folder(run_dir)
     check_schema(run_dir, schema)
@@ -122,12 +105,7 @@ def _held(run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[
 
 
 def adopt_config(run_dir: Path, config: TrainConfig) -> None:
-    """Writes config.yaml, or checks that the run was begun under the same configuration.
-
-    Raises:
-        InputError: it was begun under another one (the keys that differ are named), or ``run_dir`` is
-            something else than a run directory.
-    """
+    """Writes config.yaml, or checks that the run was begun under the same configuration; see ``check_config``."""
     check_config(run_dir, config)
     path = run_dir / "config.yaml"
     if not path.exists() and not create_exclusively(path, dump_yaml(config).encode()):
@@ -135,11 +113,7 @@ def adopt_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def check_config(run_dir: Path, config: TrainConfig) -> None:
-    """Checks that ``run_dir`` can be, or is, the directory of a run under a configuration; changes nothing.
-
-    Raises:
-        InputError: see ``adopt_config``.
-    """
+    """Raises InputError where ``run_dir`` was begun under another configuration, or is something else."""
     check_run_folder(run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
@@ -155,7 +129,7 @@ def check_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -> str:
-    """The settings of ``ctr train`` that give the earlier configuration again; where they are many, its file."""
+    """Returns the settings of ``ctr train`` that give the earlier configuration; where they are many, its file."""
     changed = changed_values(before, now)
     if len(changed) > _MOST_SETTINGS or any("." in key for keys in changed for key in keys):
         return f"--config {path}"
@@ -164,10 +138,10 @@ def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -
 
 def check_run_folder(run_dir: Path) -> None:
     """Raises InputError where ``run_dir`` is something else than a run directory, an empty one, or none."""
-    check_output_folder(run_dir, "a run directory", _is_begun)
+    check_output_folder(run_dir, "a run directory", _is_run_or_new)
 
 
-def _is_begun(folder: Path) -> bool:
+def _is_run_or_new(folder: Path) -> bool:
     # The logs of workers are there before the first of them begins the run.
     others = [
         path for path in folder.iterdir() if path.name not in (WORKERS, ".lock") and not is_temporary(path)
@@ -182,8 +156,8 @@ _OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
 
-    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers, or
-    of chips of one kind, does, which is known and allowed; then there may be more or fewer threads and processors, too.
+    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers, or of
+    chips of one kind, does, which is known and allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -209,7 +183,6 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
 
 
 def _by_kind_of_chip(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment whose ``device`` is one without the number of chips, which is there by itself."""
     device = environment.get("device")
     return dict(environment) | ({"device": device.partition(":")[0]} if isinstance(device, str) else {})
 
@@ -232,7 +205,7 @@ def check_schema(run_dir: Path, schema: Schema) -> None:
 
 
 def read_warm_start(run_dir: Path) -> dict[str, Any] | None:
-    """What a run began with, the content of init_from.json; None if it began with nothing."""
+    """Reads init_from.json, what a run began with; None if it began with nothing."""
     path = run_dir / INIT_FROM
     return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
 
@@ -247,13 +220,13 @@ def refuse_without_checkpoint(run_dir: Path) -> None:
 
 
 def read_run_schema(run_dir: Path) -> Schema:
-    """The features of a run's log. Raises InputError when the file is missing, malformed or changed by hand."""
+    """Reads the features of a run's log. Raises InputError when the file is missing, malformed or changed by hand."""
     path = run_dir / "schema.json"
     return read_schema_file(path, f"{path}: no such file")
 
 
 def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
-    """The configuration and the features of a run. Raises InputError where ``run_dir`` is no run directory."""
+    """Reads configuration and features of a run. Raises InputError where ``run_dir`` is no run directory."""
     if not run_dir.is_dir():
         check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
@@ -261,34 +234,19 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Deletes what writes of results that were interrupted left. Nobody else may be writing there."""
-    for folder in (run_dir, run_dir / _CONSTRAINT_STATES):
+    """Deletes what interrupted writes of results left. Nobody else may be writing there."""
+    for folder in (run_dir, run_dir / CONSTRAINT_STATES):
         remove_temporaries(folder)
 
 
-def write_metric_states(
-    run_dir: Path, arrays: dict[str, np.ndarray], constraint_log: str | None = None
-) -> None:
-    """Writes the states of the metrics over the whole run, of its log or of a constraint log."""
-    name = "metric_states.npz" if constraint_log is None else f"{_CONSTRAINT_STATES}/{constraint_log}.npz"
-    make_folder((run_dir / name).parent)
-    write_atomic(run_dir / name, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
-
-
-def write_default_slices(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes the slices of a run that names none (``results.default_slices``); without any there is no file."""
-    path = run_dir / "default_slices.npz"
+def write_archive(run_dir: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
+    """Writes an archive of a run, such as ``timeline``; where a run has none of these arrays, there is no file."""
+    path = run_dir / f"{name}.npz"
     if arrays:
+        make_folder(path.parent)
         write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
     else:
         path.unlink(missing_ok=True)
-
-
-def write_timeline(run_dir: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes the windows of the pass (``ctr.eval.timeline``)."""
-    write_atomic(
-        run_dir / "timeline.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
-    )
 
 
 # RUN/exports, or another folder of exported models, a folder each under its position: who may write, how one vanishes.
@@ -310,15 +268,7 @@ def _holds_models(folder: Path) -> bool:
 
 @contextmanager
 def only_publisher(out: Path, wait: bool) -> Iterator[None]:
-    """Holds a folder of models for this process, and clears away what an interrupted one left half there.
-
-    Args:
-        out: the folder, which is there.
-        wait: until no other process holds it.
-
-    Raises:
-        InputError: another process holds it, and this one does not wait.
-    """
+    """Holds a folder of models, and clears away what is half there. Raises InputError: another one holds it."""
     (out / ".lock").touch()
     with hold(out / ".lock", "" if wait else f"{out}: another process is exporting to this directory"):
         for leftover in out.glob(f"*{PARTIAL}"):

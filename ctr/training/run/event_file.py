@@ -1,12 +1,12 @@
-"""The windows of a run as TensorBoard shows them: metrics, configuration, hyperparameters, histograms.
+"""TensorBoard events of a run: metrics, configuration, hyperparameters, histograms.
 
 ::
 
     RUN/tensorboard/            metrics of the pass so far, optimizer, throughput, configuration, histograms
     RUN/tensorboard/window/     the same metrics of each window alone: the same tags, so that they share a chart
 
-All of it is made from metrics.jsonl, but for histograms and for the times of the wall clock, which a run that is
-resumed takes from the files that are there.
+All of it is made from metrics.jsonl, but for histograms and the times of the wall clock, which a run that is resumed
+takes from the files that are there.
 """
 
 import itertools
@@ -74,20 +74,15 @@ _numbers = itertools.count()
 
 
 class EventFiles:
-    """The events of a run, written anew whenever it begins or goes on: the earlier ones are deleted then."""
+    """Events of a run, written anew whenever it begins or goes on. What writes raises OSError where the disk fails."""
 
     def __init__(self, folder: Path, totals: tf.io.TFRecordWriter, windows: tf.io.TFRecordWriter) -> None:
-        """Appends to opened files in ``folder``: of the pass so far, and of each window alone."""
         self._folder, self._totals, self._windows = folder, totals, windows
         self._first_time: int | None = None
 
     @classmethod
     def open(cls, folder: Path, lines: Path, config: TrainConfig) -> Self:
-        """Writes the events of all ``lines`` into ``folder``, where nothing but earlier events is deleted.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Writes the events of all ``lines`` into ``folder``, where nothing but earlier events is deleted."""
         old = [
             path
             for part in (folder, folder / "window")
@@ -109,7 +104,8 @@ class EventFiles:
         run = folder.parent.resolve()
         # Each run is a trial of its own, also beside another one of the same configuration.
         hparams = hparams_pb(_flat(config), f"{run.name} ({run})", begun)
-        for summary in (_config_text(config), hparams):
+        text = "".join(f"    {line}\n" for line in dump_yaml(config).splitlines())
+        for summary in (text_pb("config", text), hparams):
             events._write(events._totals, Event(wall_time=begun, step=0, summary=summary))
         for line in map(json.loads, lines.read_bytes().splitlines()):
             events._add(line, times.get(line["examples"], time.time()))
@@ -121,11 +117,6 @@ class EventFiles:
         return events
 
     def append(self, line: dict[str, Any], histograms: Mapping[str, np.ndarray] | None = None) -> None:
-        """Adds the events of one line, and histograms of arrays by their tags.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
         now = time.time()
         self._add(line, now)
         parts = [histogram_pb(tag, array[np.isfinite(array)]) for tag, array in (histograms or {}).items()]
@@ -134,7 +125,6 @@ class EventFiles:
         self._flush()
 
     def end(self, learned: bool) -> None:
-        """Notes that the run has passed its log, and whether it succeeded."""
         status = api_pb2.STATUS_SUCCESS if learned else api_pb2.STATUS_FAILURE
         # With TensorFlow loaded it is of TensorFlow's own class.
         summary = Summary.FromString(session_end_pb(status).SerializeToString())
@@ -142,7 +132,6 @@ class EventFiles:
         self._flush()
 
     def close(self) -> None:
-        """Closes the files."""
         with written_by_tensorflow(self._folder):
             self._totals.close()
             self._windows.close()
@@ -182,7 +171,7 @@ def _new_file(folder: Path) -> tf.io.TFRecordWriter:
 
 
 def _read(path: Path) -> Iterator[Event]:
-    """The events with a summary in a file, up to where it is damaged."""
+    """Yields the events with a summary in a file, up to where it is damaged."""
     try:
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = Event.FromString(record)
@@ -202,7 +191,6 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a line says beside the metrics, by tag."""
     for name, value in line.items():
         if name in _TAGS:
             yield _TAGS[name], value
@@ -216,7 +204,7 @@ def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _id_tags(ids: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Those of all features together, and below the name of each count those of each feature."""
+    """Yields tags of all features together, and below the name of each count those of each feature."""
     for feature, counts in (("", ids), *ids["features"].items()):
         values = {**counts, "occupied_share": counts["occupancy"] / counts["capacity"]}
         for name, value in values.items():
@@ -230,13 +218,8 @@ def _is_shown(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value) and abs(value) <= _LARGEST
 
 
-def _config_text(config: TrainConfig) -> Summary:
-    """The configuration as Markdown."""
-    return text_pb("config", "".join(f"    {line}\n" for line in dump_yaml(config).splitlines()))
-
-
 def _flat(config: TrainConfig) -> dict[str, bool | int | float | str]:
-    """The configuration as hyperparameters: those that are neither numbers nor words as JSON."""
+    """Returns the configuration as hyperparameters: those that are neither numbers nor words as JSON."""
 
     def entries(prefix: str, value: Any) -> Iterator[tuple[str, bool | int | float | str]]:
         if isinstance(value, dict):

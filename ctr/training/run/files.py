@@ -1,7 +1,4 @@
-"""The files of a run that grow with it, and the thread that writes the large ones; of several workers the first writes.
-
-On a resume, and when a run goes back, they are cut back to where they were at the checkpoint.
-"""
+"""Files of a run that grow with it, and the thread that writes the large ones; of several workers the first writes."""
 
 import contextlib
 import json
@@ -23,8 +20,8 @@ from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint, rollback
-from ctr.training.run.array_files import Share, Wanted
-from ctr.training.run.directory import refuse_without_checkpoint, remove_leftovers
+from ctr.training.run.checkpoint import Share, Wanted
+from ctr.training.run.directory import refuse_without_checkpoint
 from ctr.training.run.event_file import EventFiles
 from ctr.training.run.predictions import PredictionWriter
 from ctr.workers.collectives import ALONE, Workers
@@ -44,14 +41,9 @@ def _give_way() -> None:
 
 
 class Background:
-    """Jobs in a thread of their own.
-
-    A job that fails fails the run: nothing that was given later is begun, and every call from then on raises what it
-    raised.
-    """
+    """Jobs in a thread of their own. After one that fails none is begun, and every call raises what it raised."""
 
     def __init__(self, name: str) -> None:
-        """Starts no thread yet. ``name``: the thread's."""
         self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)
         self._jobs: deque[Future[None]] = deque()
         self._error: BaseException | None = None
@@ -95,16 +87,11 @@ class GrowingFile:
     """A file of JSON lines whose length at a checkpoint is known, so that a resume can cut it back."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
-        """Appends to an opened file."""
         self._path, self._file = path, file
 
     @classmethod
     def open(cls, path: Path, length: int) -> Self:
-        """Opens a file, or creates it, and cuts off what lies behind ``length`` bytes.
-
-        Raises:
-            InputError: the file is shorter than it was at the checkpoint.
-        """
+        """Opens or creates a file, and cuts off what lies behind ``length`` bytes. Raises InputError: it is shorter."""
         found = path.stat().st_size if path.exists() else 0
         if found < length:
             raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines were lost")
@@ -116,27 +103,23 @@ class GrowingFile:
         return cls(path, file)
 
     def append(self, content: dict[str, Any]) -> None:
-        """Adds one line."""
         with naming(self._path):
             write_all(self._file, (json.dumps(content, allow_nan=False) + "\n").encode())
 
     @property
     def length(self) -> int:
-        """In bytes."""
         return self._file.tell()
 
     def sync(self) -> None:
-        """Makes all lines durable."""
         with naming(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
 def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any]]:
-    """One entry for each faulty row of a batch; ``log`` names the constraint log that it is from, if any."""
+    """Describes each faulty row of a batch; ``log`` names the constraint log that it is from, if any."""
     rejects = batch.rejects
     origin = {} if log is None else {"log": log}
     return [
@@ -157,58 +140,30 @@ class Unwritten:
 
     length = 0
 
-    def append(self, *content: object) -> None:
-        """Writes nothing."""
+    def append(self, *content: object) -> None: ...
 
-    def sync(self) -> None:
-        """Does nothing."""
+    def sync(self) -> None: ...
 
-    def end(self, succeeded: bool) -> None:
-        """Writes nothing."""
+    def end(self, succeeded: bool) -> None: ...
 
 
 class RunFiles:
-    """The growing files of a run; of several workers the first one writes them.
+    """The growing files of a run; of several workers the first one writes them."""
 
-    Attributes:
-        background: what is written while the run goes on; what fails there is raised by its next call.
-        metrics: one line a window.
-        events: the same for TensorBoard.
-        rejects: rows that could not be used.
-        predictions: None where the run does not record them.
-    """
-
-    metrics: GrowingFile | Unwritten
-    events: EventFiles | Unwritten
-    rejects: GrowingFile | Unwritten
+    metrics: GrowingFile | Unwritten  # one line a window
+    events: EventFiles | Unwritten  # the same for TensorBoard
+    rejects: GrowingFile | Unwritten  # rows that could not be used
     predictions: PredictionWriter | None = None
 
     def __init__(self, run_dir: Path, config: TrainConfig, workers: Workers = ALONE) -> None:
-        """Touches nothing yet."""
         self._run_dir, self._config, self._workers = run_dir, config, workers
         self._checkpoints = run_dir / "checkpoints"
-        self.background = Background("run-files")
+        self.background = Background("run-files")  # what fails there is raised by its next call
         self._opened = ExitStack()
         self._closing = threading.Event()
 
-    @property
-    def are_written(self) -> bool:
-        """Whether this process writes them."""
-        return self._workers.is_chief
-
-    def remove_leftovers(self) -> None:
-        """Deletes what an interrupted process left half written."""
-        self._workers.once(lambda: remove_leftovers(self._run_dir))
-
     def newest_checkpoint(self, wanted: Wanted) -> Checkpoint | None:
-        """The newest checkpoint; of several workers the one that the first found to be sound.
-
-        Args:
-            wanted: which part of an array one of several workers needs.
-
-        Raises:
-            InputError: all checkpoints are damaged, or there must be one.
-        """
+        """Reads the newest sound checkpoint. Raises InputError where all are damaged, or there must be one."""
         if self._workers.size == 1:
             saved = checkpoint.restore_newest(self._checkpoints)
             if saved is not None:
@@ -220,17 +175,8 @@ class RunFiles:
         return None
 
     def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int = -1) -> None:
-        """Opens the files where they stood at a checkpoint, and deletes what was written after it.
-
-        Args:
-            lengths: of ``metrics`` and ``rejects``, in bytes.
-            prediction_parts: names of the files with predictions.
-            sound: the position of the checkpoint that a rollback would go back to.
-
-        Raises:
-            InputError: files are missing or shorter.
-        """
-        if not self.are_written:
+        """Opens files where they stood at a checkpoint, and cuts off the rest. Raises InputError: one is shorter."""
+        if not self._workers.is_chief:
             self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
         self._workers.once(lambda: self._open(lengths, prediction_parts, sound))
 
@@ -248,8 +194,6 @@ class RunFiles:
         self.events = keep_open(closing(EventFiles.open(run_dir / "tensorboard", lines, self._config)))
 
     def go_back(self, examples: int, rollbacks: Sequence[rollback.Rollback]) -> None:
-        """Deletes what was published of positions after ``examples``, and writes the rollbacks with the new one."""
-
         def write() -> None:
             rollback.drop_after(self._run_dir, examples)
             rollback.write_rollbacks(self._run_dir, rollbacks)
@@ -265,10 +209,6 @@ class RunFiles:
             "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
         }
 
-    def begin_checkpoint(self, examples: int) -> None:
-        """Makes the folder in which several workers are going to write the checkpoint of a position."""
-        self._workers.once(lambda: checkpoint.begin(self._checkpoints, examples))
-
     def write_checkpoint(
         self,
         examples: int,
@@ -277,8 +217,6 @@ class RunFiles:
         sound: tuple[int, int],
         share: Share | None = None,
     ) -> None:
-        """Has a checkpoint of position ``examples`` written; for the arguments see ``checkpoint.save``."""
-
         def write() -> None:
             self.metrics.sync()
             self.rejects.sync()

@@ -1,4 +1,4 @@
-"""Which ids a pass has met: what a report says of the health of the data.
+"""Ids that a pass has met: what a report says of the health of the data.
 
 The reading thread finds a batch's distinct ids anyway; here it is only noted, table by table, which of them are new.
 How often each occurs is counted in every eighth batch, which is enough for the most frequent ones. Rows of constraint
@@ -8,6 +8,7 @@ Of ids that grow the maps say more: new ones are those that were admitted, and e
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +19,135 @@ from ctr.data.schema import MISSING_ID, Schema
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.models.rows import TableLayout
 from ctr.training.feed import Feed
-from ctr.training.ids.id_map import IdMap
+from ctr.training.ids.id_map import IdMap, live_ids
 from ctr.training.run.directory import write_json
-from ctr.training.run.id_slots import TOP_IDS, IdSlots, UsedIds
 from ctr.training.tables.plan import TablePlan
+from ctr.workers.group import gather_uneven
 
 _ROWS, _MISSING, _VALUES, _NEW = range(4)
 _COUNTED_EVERY = 8
-_ADMITTED = SLOT_COUNTS.index("admitted")
+
+TOP_IDS = 10
+
+_NAMED = 3
+_LEVELS = 2
+
+
+@dataclass(frozen=True)
+class UsedIds:
+    """How many ids of a feature have a slot, and the most used of them."""
+
+    count: int
+    fingerprints: np.ndarray  # int64 [at most ``TOP_IDS``], the most used one first
+    uses: np.ndarray  # int64, their occurrences since they got their slot
+
+
+class IdSlots:
+    """The slots of the features whose ids grow, window by window."""
+
+    def __init__(
+        self, layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap], growing: Sequence[str]
+    ) -> None:
+        self._layouts, self._maps = tuple(layouts), id_maps
+        placed = {feature.name for number in id_maps for feature in self._layouts[number].growing}
+        # Of ``growing`` those that have a table.
+        self.features = tuple(name for name in growing if name in placed)
+        self.before = self._counts()  # int64 [F, 7], `SLOT_COUNTS` until the last window ended
+
+    def _counts(self) -> np.ndarray:
+        counters = {
+            name: counts for id_map in self._maps.values() for name, counts in id_map.counters().items()
+        }
+        rows = [[getattr(counters[name], count) for count in SLOT_COUNTS] for name in self.features]
+        return np.array(rows, np.int64).reshape(-1, len(SLOT_COUNTS))
+
+    def close_window(self) -> dict[str, list[int]]:
+        """Returns `SLOT_COUNTS` by feature: the first two at its end, the others in the window; begins the next one."""
+        now = self._counts()
+        window = now - self.before
+        window[:, :_LEVELS] = now[:, :_LEVELS]
+        self.before = now
+        return dict(zip(self.features, window.tolist(), strict=True))
+
+    def most_used(self) -> dict[str, UsedIds]:
+        """Returns by feature its number of ids with a slot and the most used ones; all workers have to call it."""
+        found = {}
+        for number, id_map in self._maps.items():
+            counters = id_map.counters()
+            for name, ids in live_ids(self._layouts, {number: id_map}).items():
+                own = _most_used(ids.fingerprints, ids.uses)
+                prints, uses = (
+                    gather_uneven(id_map.group, part[own]) for part in (ids.fingerprints, ids.uses)
+                )
+                order = _most_used(prints, uses)
+                found[name] = UsedIds(counters[name].occupancy, prints[order], uses[order])
+        return found
+
+
+def _most_used(fingerprints: np.ndarray, uses: np.ndarray) -> np.ndarray:
+    """Returns the positions of the most used ids; of equal ones those with the lowest fingerprints."""
+    return np.lexsort((fingerprints, -uses))[:TOP_IDS]
+
+
+def slots_content(slots: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """What a line of metrics and a summary say of the slots: of all features together, and of each."""
+    total = {name: sum(counts[name] for counts in slots.values()) for name in SLOT_COUNTS}
+    return {
+        **_slot_numbers(total),
+        "features": {feature: _slot_numbers(counts) for feature, counts in slots.items()},
+    }
+
+
+def _slot_numbers(counts: Mapping[str, int]) -> dict[str, int | float | None]:
+    shown: dict[str, int | float | None] = {
+        name: counts[name] for name in ("occupancy", "capacity", "admitted", "evicted", "refused")
+    }
+    occurrences = counts["occurrences"]
+    shown["shared_share"] = counts["shared"] / occurrences if occurrences else None
+    return shown
+
+
+def slots_of_pass(timeline: Timeline) -> dict[str, Any]:
+    """What a summary says of the slots, ``ids``; empty where no ids grow."""
+    slots = {feature: timeline.slot_total(feature) for feature in timeline.slots}
+    return {"ids": slots_content(slots)} if slots else {}
+
+
+def refusal_text(timeline: Timeline) -> str | None:
+    """A warning where features were full and had to leave ids on shared rows; None where none was."""
+    totals = {feature: timeline.slot_total(feature) for feature in timeline.slots}
+    full = {feature: counts for feature, counts in totals.items() if counts["refused"]}
+    if not full:
+        return None
+    worst = sorted(full, key=lambda feature: (-full[feature]["refused"], feature))
+    parts = [
+        f"{feature} ({full[feature]['capacity']:,} ids; "
+        f"{full[feature]['refused'] / full[feature]['occurrences']:.1%} of its occurrences were of others)"
+        for feature in worst[:_NAMED]
+    ]
+    more = f" and {len(worst) - _NAMED} more" if len(worst) > _NAMED else ""
+    return (
+        f"no room was left for ids of {', '.join(parts)}{more}, which then shared rows: raise ids.capacity, or "
+        f"ids.capacities.{worst[0]}, or let old ids go with ids.eviction.policy"
+    )
 
 
 class IdCounts:
-    """The ids of each feature that occurred, and how often.
-
-    Attributes:
-        seen: for each table bool [rows]: whether the id occurred.
-        counted: for each table uint32 [rows]: how often it did in every eighth batch.
-        features: those that the model has, in the order of the schema.
-        window: for each of them, int64 [F, 4] since the window began: rows, rows without a value, values, and values
-            whose id was in no batch before.
-        batches: int64 [1], batches so far.
-        slots: of the features whose ids grow.
-    """
+    """The ids of each feature that occurred, and how often."""
 
     def __init__(
         self, layouts: Sequence[TableLayout], schema: Schema, id_maps: Mapping[int, IdMap] | None = None
     ) -> None:
-        """Start empty. ``id_maps``: of the tables in which ids grow."""
         self.layouts = tuple(layouts)
-        self.slots = IdSlots(self.layouts, id_maps or {}, schema.growing)
+        self.slots = IdSlots(self.layouts, id_maps or {}, schema.growing)  # of the features whose ids grow
         there = {feature.name for layout in self.layouts for feature in layout.features}
         self.features = tuple(feature.name for feature in schema.features if feature.name in there)
+        # By table, bool [rows].
         self.seen = {layout.name: np.zeros(layout.rows, np.bool_) for layout in self.layouts}
+        # By table, uint32 [rows]: occurrences in every eighth batch.
         self.counted = {layout.name: np.zeros(layout.rows, np.uint32) for layout in self.layouts}
         self.window = np.zeros((len(self.features), 4), np.int64)
-        self.batches = np.zeros(1, np.int64)
+        self.batches = np.zeros(1, np.int64)  # so far
         # Of each table: where the rows of its features begin and, as the last one, end; and which features they are.
         self._bounds = [np.cumsum([0, *(f.buckets for f in layout.features)]) for layout in self.layouts]
         self._places = [
@@ -70,7 +165,6 @@ class IdCounts:
         self._multivalent = [(self.features.index(f), f) for f in schema.multivalent if f in there]
 
     def update(self, feed: Feed) -> None:
-        """Add a batch that was read."""
         parts = [feed.batch.rows, *(one.rows for one in feed.constraint_batches if one is not None)]
         rows = sum(map(len, parts))
         if not rows:
@@ -110,16 +204,15 @@ class IdCounts:
                 self.window[place, _VALUES] += len(values)
 
     def close_window(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-        """The counts of the window that ends here, by feature, and those of slots; the next one begins."""
+        """Returns the counts of the window that ends here, by feature, and those of slots; begins the next one."""
         slots = self.slots.close_window()
         for name, counts in slots.items():
-            self.window[self.features.index(name), _NEW] = counts[_ADMITTED]
+            self.window[self.features.index(name), _NEW] = counts[SLOT_COUNTS.index("admitted")]
         ids = dict(zip(self.features, self.window.tolist(), strict=True))
         self.window[:] = 0
         return ids, slots
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """The state as plain arrays, not copied; ``restore`` takes it back."""
         return {
             "window": self.window,
             "batches": self.batches,
@@ -129,11 +222,6 @@ class IdCounts:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from what ``to_arrays`` gave.
-
-        Raises:
-            KeyError: an array is missing.
-        """
         for name, own in self.to_arrays().items():
             own[...] = arrays[name]
 
@@ -149,7 +237,7 @@ class IdCounts:
 
 
 def _fixed_rows(layout: TableLayout, plan: TablePlan) -> tuple[np.ndarray, np.ndarray]:
-    """The fixed rows of a table that a batch needs, sorted, and how often it refers to each of them."""
+    """Returns the fixed rows of a table that a batch needs, sorted, and how often it refers to each of them."""
     ids, counts = plan.distinct[: plan.distinct_count], plan.counts
     if layout.growing:
         fixed = np.flatnonzero((ids >= 0) & (ids < layout.rows))
@@ -168,13 +256,9 @@ def write_data_health(
     log: Path,
     grown: Mapping[str, UsedIds],
 ) -> None:
-    """Writes data_health.json: what a report says of the features' ids.
+    """Writes data_health.json: what a report says of the features' ids, and of those that ``slices`` show.
 
-    Args:
-        slices: ``calibration_slices`` of summary.json, whose ids are named.
-        families: for slices of bias constraints, by the name of the family there, what each one holds.
-        log: where the values of ids are, if they were kept.
-        grown: by feature whose ids grow the most used of them.
+    ``families``: by name what the slices of each family of bias constraints hold; ``log``: where values may be.
     """
     features = [
         _grown(feature.name, grown[feature.name], timeline)
@@ -215,7 +299,6 @@ def write_data_health(
 
 
 def _counted(counts: IdCounts, name: str, schema: Schema, timeline: Timeline) -> dict[str, Any]:
-    """What was counted of a feature with ``buckets``."""
     seen, counted = (array.copy() for array in counts.occurrences(name))
     if name in schema.single_valued:
         seen[MISSING_ID], counted[MISSING_ID] = False, 0
@@ -230,7 +313,6 @@ def _counted(counts: IdCounts, name: str, schema: Schema, timeline: Timeline) ->
 
 
 def _grown(name: str, ids: UsedIds, timeline: Timeline) -> dict[str, Any]:
-    """What the map of a feature whose ids grow says of it."""
     slots = timeline.slot_total(name)
     top = zip(ids.fingerprints.tolist(), ids.uses.tolist(), strict=True)
     return {

@@ -1,4 +1,4 @@
-"""What a run has measured: the window that it is in, all windows before, and each of them over time."""
+"""Metrics of a run: of the window that it is in, of all windows before, and of each of them over time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,12 @@ import numpy as np
 from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.timeline import Timeline
-from ctr.objective.bias_constraints import Family
+from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.objective.slice_names import slice_names
 from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
-from ctr.training.run.id_counts import IdCounts
-from ctr.training.run.id_slots import by_count, slots_content
+from ctr.training.run.id_counts import IdCounts, slots_content
 from ctr.training.state import TrainState
 
 # Of larger families of slices a line of metrics has the extremes of the duals only,
@@ -31,63 +29,50 @@ _SHARE_BEFORE = 16
 
 
 class RunMetrics:
-    """The metrics of a run.
-
-    Attributes:
-        window: of the window that the pass is in.
-        total: of all windows before it.
-        timeline: the sums of these windows, one by one.
-        ids: the ids that the pass has met.
-        constraint_logs: by name the metrics of all rows of a constraint log so far.
-        window_times: query times, in microseconds, of the first and the last row of the window.
-    """
+    """The metrics of a run."""
 
     def __init__(
         self, config: TrainConfig, schema: Schema, state: TrainState, constraint_logs: Sequence[str]
     ) -> None:
-        """Begins with nothing measured. ``constraint_logs``: their names."""
         self._config, self._families = config, state.families
         self._slice_columns = {name: schema.single_valued.index(name) for name in config.metrics.slices}
         own = [*config.metrics.slices, *self._measured_families(0)]
         self.window, self.total = ProgressiveMetrics(own), ProgressiveMetrics(own)
         self.constraint_logs = {
-            name: ProgressiveMetrics(self._measured_families(source))
+            name: ProgressiveMetrics(list(self._measured_families(source)))
             for source, name in enumerate(constraint_logs, 1)
         }
-        self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)
+        self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)  # the ids that the pass has met
+        # The sums of all windows, one by one.
         self.timeline = Timeline(self.ids.features, self.ids.slots.features)
-        self.window_times = [0, 0]
+        self.window_times = [0, 0]  # query times, in microseconds, of the window's first and last row
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
         self._running: dict[str, Any] = {}
         self._running_calls = 0
 
-    def _measured_families(self, source: int) -> list[str]:
-        """The names of the families of constraints about the ``source``-th log, as slices of its metrics."""
-        return [_slices_name(family) for family in self._families if _is_measured(family, source)]
-
-    def family_slices(self) -> dict[str, list[str]]:
-        """What the slices of each family of constraints that the metrics have hold, by the family's name there."""
-        constraints = self._config.objective.bias_constraints
-        given = () if constraints is None else constraints.families
+    def _measured_families(self, source: int) -> dict[str, int]:
+        """Returns the numbers of the families whose slices a log's metrics have, by names that no feature has."""
         return {
-            _slices_name(family): slice_names(one, family)
-            for one, family in zip(given, self._families, strict=True)
-            if _is_measured(family, 0)
+            f"constraint:{family.name}": number
+            for number, family in enumerate(self._families)
+            if family.source == source and family.slices <= SLICES_MEASURED
         }
 
-    def update(self, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
-        """Adds rows of the log with their predictions to the window.
+    def family_slices(self) -> dict[str, list[str]]:
+        """Returns what the slices of each measured family of constraints hold, by the family's name in the metrics."""
+        constraints = self._config.objective.bias_constraints
+        given = () if constraints is None else constraints.families
+        measured = self._measured_families(0).items()
+        return {name: slice_names(given[number], self._families[number]) for name, number in measured}
 
-        Args:
-            logit: float32 [N], finite.
-            slices: for each family of constraints int32 [N].
-        """
+    def update(self, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
+        """Adds rows of the log to the window: finite logits, float32 [N], and by family the slices, int32 [N]."""
         if not self.window.traffic.examples:
             self.window_times[0] = int(rows.query_time[0])
         self.window_times[1] = int(rows.query_time[-1])
         ids = {name: rows.ids[:, column] for name, column in self._slice_columns.items()}
-        ids |= self._measured_slices(0, slices)
+        ids |= {name: slices[number] for name, number in self._measured_families(0).items()}
         self.window.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
 
     def update_constraint_log(
@@ -95,15 +80,8 @@ class RunMetrics:
     ) -> None:
         """Adds rows of a constraint log, the ``source``-th from 1 on; for the arguments see ``update``."""
         metrics = list(self.constraint_logs.values())[source - 1]
-        ids = self._measured_slices(source, slices)
+        ids = {name: slices[number] for name, number in self._measured_families(source).items()}
         metrics.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
-
-    def _measured_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        return {
-            _slices_name(family): index
-            for family, index in zip(self._families, slices, strict=True)
-            if _is_measured(family, source)
-        }
 
     def add_terms(self, terms: np.ndarray, rows: int) -> None:
         """Adds what each term of the loss, float32 [T], was in a step with so many rows."""
@@ -111,23 +89,13 @@ class RunMetrics:
         self._terms[-1] += rows
 
     def window_is_full(self) -> bool:
-        """Whether the window has as many examples as it should."""
         examples = self._config.metrics.window_examples
         if examples == "auto":
             examples = open_window(int(self.total.traffic.examples))
         return bool(self.window.traffic.examples >= examples)
 
     def close_window(self, examples: int) -> dict[str, Any]:
-        """Adds the window to the total and to the timeline, and begins the next one.
-
-        Args:
-            examples: the position of the run in its log.
-
-        Returns:
-            The metrics of the window; under ``terms`` the mean of each term of the loss per row of the steps in it,
-            empty without a step, under ``cumulative`` the metrics of the pass so far, and where ids grow under ``ids``
-            what became of them.
-        """
+        """Adds the window to the total and the timeline, begins the next one, and returns what its line says."""
         begin, end = self.window_times
         line = self.window.line()
         ids, slots = self.ids.close_window()
@@ -139,6 +107,7 @@ class RunMetrics:
         names = loss_terms(self._config.objective) if rows else ()
         terms = {name: float(one / rows) for name, one in zip(names, self._terms, strict=False)}
         self._terms[:] = 0
+        by_name = {feature: dict(zip(SLOT_COUNTS, counts, strict=True)) for feature, counts in slots.items()}
         return {
             "window_begin": begin,
             "window_end": end,
@@ -146,14 +115,13 @@ class RunMetrics:
             **line,
             "terms": terms,
             "cumulative": {name: total[name] for name in CUMULATIVE},
-            **({"ids": slots_content(by_count(slots))} if slots else {}),
+            **({"ids": slots_content(by_name)} if slots else {}),
         }
 
     def running(self, is_window_end: bool) -> dict[str, Any]:
         """Returns the metrics of the pass so far, computed anew so seldom that they cost nothing.
 
-        After each of the first batches, later after every eighth one; AUC, which takes thirty times as long, after
-        1, 2, 4, 8 ... of them, and with each window.
+        AUC, which takes thirty times as long, after 1, 2, 4, 8 ... batches, and with each window.
         """
         self._running_calls += 1
         calls = self._running_calls
@@ -163,7 +131,6 @@ class RunMetrics:
         return dict(self._running)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the state as plain arrays, not copied; ``restore`` takes them."""
         groups: dict[str, Mapping[str, np.ndarray]] = {
             "total": self.total.to_arrays(),
             "window": self.window.to_arrays(),
@@ -206,16 +173,6 @@ def open_window(begin: int) -> int:
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
     """Replaces predictions (float32 [N]) that are not finite by what they would have been without a model."""
     return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
-
-
-def _is_measured(family: Family, source: int) -> bool:
-    """Whether the metrics of a log, the ``source``-th, have the calibration of a family's slices."""
-    return family.source == source and family.slices <= SLICES_MEASURED
-
-
-def _slices_name(family: Family) -> str:
-    # No feature has a colon in its name.
-    return f"constraint:{family.name}"
 
 
 def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:

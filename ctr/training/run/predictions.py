@@ -1,7 +1,4 @@
-"""A run's progressive predictions: their files, and what is published of them as a sidecar of the log.
-
-Each was made before the model learned from its example (FF 4.1.2), so that students and samples may take them.
-"""
+"""Progressive predictions of a run, made before the model learned from an example (FF 4.1.2), and their sidecar."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,11 +22,7 @@ PREDICTION_COLUMNS = (
 
 
 class PredictionWriter:
-    """Collects progressive predictions and writes them in Parquet files, the last one before each checkpoint.
-
-    Attributes:
-        parts: names of the files written, in the log's order.
-    """
+    """Collects progressive predictions, and has ``submit`` write them in Parquet files, at once or later, in order."""
 
     def __init__(
         self,
@@ -38,20 +31,15 @@ class PredictionWriter:
         part_rows: int = 1_000_000,
         submit: Callable[[Callable[[], None]], None] = lambda job: job(),
     ) -> None:
-        """Goes on after ``kept_parts``; ``submit`` has a file written, at once or later, in the order of the calls."""
         self._folder = folder
         self._submit = submit
         self._part_rows = part_rows
-        self.parts = list(kept_parts)
+        self.parts = list(kept_parts)  # names of the files written, in the log's order
         self._pending: list[dict[str, np.ndarray]] = []
         self._pending_rows = 0
 
     def open(self) -> Self:
-        """Makes the folder, and deletes all files in it but ``parts``.
-
-        Raises:
-            InputError: one of these is missing.
-        """
+        """Makes the folder, and deletes all files in it but ``parts``. Raises InputError: one of these is missing."""
         make_folder(self._folder)
         for path in self._folder.iterdir():
             if path.name not in self.parts:
@@ -62,7 +50,6 @@ class PredictionWriter:
         return self
 
     def add(self, batch: Batch, logit: np.ndarray) -> None:
-        """Takes the logits (float32 [N]) of a batch's good rows."""
         columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
         self._pending.append({**columns, "logit": logit})
         self._pending_rows += len(logit)
@@ -70,7 +57,6 @@ class PredictionWriter:
             self.flush(batch.end)
 
     def flush(self, end: int) -> None:
-        """Has what was collected up to position ``end`` of the log written."""
         if not self._pending:
             return
         path, parts = self._folder / f"{end:020d}.parquet", self._pending
@@ -86,21 +72,9 @@ def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) ->
 
 
 def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> dict[str, Any]:
-    """Publishes the sidecar ``name`` with the column ``logit``, float32, for the partitions that a run has passed.
+    """Publishes the sidecar ``name``, with ``logit``, float32, for the partitions within the first ``log_rows`` rows.
 
-    A row that the run did not score has NaN: a faulty one, or one outside its time range or sample.
-
-    Args:
-        log: the log that the run was trained on.
-        run_dir: its run directory, with predictions.
-        name: of the sidecar. What was recorded under it before must be the same.
-        log_rows: how many rows of the log the run has passed.
-
-    Returns:
-        ``sidecar``, and the numbers of ``rows`` and of those ``without_prediction``.
-
-    Raises:
-        InputError: the run has no predictions, or another one was recorded under this name.
+    Rows that the run did not score have NaN. Raises InputError: no predictions, or others of this name.
     """
     parts = sorted((run_dir / "predictions").glob("*.parquet"))
     if not parts:
@@ -139,8 +113,6 @@ def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> No
 
 
 class _Predictions:
-    """A run's predictions, partition by partition."""
-
     def __init__(self, parts: list[Path]) -> None:
         self._blocks = self._read(parts)
         self._block = next(self._blocks, None)
@@ -152,10 +124,7 @@ class _Predictions:
             yield {column: table.column(column).to_numpy() for column in table.column_names}
 
     def read_logits(self, partition: Manifest, example_id: np.ndarray) -> np.ndarray:
-        """Returns the logits, float32 [N], of a partition's examples in their order; NaN for those without.
-
-        Partitions are to be asked for in order.
-        """
+        """Returns the logits, float32 [N], of a partition's examples; NaN for those without. To be called in order."""
         logit = np.full(len(example_id), np.nan, np.float32)
         order = np.argsort(example_id, kind="stable")
         known = example_id[order]

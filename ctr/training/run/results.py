@@ -1,25 +1,29 @@
-"""What a run reports at its end: summary.json, whether it learned, and where its calibration differs most."""
+"""Results at the end of a run: summary.json, whether it learned, and where its calibration differs most."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctr.data.log import log_sha256
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.log import Manifest, log_sha256
+from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.sample_log import applied_samplings
+from ctr.data.schema import Schema
+from ctr.data.shards import read_shard, unpack_ids
+from ctr.eval.calibration import SliceCalibration
+from ctr.eval.intervals import student_t_quantile
+from ctr.eval.progressive import SLICES_SHOWN
+from ctr.eval.rows import scored_rows
+from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
-from ctr.training.run.default_slices import default_slices, heaviest_ids, slice_arrays
-from ctr.training.run.directory import (
-    write_default_slices,
-    write_json,
-    write_metric_states,
-    write_timeline,
-)
-from ctr.training.run.id_counts import write_data_health
-from ctr.training.run.id_slots import UsedIds, refusal_text, slots_of_pass
+from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
+from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
 from ctr.training.run.run import Run
@@ -38,8 +42,15 @@ TIMING = (
 )
 
 
+LARGEST_PASS = 200_000
+"""Rows of a log up to which its default slices are found: it is read once more."""
+_SHOWN = 3
+_MOST_VALUES = 200
+_PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
+
+
 def unlearned_text(run: Run) -> str:
-    """Returns how many rows were not trained on, as a share of all, and why."""
+    """Tells how many rows were not trained on, as a share of all, and why."""
     position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
     scored = int(run.metrics.total.traffic.examples + run.metrics.window.traffic.examples)
@@ -50,17 +61,11 @@ def unlearned_text(run: Run) -> str:
 
 
 def learning_failure(run: Run, fault: str | None = None) -> str | None:
-    """Why a run is to end with an error though it has finished its log; None: it learned.
+    """Tells in one line why a run is to end with an error though it has finished its log; None: it learned.
 
-    It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end. Where
-    only some rows were lost it does not fail: what remains is a model, and a warning names the share.
-
-    Args:
-        run: at the end of its log.
-        fault: what is wrong with its weights, if anything; see ``Run.weight_fault``.
-
-    Returns:
-        One line: the share of the rows, the cause, and the likely remedy.
+    It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end
+    (``fault``). Where only some rows were lost it does not fail: what remains is a model, and a warning names the
+    share.
     """
     position = run.position
     rates = ", ".join(
@@ -82,16 +87,12 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 
 
 def write_results(
-    inputs: Inputs,
-    run: Run,
-    failure: str | None,
-    timing: Mapping[str, float],
+    inputs: Inputs, run: Run, failure: str | None, timing: Mapping[str, float]
 ) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
-    Args:
-        failure: why the run ends with an error, if it does.
-        timing: ``Trainer.timing``; empty where nothing was left to pass: then the earlier timing stands.
+    ``failure``: why the run ends with an error; ``timing``: empty where nothing was left to pass, and the earlier
+    stands.
     """
     # Each worker keeps some of the ids that grow.
     grown = run.metrics.ids.slots.most_used()
@@ -111,15 +112,15 @@ def _write(
     }
     if failure is None:
         summary["calibration_warning"] = calibration_warning(summary, run.config)
-    write_metric_states(run_dir, metrics.total.to_arrays())
+    write_archive(run_dir, "metric_states", metrics.total.to_arrays())
     for name, constraint_log in metrics.constraint_logs.items():
-        write_metric_states(run_dir, constraint_log.to_arrays(), name)
+        write_archive(run_dir, f"{CONSTRAINT_STATES}/{name}", constraint_log.to_arrays())
     write_weight_spectra(run_dir, run.state)
-    write_timeline(run_dir, metrics.timeline.to_arrays())
+    write_archive(run_dir, "timeline", metrics.timeline.to_arrays())
     slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
     if not run.config.metrics.slices:
         found = default_slices(run_dir, log, inputs.log.manifests, run.schema)
-        write_default_slices(run_dir, slice_arrays(found))
+        write_archive(run_dir, "default_slices", slice_arrays(found))
         slices = {**slices, **heaviest_ids(found)}
     write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)
     write_json(summary_path, summary)
@@ -130,7 +131,8 @@ def _write(
 
 
 def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
-    position, metrics = run.position, run.metrics
+    position, metrics, sampling = run.position, run.metrics, inputs.config.sampling
+    only_kept = sampling is not None and sampling.score == "kept"
     return {
         **metrics.total.summary(),
         "last_window": last_window(metrics.timeline),
@@ -138,7 +140,8 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "batches": position.batches,
         "trained_examples": position.trained_examples,
         "trained_rows": position.trained_rows,
-        "per_query_auc_of_sample": _sampled_queries(inputs),
+        # PerQueryAUC of queries as a sample left them is no estimate of full traffic's.
+        "per_query_auc_of_sample": only_kept or bool(applied_samplings(inputs.log.path)),
         "skipped_steps": position.skipped_steps,
         "skipped_rows": position.skipped_rows,
         "skipped_ranges": position.skipped_ranges,
@@ -161,15 +164,8 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
     }
 
 
-def _sampled_queries(inputs: Inputs) -> bool:
-    """Whether PerQueryAUC is that of queries as a sample left them, which is not an estimate of full traffic's."""
-    sampling = inputs.config.sampling
-    only_kept = sampling is not None and sampling.score == "kept"
-    return only_kept or bool(applied_samplings(inputs.log.path))
-
-
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """A finished run that is asked for again has nothing left to time: its first timing stands, if any."""
+    """Reads the timing of a finished run that is asked for again: it has nothing left to time."""
     try:
         before = read_json_object(summary_path, "none")
     except InputError:
@@ -179,3 +175,76 @@ def timing_before(summary_path: Path) -> Mapping[str, float | None]:
 
 def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def default_slices(
+    run_dir: Path, log: Path, manifests: Sequence[Manifest], schema: Schema
+) -> dict[str, SliceCalibration]:
+    """Finds the three features whose slices differ most in calibration, the most different first.
+
+    At the end of a short pass the recorded predictions meet the ids of the log's rows again. Of the features with a
+    value a row and few values, those are kept whose slices are the furthest from calibrated, beyond chance:
+
+        score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
+
+    Empty where the pass is long, recorded no predictions, or its log cannot be read any more.
+    """
+    rows = sum(manifest.rows for manifest in manifests)
+    parts = prediction_parts(run_dir)
+    if not parts or not schema.single_valued or rows > LARGEST_PASS:
+        return {}
+    try:
+        tables = [read_predictions(part, _PREDICTIONS) for part in parts]
+        shards = [read_shard(log, entry, schema) for manifest in manifests for entry in manifest.shards]
+    except InputError:
+        return {}
+    columns = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in _PREDICTIONS}
+    ids, found = _ids_of(columns.pop("example_id"), shards, schema)
+    scored = scored_rows(*(columns[name][found] for name in ("label", "logit", "metric_weight", "query_id")))
+    states = {}
+    for place, name in enumerate(schema.single_valued):
+        if 2 <= len(np.unique(ids[:, place])) <= _MOST_VALUES:
+            state = SliceCalibration()
+            state.update(scored, ids[:, place].astype(np.int64))
+            states[name] = state
+    scores = {name: _score(state) for name, state in states.items()}
+    best = sorted(states, key=lambda name: -scores[name])[:_SHOWN]
+    return {name: states[name] for name in best}
+
+
+def heaviest_ids(states: Mapping[str, SliceCalibration]) -> dict[str, dict[str, Any]]:
+    """The ids of the slices that a report shows, as in ``calibration_slices`` of summary.json."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, state in states.items():
+        table = state.result().sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
+        found[name] = {"heaviest": [{"id": one} for one in table["id"].tolist()]}
+    return found
+
+
+def slice_arrays(states: Mapping[str, SliceCalibration]) -> dict[str, np.ndarray]:
+    """The states as arrays named like ``price/key``; ``ctr.eval.run_files.read_default_slices`` reads them."""
+    return {
+        f"{name}/{key}": array for name, state in states.items() for key, array in state.to_arrays().items()
+    }
+
+
+def _ids_of(
+    examples: np.ndarray, shards: Sequence[pa.Table], schema: Schema
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
+    known = np.concatenate([table["example_id"].to_numpy() for table in shards])
+    ids = np.concatenate([unpack_ids(table[IDS_COLUMN].combine_chunks(), schema) for table in shards])
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known[order], examples), len(known) - 1)
+    found = known[order][place] == examples
+    return ids[order[place[found]]], found
+
+
+def _score(state: SliceCalibration) -> float:
+    table = state.result()
+    table = table[np.isfinite(table["ci95_high"]) & (table["weight"] > 0)]
+    if table.empty:
+        return 0.0
+    error = (table["ci95_high"] - table["ci95_low"]) / 2 / student_t_quantile(1000)
+    excess = np.average(table["bias"] ** 2 - error**2, weights=table["weight"])
+    return float(np.sqrt(max(0.0, excess)))

@@ -1,4 +1,4 @@
-"""When a run goes back to its last checkpoint, and which rows it then quarantines: scored, but not learned from.
+"""Position of a run, rollback to its last checkpoint, and rows then quarantined: scored, but not learned from.
 
 A skipped step leaves the weights as they are; so when many are skipped in a row, what broke the weights, if anything
 did, is something finite that was learned before. The rows since the checkpoint are gone over again:
@@ -10,16 +10,16 @@ did, is something finite that was learned before. The rows since the checkpoint 
 Weights of the checkpoint under which predictions are what they should be are sound: then it is the examples that
 cannot be learned from, however many there are, and the pass goes on behind them without going back again.
 
-What is quarantined is decided from positions alone and written, before anything else is changed, to::
-
-    RUN/quarantine.json    one entry a rollback, in their order
-
-A resume reads it, so that a run that is killed at any moment ends in the bits of one that was not.
+What is quarantined is decided from positions alone and written to RUN/quarantine.json, one entry a rollback, before
+anything else is changed. A resume reads it, so that a run that is killed at any moment ends in the bits of one that
+was not.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -33,7 +33,101 @@ from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import drop_models_after
-from ctr.training.run.position import Mark, Position
+
+# A step that is skipped again and again must not make the checkpoints grow.
+_RANGES_NOTED = 100
+
+
+class Mark(NamedTuple):
+    """Position of the newest checkpoint outside of streaks of skipped steps; 0 also for the beginning."""
+
+    examples: int = 0
+    learned: int = 0
+    applied_begin: int = -1
+
+
+@dataclass
+class Position:
+    """Where a run stands, and what went wrong on the way. Times are query times in microseconds."""
+
+    examples: int = 0  # rows of the log that are scored, rejects included
+    learned: int = 0  # the same as far as learning goes; less only under a label delay
+    # Rows of each constraint log that are behind it.
+    constraint_logs: dict[str, int] = field(default_factory=dict)
+    batches: int = 0  # that were scored
+    trained_examples: int = 0  # good rows in batches that were learned from, also those of weight 0
+    trained_rows: int = 0  # those of them with a train weight above 0 whose step changed the weights
+    skipped_steps: int = 0  # steps that changed nothing because the loss or a gradient was not finite
+    skipped_rows: int = 0  # good rows of the log in such steps
+    skipped_ranges: list[list[int]] = field(default_factory=list)  # rows [begin, end) of the first such steps
+    rejected_rows: int = 0  # faulty rows of the log
+    read: int = 0  # good and faulty rows of the log that were read
+    constraint_rejected: dict[str, int] = field(default_factory=dict)
+    constraint_read: dict[str, int] = field(default_factory=dict)
+    nonfinite_predictions: int = 0  # rows whose prediction was not finite
+    skipped_in_a_row: int = 0  # length of the streak of skipped steps that it stands in
+    streak_predicts: bool = True  # whether all predictions of these steps are such as sound weights give
+    applied_in_a_row: int = 0  # steps since the last one that was skipped
+    applied_begin: int = -1  # first row of the last batch whose step was applied; -1: none yet
+    # Good rows that were scored and not learned from, being quarantined by a rollback.
+    quarantined_rows: int = 0
+    mark: list[int] = field(default_factory=lambda: list(Mark()))
+    # Row from which the examples until the next checkpoint count: that of the last one that was due.
+    due_from: int = 0
+    # Time and query id of the last row that was scored, rejects included.
+    scored_until: list[int] | None = None
+    learned_until: list[int] | None = None  # the same of the last row that was learned from, or quarantined
+    constraint_until: dict[str, list[int]] = field(default_factory=dict)
+    # By ramp, examples that counted before a warm start.
+    trained_before: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(**content)
+
+    def as_json(self) -> dict[str, Any]:
+        return copy.deepcopy(vars(self))
+
+    @property
+    def unlearned_rows(self) -> int:
+        """Rows that were scored but not learned from, because a step was skipped or they were quarantined."""
+        return self.skipped_rows + self.quarantined_rows
+
+
+def note_step(position: Position, begin: int, end: int, applied: bool, predicts: bool) -> None:
+    """Counts a step of the rows [begin, end), in place; ``predicts``: all its predictions are sound."""
+    if applied:
+        position.skipped_in_a_row, position.streak_predicts = 0, True
+        position.applied_in_a_row += 1
+        position.applied_begin = begin
+        return
+    position.skipped_in_a_row += 1
+    position.streak_predicts = position.streak_predicts and predicts
+    position.applied_in_a_row = 0
+    position.skipped_steps += 1
+    position.skipped_ranges += [[begin, end]]
+    del position.skipped_ranges[_RANGES_NOTED:]
+
+
+def mark_here(position: Position) -> Mark:
+    """Notes a checkpoint of this position unless within a streak; returns where a rollback goes from now on."""
+    if not position.skipped_in_a_row:
+        position.mark = list(Mark(position.examples, position.learned, position.applied_begin))
+    return Mark(*position.mark)
+
+
+def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
+    """Raises InputError where more than the allowed share of a log's rows is faulty; ``""`` names the first."""
+    counts = {"": (position.rejected_rows, position.read)}
+    for name, rejected in position.constraint_rejected.items():
+        counts[name] = rejected, position.constraint_read[name]
+    for name, (rejected, read) in counts.items():
+        if rejected > allowed * max(read, 1000):
+            raise InputError(
+                f"{logs[name]}: {rejected} of the first {read} rows that were read are faulty "
+                f"(see {rejects_file}); allowed: a share of {allowed} (max_rejected_share)"
+            )
+
 
 QUARANTINE_FILE = "quarantine.json"
 
@@ -66,24 +160,16 @@ _CHECKED = (
 
 
 class Rollback(StrictModel):
-    """One rollback.
+    """One rollback."""
 
-    Attributes:
-        checkpoint: the position that the run went back to; 0: its beginning.
-        rows: the rows [begin, end) of the log that are quarantined.
-        query_times: of the first and the last of them, in microseconds; None without rows.
-        reason: what made it necessary.
-    """
-
-    checkpoint: int
-    rows: tuple[int, int]
+    checkpoint: int  # position that the run went back to; 0: its beginning
+    rows: tuple[int, int]  # [begin, end) of the log that are quarantined
+    # Of the first and the last of them, in microseconds; None without rows.
     query_times: tuple[int, int] | None
     reason: str
 
 
 class _Quarantine(StrictModel):
-    """The file that records a run's rollbacks."""
-
     rollbacks: tuple[Rollback, ...]
 
     @model_validator(mode="after")
@@ -97,7 +183,7 @@ class _Quarantine(StrictModel):
 
 
 class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
-    """Raised within a pass to leave it. ``rows``: [begin, end), to be quarantined; ``reason``: in a few words."""
+    """Raised within a pass to leave it, with the rows [begin, end) to quarantine and the reason in a few words."""
 
     def __init__(self, rows: tuple[int, int], reason: str) -> None:
         super().__init__(reason)
@@ -105,7 +191,7 @@ class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
 
 
 def predicts_soundly(logit: np.ndarray) -> bool:
-    """Whether logits (float [N]) are such as sound weights give."""
+    """Tells whether logits (float [N]) are such as sound weights give."""
     # False also for NaN.
     return bool((np.abs(logit) <= _LARGEST).all())
 
@@ -113,15 +199,9 @@ def predicts_soundly(logit: np.ndarray) -> bool:
 def rows_of_streak(
     limit: int | None, position: Position, past: Sequence[Rollback], run_dir: Path
 ) -> tuple[int, int] | None:
-    """The rows to quarantine because of the streak of skipped steps that a run stands in; None: it goes on.
+    """Finds the rows to quarantine because of the streak of skipped steps that a run stands in; None: it goes on.
 
-    Args:
-        limit: so many steps make a rollback; None: none do.
-        past: the run's rollbacks so far.
-        run_dir: named in errors.
-
-    Raises:
-        InputError: it was rolled back twice to the same checkpoint, and that did not help.
+    ``limit``: so many steps make a rollback; None: none do. Raises InputError: two rollbacks there did not help.
     """
     if limit is None or position.skipped_in_a_row < limit:
         return None
@@ -134,22 +214,19 @@ def rows_of_streak(
         return max(position.applied_begin, mark.learned), position.learned
     if attempts == 1:
         return mark.learned, position.learned
-    raise _no_way_back(run_dir, mark, position, f"{position.skipped_in_a_row} steps in a row were skipped")
+    raise _rollbacks_failed(
+        run_dir, mark, position, f"{position.skipped_in_a_row} steps in a row were skipped"
+    )
 
 
 def rows_of_broken_weights(
     position: Position, past: Sequence[Rollback], run_dir: Path, predicts: bool
 ) -> tuple[int, int]:
-    """The rows to quarantine because weights are broken, though steps may have been applied until now.
+    """Finds the rows to quarantine because weights are broken, though steps may have been applied until now.
 
-    The first time those since the last batch that was applied, or none: then the memory may have failed. The second
-    time all since the checkpoint.
-
-    Args:
-        predicts: whether the predictions for that batch, with the weights after it, are such as sound ones give.
-
-    Raises:
-        InputError: see ``rows_of_streak``.
+    The first time those since the last batch that was applied, or none where the weights still predict well for it:
+    then the memory may have failed. The second time all since the checkpoint. Raises InputError: see
+    ``rows_of_streak``.
     """
     mark = Mark(*position.mark)
     attempts = _rollbacks_to(mark, past)
@@ -159,14 +236,14 @@ def rows_of_broken_weights(
         return position.learned, position.learned
     if attempts == 1:
         return mark.learned, position.learned
-    raise _no_way_back(run_dir, mark, position, "weights are broken")
+    raise _rollbacks_failed(run_dir, mark, position, "weights are broken")
 
 
 def _rollbacks_to(mark: Mark, past: Sequence[Rollback]) -> int:
     return sum(one.checkpoint == mark.examples for one in past)
 
 
-def _no_way_back(run_dir: Path, mark: Mark, position: Position, what: str) -> InputError:
+def _rollbacks_failed(run_dir: Path, mark: Mark, position: Position, what: str) -> InputError:
     return InputError(
         f"{run_dir}: {what} up to row {position.learned} of the log, after two rollbacks to the checkpoint of row "
         f"{mark.examples} that quarantined the rows from {mark.learned} on ({QUARANTINE_FILE})",
@@ -176,15 +253,10 @@ def _no_way_back(run_dir: Path, mark: Mark, position: Position, what: str) -> In
 
 
 def is_checkpoint_due(limit: int | None, every: int, position: Position, past: Sequence[Rollback]) -> bool:
-    """Whether the next checkpoint is to be written.
+    """Tells whether the next checkpoint, one each ``every`` rows, is to be written; ``limit``: see ``rows_of_streak``.
 
     None is within a streak of skipped steps, when weights are in doubt. After a rollback one is written early, when
-    as many steps as would have made another were applied in a row behind what was quarantined: the trouble is over,
-    and what comes later is another one.
-
-    Args:
-        limit: see ``rows_of_streak``.
-        every: how many rows there are between checkpoints.
+    as many steps as would have made another were applied in a row behind what was quarantined: the trouble is over.
     """
     if limit is not None and position.skipped_in_a_row:
         return False
@@ -196,20 +268,14 @@ def is_checkpoint_due(limit: int | None, every: int, position: Position, past: S
 
 
 def is_quarantined(begin: int, end: int, past: Iterable[Rollback]) -> bool:
-    """Whether a batch of the rows [begin, end) is not to be learned from: whole, if only a row of it is quarantined."""
+    """Tells whether a batch of the rows [begin, end) is not to be learned from: if only a row of it is quarantined."""
     return any(max(begin, one.rows[0]) < min(end, one.rows[1]) for one in past)
 
 
 def is_export_due(limit: int | None, every: int, before: int, position: Position) -> bool:
-    """Whether a model is to be exported: with the last batch the run came past a multiple of ``every`` rows.
+    """Tells whether a model is to be exported: the run came past a multiple of ``every`` since ``before``.
 
-    None is within a streak of skipped steps, when weights are in doubt: it is left out, and the next one comes with
-    the next multiple. So the position alone decides, wherever a run was killed.
-
-    Args:
-        limit: see ``rows_of_streak``.
-        every: how many rows there are between exports.
-        before: the position before the batch.
+    None is within a streak of skipped steps; it is left out. So the position alone decides, wherever a run was killed.
     """
     if limit is not None and position.skipped_in_a_row:
         return False
@@ -217,23 +283,13 @@ def is_export_due(limit: int | None, every: int, before: int, position: Position
 
 
 def drop_after(run_dir: Path, examples: int) -> None:
-    """Deletes what the run in ``run_dir`` has published of positions after ``examples``, and goes back from.
-
-    The exports first: without them a run that is killed in between goes on; beside them it could not learn otherwise.
-    """
+    """Deletes what a run has published of later positions, exports first: beside them it could not learn otherwise."""
     drop_models_after(run_dir / "exports", examples)
     checkpoint.drop_after(run_dir / "checkpoints", examples)
 
 
 def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
-    """The first of a run's variables that is not finite, or holds weights that no learning leads to; None: none.
-
-    Args:
-        arrays: names and values, or pieces of them, of all variables of ``ctr.training.state.TrainState``.
-
-    Returns:
-        Its name and what is wrong with it.
-    """
+    """Names the first variable, whole or in pieces, that is not finite or beyond all learning, and what is wrong."""
     for name, array in arrays:
         if not name.startswith(_CHECKED) or not array.size:
             continue
@@ -249,7 +305,7 @@ def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
 def query_times(
     log: Path, schema: Schema, manifests: Sequence[Manifest], rows: tuple[int, int]
 ) -> tuple[int, int] | None:
-    """The query times of the first and the last of the rows [begin, end) of a log; None without rows."""
+    """Reads the query times of the first and the last of the rows [begin, end) of a log; None without rows."""
     begin, end = rows
     if begin >= end:
         return None
@@ -260,11 +316,7 @@ def query_times(
 
 
 def read_rollbacks(run_dir: Path) -> list[Rollback]:
-    """Returns the rollbacks of the run in ``run_dir``.
-
-    Raises:
-        InputError: the file that records them is damaged.
-    """
+    """Reads the rollbacks of the run in ``run_dir``. Raises InputError: the file that records them is damaged."""
     path = run_dir / QUARANTINE_FILE
     if not path.exists():
         return []
@@ -283,7 +335,7 @@ def write_rollbacks(run_dir: Path, rollbacks: Sequence[Rollback]) -> None:
 
 
 def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:
-    """As plain lists and dicts."""
+    """Converts rollbacks to plain lists and dicts."""
     return [one.model_dump(mode="json") for one in rollbacks]
 
 

@@ -1,4 +1,4 @@
-"""A run between its steps: where it stands, with its weights, metrics and files."""
+"""State of a run between its steps: its position, weights, metrics and files."""
 
 import copy
 import logging
@@ -18,10 +18,11 @@ from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
 from ctr.training.run import checkpoint, rollback
-from ctr.training.run.array_files import Share
+from ctr.training.run.checkpoint import Share
+from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
-from ctr.training.run.position import Position, check_rejects, mark_here, note_step
+from ctr.training.run.rollback import Position, check_rejects, mark_here, note_step
 from ctr.training.state import TrainState
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
@@ -35,41 +36,22 @@ def open_run(
 ) -> Iterator["Run"]:
     """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
 
-    Args:
-        inputs: what the run reads.
-        state: its weights, as a run begins with them; set to those of the checkpoint.
-        initial: computes the values with which the variables of ``state`` begin, for a rollback to there.
-
-    Raises:
-        InputError: the run was trained on another log, or its files are damaged.
+    ``initial`` computes the weights of ``state`` anew, for a rollback to the beginning. Raises InputError: another log.
     """
     run = Run(run_dir, inputs, state, initial)
-    run.files.remove_leftovers()
+    run.workers.once(lambda: remove_leftovers(run_dir))
     run.rollbacks = rollback.read_rollbacks(run_dir)
     try:
         run.resume(run.newest_checkpoint())
-        # Now, that what was restored is gone.
-        run.files.background.submit(run.make_room)
+        # Touches the memory for the first checkpoint now, that what was restored is gone.
+        run.files.background.submit(lambda: run._copies.make_room(run._weight_layout()))
         yield run
     finally:
         run.files.close()
 
 
 class Run:
-    """Where a run stands.
-
-    Attributes:
-        run_dir: its directory.
-        config, schema: of the run.
-        state: the weights and what else a step changes.
-        workers: those that train together. All of them stand at the same place; the first one writes the files.
-        position: how far it has come in its logs, and what went wrong on the way.
-        metrics: what it has measured.
-        files: the files that grow with it.
-        rollbacks: so far.
-        saved_at: the position of the newest checkpoint, or where the run began.
-        learned_through: the query time, in microseconds, of the last row that this process learned from; None before.
-    """
+    """A run. Of several workers all stand at the same place; the first one writes the files."""
 
     def __init__(
         self,
@@ -78,16 +60,16 @@ class Run:
         state: TrainState,
         initial: Callable[[], Mapping[str, np.ndarray]],
     ) -> None:
-        """Stands at the beginning, and touches no file; see ``open_run``."""
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
         self.state, self.workers = state, state.workers
         self.rollbacks: list[rollback.Rollback] = []
+        # Query time (us) of the last row that this process learned from.
         self.learned_through: int | None = None
         self._initial = initial
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._constraint_names = tuple(inputs.constraint_logs)
-        self._sidecars = {role: SidecarHash(path, name) for role, (path, name) in inputs.sidecars.items()}
+        self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self._begin()
 
@@ -103,26 +85,13 @@ class Run:
     # From checkpoint to checkpoint.
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Returns the arrays and the state of the newest checkpoint; None: the run stands at its beginning.
-
-        Of several workers each has its parts of arrays, of the checkpoint that the first one found to be sound.
-
-        Returns:
-            The arrays, the state, and which parts of arrays they are.
-
-        Raises:
-            InputError: all checkpoints are damaged, or there must be one.
-        """
         part = self.state.sharding.part
         return self.files.newest_checkpoint(
             lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
         )
 
     def resume(self, saved: Checkpoint | None) -> None:
-        """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already.
-
-        Opens the files there, and deletes what was written after it. Raises InputError: see ``open_run``.
-        """
+        """Sets everything to where a checkpoint, or the beginning, stands, and deletes what was written after it."""
         self._begin()
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
@@ -153,14 +122,10 @@ class Run:
         self.position = Position.from_json(state["position"])
 
     def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:
-        """Goes back to the last checkpoint that is not within a streak of skipped steps, or to the beginning.
+        """Goes back to the last checkpoint outside of streaks of skipped steps, or to the beginning, as a resume does.
 
-        As a resume does. A run that is killed on the way comes to the same rollback again, or goes on after it.
-
-        Args:
-            rows: [begin, end) of the log, from now on scored only.
-            times: the query times of the first and the last of them, in microseconds; None without rows.
-            reason: in a few words.
+        A run that is killed on the way comes to the same rollback again, or goes on after it. For rows, [begin, end),
+        their query times and the reason see ``rollback.Rollback``.
         """
         run_dir, mark = self.run_dir, self.position.mark[0]
         self.files.background.wait()
@@ -177,20 +142,11 @@ class Run:
         self.resume(saved)
 
     def is_checkpoint_due(self) -> bool:
-        """Whether the next checkpoint is to be written now."""
         limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
         return rollback.is_checkpoint_due(limit, every, self.position, self.rollbacks)
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
-        """Agrees with all workers on what follows a batch.
-
-        Args:
-            stops: whether this one is to stop.
-
-        Returns:
-            Whether the newest checkpoint is so old, by the clock of the first worker, that another one is to be written
-            though none is due; and whether any worker is to stop.
-        """
+        """Agrees with all workers whether a checkpoint is due by the first one's clock, and whether any is to stop."""
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
         wishes = self.workers.gather_numbers(np.array([is_old, stops], np.int64))
@@ -199,11 +155,9 @@ class Run:
     def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``files.background`` finishes it.
 
-        One at a time: it waits for the one before. Raises what went wrong with that.
-
-        Args:
-            is_due: False for one that depends on the time or a signal. No rollback goes back to it and none that is
-                due counts from it, so that a run comes to the same wherever such checkpoints are written.
+        One at a time: it waits for the one before, and raises what went wrong with that. One that is not due depends
+        on the time or a signal: no rollback goes back to it and none that is due counts from it, so that a run comes
+        to the same wherever such checkpoints are written.
         """
         self.files.background.wait()
         sound = self.position.mark[0], self.position.mark[0]
@@ -222,32 +176,27 @@ class Run:
             (f"{checkpoint.WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces()
         )
         # What all workers have the first one writes.
-        metrics = self.metrics.to_arrays() if self.files.are_written else {}
+        metrics = self.metrics.to_arrays() if self.workers.is_chief else {}
         copied = self._copies.copy(self._weight_layout(), weights, metrics)
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
         self.files.write_checkpoint(self.position.examples, copied, content, sound, share)
         self.saved_at, self._saved_when = self.position.examples, time.monotonic()
 
     def _share_of_checkpoint(self, nbytes: int) -> Share | None:
-        """What this one of several workers writes of the next checkpoint, with which all of them begin here."""
         if self.workers.size == 1:
             return None
         # What differs now would differ in every prediction to come.
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
-        self.files.begin_checkpoint(self.position.examples)
+        folder, examples = self.run_dir / "checkpoints", self.position.examples
+        self.workers.once(lambda: checkpoint.begin(folder, examples))
         parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
         return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience)
-
-    def make_room(self) -> None:
-        """Touches the memory for the first checkpoint."""
-        self._copies.make_room(self._weight_layout())
 
     def _weight_layout(self) -> checkpoint.Layout:
         return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
 
     def progress(self) -> dict[str, Any]:
-        """Returns where the run stands as a checkpoint has it: position, last times and the logs it has seen."""
         return {
             "position": self.position.as_json(),
             "window_times": self.metrics.window_times,
@@ -255,11 +204,9 @@ class Run:
         }
 
     def _rows_passed(self) -> dict[str, int]:
-        """Of each log, the first one's name being "", how many rows the run has passed."""
         return {"": self.position.examples, **self.position.constraint_logs}
 
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
-        """Returns for each sidecar a hash of its partitions that begin before ``until``, in microseconds."""
         return {role: sidecar.until(until) for role, sidecar in self._sidecars.items()}
 
     # From batch to batch.
@@ -270,15 +217,12 @@ class Run:
         self._logs.update(manifests, self._rows_passed())
 
     def ramps(self) -> dict[str, float]:
-        """Returns what every ramp has reached (``TrainConfig.ramps_at``)."""
         return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
 
     def rates(self) -> dict[str, float]:
-        """The learning rates of the next step (``TrainConfig.rates_at``)."""
         return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
 
     def record(self, feed: Feed, scores: Scores) -> None:
-        """Records a new batch: its ids, scores and faulty rows."""
         batch, position = feed.batch, self.position
         rows = batch.rows
         self.metrics.ids.update(feed)
@@ -295,7 +239,6 @@ class Run:
             self.files.predictions.add(batch, logit)
 
     def record_constraint_logs(self, feed: Feed, scores: Scores) -> None:
-        """Records the rows of constraint logs that come with a batch, as ``record`` does the batch's own."""
         position, begin = self.position, len(feed.batch.rows)
         for source, (name, batch) in enumerate(
             zip(self._constraint_names, feed.constraint_batches, strict=False), 1
@@ -328,16 +271,10 @@ class Run:
         self.files.background.check()
 
     def is_quarantined(self, batch: Batch) -> bool:
-        """Whether a rollback has quarantined rows of a batch, so that nothing is learned from it."""
         return bool(self.rollbacks) and rollback.is_quarantined(batch.begin, batch.end, self.rollbacks)
 
     def record_learned(self, feed: Feed, scores: Scores) -> None:
-        """Records that a batch was learned from, or that it was not, because it is quarantined.
-
-        Raises:
-            RollbackNeeded: with this step so many were skipped in a row that the run has to go back.
-            InputError: the same, and rollbacks did not help.
-        """
+        """Records that a batch was learned from, or is quarantined. Raises RollbackNeeded: too many were skipped."""
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.learned, position.learned_until = batch.end, batch.last_query
@@ -369,17 +306,9 @@ class Run:
             self.position.learned = examples
 
     def check_weights(self, predicts: bool) -> bool:
-        """Checks that the weights may be written.
+        """Checks that the weights may be written; ``predicts``: they predict soundly for the batch learned last.
 
-        Args:
-            predicts: whether they give sound predictions for the last batch that they learned from.
-
-        Returns:
-            True; False, with a warning, where they may not but the run never goes back.
-
-        Raises:
-            RollbackNeeded: they do not, or are not such as learning leads to.
-            InputError: the same, and rollbacks did not help.
+        Returns False, with a warning, where they may not but the run never goes back; else raises RollbackNeeded.
         """
         fault = self.weight_fault(predicts)
         if fault is None:
@@ -391,14 +320,13 @@ class Run:
         raise rollback.RollbackNeeded(rows, f"{fault} at row {self.position.learned}")
 
     def weight_fault(self, predicts: bool) -> str | None:
-        """What is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
+        """Says what is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
         # The first one has what all have: only of a part there may be another fault.
         faults = self.workers.gather_texts(rollback.first_broken(pieces) or "")
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
-        """Whether a model is to be exported after a batch; ``before``: the position before it."""
         if self.config.export is None:
             return False
         limit, every = self.config.rollback.after_skipped_steps, self.config.export.every_examples
@@ -407,12 +335,7 @@ class Run:
     def close_window(
         self, timing: Mapping[str, float], histograms: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, Any]:
-        """Writes the line of the window that ends here, and begins the next one.
-
-        Args:
-            timing: how fast it was.
-            histograms: arrays by their tags, for TensorBoard.
-        """
+        """Writes the line of the window that ends here, and histograms by their tags; begins the next one."""
         measured = self.metrics.close_window(self.position.examples)
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
         ids = {name: measured.pop(name) for name in ("ids",) if name in measured}

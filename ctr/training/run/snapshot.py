@@ -1,4 +1,4 @@
-"""A model between two batches: what of a run is needed to predict, without what only training needs.
+"""Snapshot of a model between two batches: what is needed to predict, without what only training needs.
 
 No duals, accumulators, statistics or metrics: a snapshot is what an export is made of. Of a table in which ids grow it
 has the fixed rows, followed by those of the ids that have slots, in the order of their keys. A key is the exclusive or
@@ -25,8 +25,7 @@ from ctr.models.rows import TableLayout, check_table
 from ctr.optim.averaging import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
-from ctr.training.ids.id_map import IdMap
-from ctr.training.ids.of_tables import restored_maps
+from ctr.training.ids.id_map import IdMap, restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
@@ -38,40 +37,25 @@ LAST_KEY = np.int64(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The weights of a run at one position.
-
-    Attributes:
-        run_dir: the run directory.
-        config: of the run.
-        schema: the features.
-        compute_dtype: in which the run computes, ``float32`` or ``bfloat16``.
-        layouts: of the tables.
-        tables: for each layout its variable, float32 [rows, columns]; while training goes on, its own, but where ids
-            grow a copy.
-        keys: for each layout in which ids grow, by its number, the keys of the rows behind the fixed ones, rising, and
-            ``LAST_KEY``: int64 [ids + 1].
-        ids: by feature whose ids grow the number of those that have a row.
-        architecture: of everything but the tables.
-        weights: of the same by the names of ``ctr.models.initial_weights``, float32, without those that only training
-            uses.
-        progress: where the run stood (``ctr.training.run.run.Run.progress``).
-    """
+    """The weights of a run at one position."""
 
     run_dir: Path
     config: TrainConfig
     schema: Schema
-    compute_dtype: str
+    compute_dtype: str  # ``float32`` or ``bfloat16``
     layouts: tuple[TableLayout, ...]
+    # By layout, float32 [rows, columns]: the run's own variable, where ids grow a copy.
     tables: Sequence[tf.Variable]
+    # By layout in which ids grow: keys of the rows behind the fixed ones, rising, and ``LAST_KEY``.
     keys: Mapping[int, tf.Variable]
-    ids: Mapping[str, int]
+    ids: Mapping[str, int]  # by feature whose ids grow the number of those that have a row
     architecture: Architecture
+    # By the names of ``ctr.models.initial_weights``, float32, without those that only training uses.
     weights: Mapping[str, tf.Variable]
-    progress: Mapping[str, Any]
+    progress: Mapping[str, Any]  # ``Run.progress``
 
     @property
     def examples(self) -> int:
-        """The position in the log."""
         return int(self.progress["position"]["examples"])
 
     @cached_property
@@ -87,7 +71,6 @@ class Snapshot:
 
     @property
     def alpha2(self) -> float:
-        """The weight of the crosses at this position."""
         position = self.progress["position"]
         return self.config.ramps_at(position["trained_examples"], position["trained_before"])["alpha2"]
 
@@ -97,10 +80,7 @@ Exporter = Callable[[Snapshot], object]
 
 
 def take_snapshot(run: Run) -> Snapshot:
-    """The weights of a run that is training. They are to be used before its next step.
-
-    Of several workers all have to take it, and the first one has all rows.
-    """
+    """Takes the weights of a run that is training. They are to be used before its next step."""
     state, compute_dtype = run.state, resolve_compute_dtype(run.config)
     kept = dense_weights(state.weights) | ({} if state.averaging is None else state.averaging.variables)
     weights = {name: variable.numpy() for name, variable in kept.items()}
@@ -113,11 +93,7 @@ def take_snapshot(run: Run) -> Snapshot:
 
 
 def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
-    """The weights in a run's checkpoint of position ``examples``, or in its newest one.
-
-    Raises:
-        InputError: no run directory, a file of it missing or damaged, or no such checkpoint.
-    """
+    """Reads the weights in a checkpoint of a run, or in its newest one. Raises InputError where it is damaged."""
     config, schema = read_run_model(run_dir)
     path = run_dir / "environment.json"
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")
@@ -139,7 +115,6 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
 def _trained_tables(
     layouts: Sequence[TableLayout], config: TrainConfig, weights: Mapping[str, np.ndarray]
 ) -> tuple[list[tf.Variable], dict[int, IdMap]]:
-    """The tables and maps of a checkpoint."""
     id_maps, tables = restored_maps(layouts, config.ids, weights), []
     for number, layout in enumerate(layouts):
         table, needed = weights[f"rows/{layout.name}"], layout.rows
@@ -158,7 +133,7 @@ def _served_tables(
     tables: Sequence[tf.Variable],
     known: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> tuple[list[tf.Variable], dict[int, tf.Variable], dict[str, int]]:
-    """What ``Snapshot`` has of tables: ``tables``, ``keys`` and ``ids``. ``known``: what maps return of their ids."""
+    """Returns ``tables``, ``keys`` and ``ids`` of a ``Snapshot``. ``known``: what maps return of their ids."""
     served, keys, ids = list(tables), dict[int, tf.Variable](), dict[str, int]()
     for number, (places, features, fingerprints) in known.items():
         layout = layouts[number]
@@ -187,7 +162,7 @@ def _network(
     compute_dtype: str,
     weights: Mapping[str, np.ndarray],
 ) -> tuple[Architecture, dict[str, tf.Variable]]:
-    """What ``Snapshot`` has of everything but the tables. Raises KeyError or ValueError where weights do not fit."""
+    """Returns architecture and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit."""
     shape = architecture(config, compute_dtype)
     shapes = weight_shapes(shape, tower_widths(layouts, config.model.factorized is not None))
     beta = config.optimizer.dense.schedule_free

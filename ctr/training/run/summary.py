@@ -1,4 +1,4 @@
-"""The results of a run: what its predicted over actual clicks say, and all of summary.json in a few lines.
+"""Summary of a run: what its predicted over actual clicks say, and all of summary.json in a few lines.
 
 Loads no TensorFlow, so that a finished run is printed at once.
 """
@@ -23,11 +23,7 @@ _TOP_SHARE = 0.5
 
 
 class LearningError(InputError):
-    """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete.
-
-    Attributes:
-        summary: the content of summary.json; None where there is none.
-    """
+    """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete."""
 
     def __init__(self, message: str, summary: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -35,11 +31,7 @@ class LearningError(InputError):
 
 
 def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
-    """What training returns of a finished run; with ``record`` it publishes the predictions as that sidecar.
-
-    Raises:
-        LearningError: the run learned nothing.
-    """
+    """Returns what training returns of a finished run; publishes the sidecar ``record``. Raises LearningError."""
     result = dict(summary)
     if failure := summary["learning_failure"]:
         raise LearningError(f"{run_dir}: {failure}", result)
@@ -53,7 +45,7 @@ def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: s
 
 
 def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
-    """What ``ctr train`` prints of a run's summary.json; for ``recorded`` see ``ctr.training.loop.train``."""
+    """Formats a run's summary.json as ``ctr train`` prints it; for ``recorded`` see ``ctr.training.loop.train``."""
 
     def interval(name: str) -> str:
         value, bounds = summary.get(name), summary.get(f"{name}_ci95")
@@ -86,12 +78,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 
 
 def last_window(timeline: Timeline) -> dict[str, Any] | None:
-    """Returns the calibration at the end of a pass, for summary.json; None without windows.
-
-    Returns:
-        ``window_begin`` and ``window_end`` (event time, microseconds), ``examples``, ``calibration_ratio`` and
-        ``calibration_ratio_ci95``; for which windows these are see ``Timeline.last_window``.
-    """
+    """Returns the calibration at the end of a pass (``Timeline.last_window``), for summary.json, or None."""
     last = timeline.last_window()
     if not len(last):
         return None
@@ -107,16 +94,16 @@ def last_window(timeline: Timeline) -> dict[str, Any] | None:
 
 
 def calibration_text(summary: Mapping[str, Any]) -> str:
-    """Returns predicted over actual clicks of a summary.json with its interval and what it says, in a line."""
-    found = _found(summary)
-    text = f"predicted / actual clicks {_shown(*found)}: {describe(*found)}"
+    """Formats predicted over actual clicks with its interval and what it says, in a line."""
+    found = _click_ratio(summary)
+    text = f"predicted / actual clicks {_ratio_text(*found)}: {describe(*found)}"
     last = summary["last_window"]
-    return f"{text}; in the last window {_shown(*_found(last))}" if last else text
+    return f"{text}; in the last window {_ratio_text(*_click_ratio(last))}" if last else text
 
 
 def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str | None:
     """Returns what to change where the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
-    found = _found(summary)
+    found = _click_ratio(summary)
     if judge(*found) != "wrong":
         return None
     excess = _excess(summary)
@@ -125,10 +112,14 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
         f"; {display.percent(min(excess, 1.0))} of the difference is in the decile of the highest predictions"
     )
     last = summary["last_window"]
-    is_over = last is not None and judge(*_found(last)) == "good"
-    where = f"; the last window alone is calibrated ({_shown(*_found(last))})" if is_over and last else ""
+    is_over = last is not None and judge(*_click_ratio(last)) == "good"
+    where = (
+        f"; the last window alone is calibrated ({_ratio_text(*_click_ratio(last))})"
+        if is_over and last
+        else ""
+    )
     return (
-        f"predicted / actual clicks is {_shown(*found)}, too {many} predicted clicks"
+        f"predicted / actual clicks is {_ratio_text(*found)}, too {many} predicted clicks"
         f"{share if excess >= _TOP_SHARE else ''}{where}; look at "
         + "; ".join(_causes(summary, config, found[0], excess, is_over))
     )
@@ -137,10 +128,12 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
 def _causes(
     summary: Mapping[str, Any], config: TrainConfig, ratio: float, excess: float, is_over: bool
 ) -> list[str]:
-    """What may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
+    """Lists what may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
     objective, embeddings = config.objective, config.optimizer.embeddings
     causes = []
-    rate, prior = _click_rate(summary), config.model.prior
+    deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
+    clicks = sum(row["weight"] * row["mean_label"] for row in deciles)
+    rate, prior = float(clicks / sum(row["weight"] for row in deciles)), config.model.prior
     if isinstance(prior, float) and not 1 / _PRIOR_FACTOR <= prior / rate <= _PRIOR_FACTOR:
         causes.append(f"model.prior ({prior:g}, the rate of clicks is {rate:.2g})")
     if is_over:
@@ -169,24 +162,16 @@ def _causes(
     return causes
 
 
-def _found(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def _click_ratio(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return summary["calibration_ratio"], *summary["calibration_ratio_ci95"]
 
 
-def _shown(value: float | None, low: float | None, high: float | None) -> str:
+def _ratio_text(value: float | None, low: float | None, high: float | None) -> str:
     decimals = display.decimals_for(low, high)
     return f"{display.fixed(value, decimals)} {display.interval(low, high, decimals)}"
 
 
-def _click_rate(summary: Mapping[str, Any]) -> float:
-    """Returns the weighted mean label. Called with clicks only."""
-    deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
-    clicks = sum(row["weight"] * row["mean_label"] for row in deciles)
-    return float(clicks / sum(row["weight"] for row in deciles))
-
-
 def _excess(summary: Mapping[str, Any]) -> float:
-    """Returns the share of the highest decile in the difference of predicted and actual clicks."""
     deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
     excess = [row["weight"] * row["bias"] for row in deciles]
     total = sum(excess)

@@ -18,7 +18,7 @@ _NUMBERS = {
 
 @contextlib.contextmanager
 def written_by_tensorflow(path: Path) -> Iterator[None]:
-    """What TensorFlow says in the block of a disk that is full or fails becomes an OSError about ``path``."""
+    """Turns what TensorFlow says in the block of a disk that is full or fails into an OSError about ``path``."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -27,7 +27,6 @@ def written_by_tensorflow(path: Path) -> Iterator[None]:
 
 
 def _words(number: int, error: tf.errors.OpError) -> str:
-    """What went wrong, without the names that TensorFlow gives the nodes of its graph."""
     if number != errno.EIO:
         return os.strerror(number)
     text = re.sub(r"\{\{.*?\}\}|\[Op:.*?\]", "", error.message.partition("\n")[0])

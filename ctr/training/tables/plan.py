@@ -1,4 +1,4 @@
-"""The plan of a batch: the distinct rows that it needs of a table. NumPy, in the thread that reads ahead.
+"""Plan of a batch: the distinct rows that it needs of a table. NumPy, in the thread that reads ahead.
 
 A batch lists each row that it needs once (``distinct``) and refers to it by position. So a row is gathered once,
 however often it occurs, and its gradient is already summed over the batch.
@@ -15,48 +15,27 @@ from ctr.models.rows import FeatureRows, TableLayout, padded_size
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features.
+    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features."""
 
-    Attributes:
-        distinct: int32 [U], rows of the table, each once; padded with rows that the batch does not need, whose gradient
-            is zero.
-        single: int32 [B, S], positions in ``distinct``.
-        values: int32 [V], positions in ``distinct`` of the multivalent ids, row by row and in a row
-            feature by feature.
-        segments: int32 [V], non-decreasing, ``row * M + feature``; B * M for padding.
-        distinct_count: number of entries of ``distinct`` before the padding.
-        counts: int64 [distinct_count], how often the batch refers to each of these.
-        pending: the ids that grow, until ``assign_rows`` gives them rows; None where there are none.
-        capacity: what ``distinct`` is padded to, U; None: one of few sizes.
-    """
-
-    distinct: np.ndarray
-    single: np.ndarray
-    values: np.ndarray
-    segments: np.ndarray
-    distinct_count: int
-    counts: np.ndarray
-    pending: "PendingIds | None" = None
-    capacity: int | None = None
+    distinct: np.ndarray  # int32 [U], rows, each once; padded with rows that are not needed, of gradient 0
+    single: np.ndarray  # int32 [B, S], positions in ``distinct``
+    values: np.ndarray  # int32 [V], positions of the multivalent ids, row by row, feature by feature
+    segments: np.ndarray  # int32 [V], non-decreasing, ``row * M + feature``; B * M for padding
+    distinct_count: int  # entries of ``distinct`` before the padding
+    counts: np.ndarray  # int64 [distinct_count], how often the batch refers to each of these
+    pending: "PendingIds | None" = None  # until ``assign_rows``
+    capacity: int | None = None  # what ``distinct`` is padded to, U; None: one of few sizes
 
 
 @dataclass(frozen=True)
 class PendingIds:
-    """The G different ids of a batch that grow.
+    """The G different ids of a batch that grow."""
 
-    Attributes:
-        at: int64 [G], their positions in ``TablePlan.distinct``.
-        features: int16 [G], their features, as numbers in ``TableLayout.growing``.
-        fingerprints: int64 [G], none of them 0.
-        counts: int64 [G], how often each occurs.
-        admitted: bool [G], which of them get a slot because one of their occurrences was drawn; None where none is.
-    """
-
-    at: np.ndarray
-    features: np.ndarray
-    fingerprints: np.ndarray
-    counts: np.ndarray
-    admitted: np.ndarray | None
+    at: np.ndarray  # int64 [G], their positions in ``TablePlan.distinct``
+    features: np.ndarray  # int16 [G], numbers in ``TableLayout.growing``
+    fingerprints: np.ndarray  # int64 [G], none of them 0
+    counts: np.ndarray  # int64 [G], how often each occurs
+    admitted: np.ndarray | None  # bool [G], which get a slot because an occurrence was drawn
 
 
 def plan_table(
@@ -79,7 +58,11 @@ def plan_table(
     values, segments = _merge_multivalent(layout, keys, multivalent, rows)
     everything = np.concatenate([single.ravel(), values]) if len(values) else single.ravel()
     if layout.growing:
-        distinct, positions, counts = _find_distinct_keys(everything)
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
+
+        positions, distinct = pd.factorize(everything)
+        counts = np.bincount(positions, minlength=len(distinct))
     else:
         distinct, positions, counts = _find_distinct(everything)
     of_single, of_values = np.split(positions, [single.size])
@@ -102,21 +85,14 @@ def plan_table(
 
 
 def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
-    """The number of multivalent ids that a plan for so many rows has, without padding."""
+    """Counts the multivalent ids that a plan for so many rows has, without padding."""
     return int(np.searchsorted(plan.segments, rows * len(layout.multivalent)))
 
 
 def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
-    """Pads a plan of N batch rows.
-
-    Args:
-        plan: of ``plan_table``.
-        rows: B >= N; rows from N on refer to some row, and the model gives them weight 0.
-        values: V; None: one of few sizes.
-        ids: U, at least ``plan.distinct_count``; None: one of few sizes. Never more than the table has rows.
-    """
+    """Pads a plan to B ``rows`` (added ones weigh 0), V ``values`` and U ``ids``; None: to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = padded_size(used) if count else 0
@@ -134,13 +110,7 @@ def pad_plan(
 
 
 def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
-    """Gives the ids that grow their rows of the table.
-
-    Args:
-        plan: with ids that have none.
-        rows: int32 [G], of ``plan.pending``; ids may share one.
-        table_rows: number of rows that the table has by now.
-    """
+    """Gives the ids that grow their rows, int32 [G], of a table that has ``table_rows`` by now; ids may share one."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
@@ -158,15 +128,18 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
 
 
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
+    """Adds the first row numbers that are not in ``distinct``."""
     capacity = min(row_capacity(len(distinct)) if capacity is None else capacity, table_rows)
-    return np.concatenate([distinct, _unused_rows(np.sort(distinct), capacity - len(distinct))])
+    numbers = np.arange(capacity - len(distinct))
+    missing_before = np.sort(distinct) - np.arange(len(distinct))
+    unused = numbers + np.searchsorted(missing_before, numbers, side="right")
+    return np.concatenate([distinct, unused.astype(np.int32)])
 
 
 class _Keys:
     """Numbers for the ids of all features of a table: of fixed rows the row, else an id's fingerprint and its salt."""
 
     def __init__(self, layout: TableLayout) -> None:
-        """``salts`` is int64, one for each of ``layout.growing``."""
         self._layout = layout
         self._offsets = layout.offsets()
         numbers = {feature.name: number for number, feature in enumerate(layout.growing)}
@@ -180,7 +153,6 @@ class _Keys:
         )
 
     def of_matrix(self, ids: np.ndarray) -> np.ndarray:
-        """Of the ids [N, S] of the single-valued features."""
         offsets, grows = self._single_offsets, self._grows
         if not self._layout.growing:
             # The ids of a log with features elsewhere that grow are int64.
@@ -195,7 +167,6 @@ class _Keys:
         return keys
 
     def of_feature(self, feature: FeatureRows, ids: np.ndarray) -> np.ndarray:
-        """Of a feature's ids."""
         offset = self._offsets[feature.name]
         if not feature.growing:
             return ids + ids.dtype.type(offset)
@@ -204,12 +175,7 @@ class _Keys:
     def features(
         self, positions: np.ndarray, segments: np.ndarray, singles: int, distinct: int
     ) -> np.ndarray:
-        """int16 [distinct]: the number in ``TableLayout.growing`` of each different key's feature, or -1.
-
-        Args:
-            positions: of the keys of the single-valued features, row by row, then of the others.
-            segments: of the latter.
-        """
+        """Returns the number in ``TableLayout.growing`` of each different key's feature, or -1: int16 [distinct]."""
         found = np.full(distinct, -1, np.int16)
         count = len(positions) - len(segments)
         if singles:
@@ -226,7 +192,7 @@ def _keys(layout: TableLayout) -> _Keys:
 
 
 def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
-    """Columns of a matrix; without a copy where they stand together, as those of a log with one table do."""
+    """Selects columns; without a copy where they stand together, as those of a log with one table do."""
     first = columns[0] if columns else 0
     if list(columns) == list(range(first, first + len(columns))):
         return ids[:, first : first + len(columns)]
@@ -236,19 +202,14 @@ def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
 def row_capacity(count: int) -> int:
     """Returns a capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
 
-    These capacities are closer together than those of batches, since every row costs time, padding too; and further
-    apart than the numbers of rows in batches of one size, since XLA compiles for each capacity.
+    Closer together than those of batches, since every row costs time, and not closer, since XLA compiles for each.
     """
     step = max(256, 1 << (count.bit_length() - 6) if count >= 64 else 0)
     return max(step, -(-count // step) * step)
 
 
 def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct values of ``rows``, int32 [N], not negative.
-
-    Returns:
-        The values, sorted; the position of each row among them, int32 [N]; and how often each occurs, int64.
-    """
+    """Finds the distinct values of ``rows``, int32 [N], not negative: sorted, with positions and counts."""
     # Row and position in one number: NumPy sorts numbers several times as fast as it finds their order.
     keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))
     keys.sort()
@@ -261,31 +222,8 @@ def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return ordered[is_new], positions, counts
 
 
-def _find_distinct_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct values of ``keys``, int64 [N], in the order in which they occur.
-
-    Returns:
-        The values; the position of each key among them and how often each occurs, int64.
-    """
-    # Loaded here: commands that need no tables start sooner.
-    import pandas as pd
-
-    positions, distinct = pd.factorize(keys)
-    return distinct, positions, np.bincount(positions, minlength=len(distinct))
-
-
-def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:
-    """Returns the first ``count`` row numbers, int32, that are not in ``distinct``, which is sorted."""
-    numbers = np.arange(count)
-    missing_before = distinct - np.arange(len(distinct))
-    return (numbers + np.searchsorted(missing_before, numbers, side="right")).astype(np.int32)
-
-
 def _merge_multivalent(
-    layout: TableLayout,
-    keys: _Keys,
-    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    rows: int,
+    layout: TableLayout, keys: _Keys, multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]], rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
     count = len(layout.multivalent)
     if not count:

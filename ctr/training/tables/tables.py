@@ -1,7 +1,7 @@
-"""The embedding tables of a run, with all that depends on where their rows lie.
+"""Embedding tables of a run, with all that depends on where their rows lie.
 
 A table is whole in the process that trains alone; of several workers each has a part of the rows of large tables
-(``ctr.training.tables.shares``) and the others whole; on chips rows lie in lines (``ctr.optim.row_lines``). Ids that
+(``ctr.training.feed``) and the others whole; on chips rows lie in lines (``ctr.optim.row_lines``). Ids that
 grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
 
     before a step    find_rows        the rows of ids that grow; new ones begin in rows of their own
@@ -17,61 +17,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.embeddings import create_table, first_rows, new_rows
+from ctr.models.embeddings import create_table, first_rows, new_rows, sum_by_position
 from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
-from ctr.optim.row_variables import (
-    Rows,
-    create_lines,
-    gather_rows,
-    grow_rows,
-    read_rows,
-    row_count,
-    set_rows,
-)
+from ctr.optim.row_variables import Rows, create_lines, gather_rows, grow_rows, read_rows, row_count, set_rows
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
-from ctr.training.ids.id_map import Occupants
-from ctr.training.ids.of_tables import find_slots, id_arrays, make_id_map, named
+from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.shapes import most_rows
-from ctr.training.tables.exchange import Curvature, Plan, add_up, deliver
 from ctr.training.tables.plan import TablePlan
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
+
+Plan = dict[str, tf.Tensor]
+Curvature = tuple[tf.Tensor, ...]
 
 _PIECE = 65536
 _FIRST_SLOTS = 1024
 
 
 class Gathered(NamedTuple):
-    """What a step has read of all tables.
+    """What a step has read of all tables."""
 
-    Attributes:
-        plans: of the batch, of what is here of each table.
-        held: float32 [Q, C], the distinct rows of each table that are here.
-        state: what the optimizer keeps of these rows.
-        rows: float32 [., C], those that this part of the batch needs: ``held``, or of a divided table those of all.
-        views: the plans as they refer to ``rows``.
-    """
-
-    plans: Sequence[Plan]
-    held: list[tf.Tensor]
-    state: list[Any]
+    plans: Sequence[Plan]  # of the batch, of what is here of each table
+    held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
+    state: list[Any]  # what the optimizer keeps of these rows
+    # Float32 [., C], what this part of the batch needs: ``held``, of a divided table of all.
     rows: list[tf.Tensor]
-    views: list[Plan]
+    views: list[Plan]  # the plans as they refer to ``rows``
 
 
 class EmbeddingTables:
-    """The tables, the maps of ids that grow, and the optimizer of both embeddings and linear weights.
-
-    Attributes:
-        layouts: of the tables.
-        weights: float32 rows [R, C] of each; where ids grow with slots behind the fixed rows.
-        divided: for each table whether it is divided over the workers; over chips it is where ``RowLines`` says so.
-        id_maps: of the tables in which ids grow, by the tables' numbers.
-        optimizer: of the tables.
-    """
+    """Tables, maps of ids that grow, and the optimizer of all rows; the ``group`` divides large tables."""
 
     def __init__(
         self,
@@ -80,28 +58,22 @@ class EmbeddingTables:
         group: Workers = ALONE,
         in_lines: bool = False,
     ) -> None:
-        """Creates rows with which nothing is learned yet.
-
-        Args:
-            group: those who divide large tables: workers, or the chips of this process.
-            in_lines: whether rows lie in lines: the group is the chips of one process, which has all rows.
-        """
         self.layouts, self._group = layouts, group
         self._init_scale = config.model.init_scale
-        seed = config.model.embedding_seed
-        self._seed = config.seed if seed is None else seed
+        own_seed = config.model.embedding_seed
+        self._seed = config.seed if own_seed is None else own_seed
         most, from_bytes = [most_rows(config, layout) for layout in layouts], config.workers.divided_bytes
         owners = [
             group if is_divided(layout, group.size, rows, from_bytes) else ALONE
             for layout, rows in zip(layouts, most, strict=True)
         ]
         create = self._create_lines if in_lines else self._create
-        self.weights = [create(layout, of) for layout, of in zip(layouts, owners, strict=True)]
+        self.weights = [create(*both) for both in zip(layouts, owners, strict=True)]  # rows [R, C], float32
         # Lines are read and set as if all rows were here.
         self._owners = [ALONE] * len(layouts) if in_lines else owners
+        # Over workers; over chips it is where ``RowLines`` says so.
         self.divided = tuple(of.size > 1 for of in self._owners)
-        # Of all owners' parts.
-        self._counts = [layout.rows for layout in layouts]
+        self._counts = [layout.rows for layout in layouts]  # of all owners' parts
         self.id_maps = {
             number: make_id_map(layout, config.ids, ALONE if in_lines else group)
             for number, layout in enumerate(layouts)
@@ -126,12 +98,12 @@ class EmbeddingTables:
         return create_lines(part, shape, owners, grows, f"rows/{layout.name}")
 
     def count(self, number: int) -> int:
-        """The number of rows that a table has by now, those of all workers' parts."""
+        """Number of rows that a table has by now, those of all workers' parts."""
         return self._counts[number]
 
     @property
     def parameters(self) -> int:
-        """The number of parameters, without those of rows that no id has had yet."""
+        """Number of parameters, without those of rows that no id has had yet."""
         return sum(
             layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
             for number, layout in enumerate(self.layouts)
@@ -144,10 +116,7 @@ class EmbeddingTables:
     ) -> dict[int, np.ndarray]:
         """Finds the rows of the ids of a batch that grow: by table, int32 [G], of ``TablePlan.pending``.
 
-        Args:
-            time_us: the query time of the batch's last row.
-            learning: whether the batch is going to be learned from, once: then ids are counted, admitted and evicted,
-                and rows that are used anew begin anew.
+        ``learning``, once for a batch: ids are counted, admitted and evicted, and rows that are used anew begin anew.
         """
         pending = {number: ids for number in self.id_maps if (ids := plans[number].pending) is not None}
         maps = [self.id_maps[number] for number in pending]
@@ -155,25 +124,17 @@ class EmbeddingTables:
         found = {}
         for (number, ids), id_map, own in zip(pending.items(), maps, slots, strict=True):
             if learning:
-                learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own)
-                new = learned.fresh
-                self._reset_rows(number, learned.rows[new], ids.features[new], ids.fingerprints[new])
-                found[number] = learned.rows
+                rows, new = id_map.learn(
+                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own
+                )
+                self._reset_rows(number, rows[new], ids.features[new], ids.fingerprints[new])
             else:
-                found[number] = id_map.look_up(ids.features, ids.fingerprints, own)
+                rows = id_map.look_up(ids.features, ids.fingerprints, own)
+            found[number] = rows
         return found
 
     def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
-        """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
-
-        Args:
-            number: of the table.
-            feature: the ids' feature, by its number in ``TableLayout.growing``.
-            known: what the other run's map has of them.
-
-        Returns:
-            int32 [N], their rows; -1 for ids that did not fit.
-        """
+        """Gives ids of another run slots, whose rows begin as new ones do: int32 [N]; -1 for ids that did not fit."""
         features = np.full(len(known.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, known)
         fits = rows >= 0
@@ -196,7 +157,6 @@ class EmbeddingTables:
             self.optimizer.reset_rows(number, own, row_count(self.weights[number]))
 
     def grow(self, number: int, size: int) -> None:
-        """Gives a table rows until all its parts together have ``size``."""
         if size > self._counts[number]:
             owners = self._owners[number]
             own = len(range(owners.rank, size, owners.size))
@@ -207,7 +167,6 @@ class EmbeddingTables:
     # In a step.
 
     def signature(self) -> list[dict[str, tf.TensorSpec]]:
-        """Of the tensors of plans (``ctr.training.tables.shares.plan_tensors``)."""
         indices = tf.TensorSpec([None], tf.int32)
         return [
             {
@@ -221,18 +180,59 @@ class EmbeddingTables:
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
-        """Reads the distinct rows of a batch; to learn from it also what the optimizer keeps of them."""
+        """Reads the distinct rows of a batch, and those of other members; to learn also what the optimizer keeps.
+
+        Of a divided table the members exchange rows: float32 [W * P, C] come to this one.
+        """
         distinct = [plan["distinct"] for plan in plans]
         with tf.name_scope("gather"):
             held = [gather_rows(table, rows) for table, rows in zip(self.weights, distinct, strict=True)]
             state = self.optimizer.read(distinct) if learning else []
-        return Gathered(plans, held, state, *deliver(self._group, self.divided, held, plans))
+        needed, views = list(held), list(plans)
+        if any(self.divided):
+            tables = self._numbers(divided=True)
+            sent = [tf.gather(held[number], plans[number]["asked"]) for number in tables]
+            with tf.name_scope("exchange_rows"):
+                received = self._group.exchange(sent)
+            for number, rows in zip(tables, received, strict=True):
+                needed[number] = tf.reshape(rows, [-1, rows.shape[2]])
+                views[number] = {**plans[number], "distinct": tf.reshape(plans[number]["asked"], [-1])}
+        return Gathered(plans, held, state, needed, views)
+
+    def _numbers(self, divided: bool) -> list[int]:
+        return [number for number, is_divided in enumerate(self.divided) if is_divided == divided]
 
     def add_up(
         self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Gradients and curvatures of ``gathered.rows``, summed over the group: those of ``gathered.held``."""
-        return add_up(self._group, self.divided, self.layouts, gathered.plans, gradients, curvatures)
+        """Sums gradients and curvatures of ``gathered.rows`` over the group: those of ``gathered.held``.
+
+        Those of divided tables go back to the members that hold the rows, which add them in the order of ranks; those
+        of mirrored ones are the same for all. Curvatures are those of ``ctr.optim.protocol.RowGradient``, or nothing.
+        """
+        group, plans = self._group, gathered.plans
+        packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
+        tables, mirrored = self._numbers(divided=True), self._numbers(divided=False)
+        of_others = [
+            tf.reshape(packed[number], [group.size, -1, packed[number].shape[1]]) for number in tables
+        ]
+        with tf.name_scope("exchange_gradients"):
+            received = group.exchange(of_others)
+        with tf.name_scope("all_reduce"):
+            totals = group.all_reduce([packed[number] for number in mirrored])
+        for number, total in zip(mirrored, totals, strict=True):
+            packed[number] = total
+        for number, parts in zip(tables, received, strict=True):
+            flat, positions = (
+                tf.reshape(parts, [-1, parts.shape[2]]),
+                tf.reshape(plans[number]["asked"], [-1]),
+            )
+            packed[number] = sum_by_position(flat, positions, tf.shape(plans[number]["distinct"])[0])
+        unpacked = [
+            _unpack(total, layout.columns, bool(curvature))
+            for total, layout, curvature in zip(packed, self.layouts, curvatures, strict=True)
+        ]
+        return [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
 
     def update(
         self,
@@ -242,7 +242,6 @@ class EmbeddingTables:
         rate: tf.Tensor,
         compiled: bool,
     ) -> None:
-        """One step on the rows of a batch; see ``ctr.optim.protocol.Optimizer.update``."""
         parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
         self.optimizer.update(
             [
@@ -257,18 +256,19 @@ class EmbeddingTables:
 
     @property
     def variables(self) -> dict[str, Rows]:
-        """The rows and what the optimizer has, under names that do not depend on the process."""
         rows = {
             f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.weights, strict=True)
         }
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of the maps; of those that are divided this worker's part."""
-        return named(self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()})
+        """Returns the arrays of the maps; of those that are divided this worker's part."""
+        return named_arrays(
+            self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
+        )
 
     def lengths(self) -> dict[str, int]:
-        """The arrays whose entries are dealt out to the workers in turn, with the number of entries of all."""
+        """Returns by array whose entries are dealt out to the workers in turn the number of entries of all."""
         rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)
@@ -276,7 +276,7 @@ class EmbeddingTables:
             for kind in ("rows", *self.optimizer.row_state)
         }
         maps = {number: id_map.entries() for number, id_map in self.id_maps.items() if id_map.group.size > 1}
-        return rows | named(self.layouts, maps)
+        return rows | named_arrays(self.layouts, maps)
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part]) -> None:
         """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""
@@ -289,10 +289,7 @@ class EmbeddingTables:
             id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
-        """The tables with all their rows, which all workers have to ask for and the first one has.
-
-        A table that is whole here is not copied.
-        """
+        """Returns the tables with all rows in the first worker; all have to call it. A whole one is not copied."""
         return [self._whole(number) for number in range(len(self.layouts))]
 
     def _whole(self, number: int) -> tf.Variable:
@@ -307,7 +304,6 @@ class EmbeddingTables:
         return tf.Variable(values, name=table.name.partition(":")[0], shape=shape)
 
     def _rows_of_all(self, number: int) -> np.ndarray:
-        """The rows of a divided table in the first worker; in others there are none."""
         owners, rows, columns = self._owners[number], self.count(number), self.layouts[number].columns
         values = np.zeros((rows if owners.is_chief else 0, columns), np.float32)
         most, piece = len(range(0, rows, owners.size)), _PIECE // owners.size
@@ -324,11 +320,26 @@ class EmbeddingTables:
 
 
 def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
-    """Whether a table is divided over W workers.
-
-    Args:
-        most_rows: the rows that it may get.
-        from_bytes: from which size on.
-    """
+    """Tells whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
     # Each worker has at least one of the rows that are there from the beginning.
     return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
+
+
+def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
+    if not curvature:
+        return gradient
+    values, groups = curvature
+    known = tf.cast(groups >= 0, tf.float32)
+    return tf.concat(
+        [gradient, tf.stack([values, known * tf.cast(groups, tf.float32), known], axis=1)], axis=1
+    )
+
+
+def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
+    """Takes apart what was packed and added up: all members that know the group of a row know the same one."""
+    if not has_curvature:
+        return packed, ()
+    gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
+    values, groups, known = tf.unstack(packed[:, columns:], num=3, axis=1)
+    groups = tf.where(known > 0, tf.round(tf.math.divide_no_nan(groups, known)), -1.0)
+    return gradient, (values, tf.cast(groups, tf.int32))

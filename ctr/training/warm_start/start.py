@@ -1,50 +1,51 @@
-"""Begins a run of a new configuration with the weights and the place in the log of another run.
+"""Warm start: begins a run of a new configuration with the weights and the place in the log of another run.
 
 The run directory is made beside its place, with a first checkpoint and ``init_from.json``, and appears there by one
 rename. So it is never there in part, and from then on it is a run like any other that is resumed: it needs the
 other run no more.
 """
 
+import copy
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctr.config import dump_yaml, load_model
+from ctr.data.log import log_sha256
+from ctr.data.schema import Schema
+from ctr.data.shards import read_shard
 from ctr.io.errors import InputError, joined
-from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
-from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import weight_shapes
+from ctr.io.files import make_folder, sync_folder
 from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
+from ctr.training.logs import Log
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import (
     INIT_FROM,
+    adopt_config,
     adopt_environment,
     adopt_schema,
     only_process,
-    read_run_schema,
+    read_run_model,
     write_json,
 )
-from ctr.training.run.position import Position
-from ctr.training.run.rollback import first_broken
+from ctr.training.run.rollback import Position, first_broken
 from ctr.training.run.run import open_run
-from ctr.training.state import architecture, fresh_state
+from ctr.training.state import dense_shapes, fresh_state
 from ctr.training.validate import needs_warm_start
-from ctr.training.warm_start.optimizer import take_dense, take_schedules
-from ctr.training.warm_start.position import begin_position
+from ctr.training.warm_start.dense import take_dense, take_fitted
 from ctr.training.warm_start.weights import (
     Entry,
     Side,
     Slots,
-    take_fitted,
     take_ids,
     take_ramps,
     take_rows,
+    take_schedules,
     take_slices,
 )
 from ctr.workers.chips import Chips
@@ -60,20 +61,14 @@ _WORDS = {"taken": "taken", "partly": "partly", "fresh": "fresh", "left": "left 
 
 
 class InitFrom(NamedTuple):
-    """The run to begin from.
-
-    Attributes:
-        run_dir: its directory. It is only read, and may be training.
-        report: called, when the new run begins, with what was taken, as text; not when it is resumed.
-    """
+    """The run to begin from, which is only read and may be training."""
 
     run_dir: Path | str
+    # Called with what was taken, as text, when the new run begins.
     report: Callable[[str], object] = lambda text: None
 
 
 class _Old(NamedTuple):
-    """The run to begin from, as its newest checkpoint has it."""
-
     side: Side
     position: Position
     state: dict[str, Any]
@@ -89,19 +84,9 @@ def warm_start(
     workers: int = 1,
     chips: Chips | None = None,
 ) -> None:
-    """Makes ``run_dir`` a run directory that begins where another run stands; does nothing if it was made so before.
+    """Makes ``run_dir`` a run directory that begins where another run stands, unless it is one already.
 
-    Args:
-        log, config: of the new run.
-        run_dir: its directory; a new or an empty one, or one that was begun from the same run.
-        source: the other run.
-        waits: whether the log may have nothing new yet.
-        workers: how many will train the new run.
-        chips: those that will; None: one device.
-
-    Raises:
-        InputError: see ``open_inputs``; ``run_dir`` was begun otherwise or is something else; ``source`` is no run,
-            has no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
+    Raises InputError: ``run_dir`` is another one, or ``source`` has nothing sound that could be taken.
     """
     old_dir = Path(source.run_dir)
     if not needs_warm_start(run_dir, old_dir):
@@ -116,7 +101,12 @@ def warm_start(
             _clear(folder)
             environment = describe_environment(config, workers, chips)
             content = _make(folder, inputs, old, position, old_dir, environment)
-            _publish(folder, run_dir)
+            sync_folder(folder)
+            try:
+                folder.rename(run_dir.resolve())
+            except OSError as error:
+                raise InputError(f"{run_dir}: cannot be created: {error}") from None
+            sync_folder(run_dir.resolve().parent)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -124,19 +114,22 @@ def warm_start(
 
 
 def _read_old(run_dir: Path) -> _Old:
-    config = load_model(TrainConfig, run_dir / "config.yaml", "config")
-    schema = read_run_schema(run_dir)
+    config, schema = read_run_model(run_dir)
     layouts = config.table_layouts(schema)
-    widths = tower_widths(layouts, config.model.factorized is not None)
-    shapes = weight_shapes(architecture(config, "float32"), widths)
+    shapes = dense_shapes(config, layouts)
     arrays, state = checkpoint.read(run_dir / "checkpoints")
     weights = checkpoint.weights_of(arrays)
     try:
         position = Position.from_json(state["position"])
-        _check_arrays(weights, layouts, shapes)
+        for layout in layouts:
+            check_table(weights[f"rows/{layout.name}"], layout)
+        for index, shape in enumerate(shapes.values()):
+            found = weights[name := f"dense/{index:03d}"].shape
+            if found != shape:
+                raise ValueError(f"{name} has the shape {list(found)}, not {list(shape)}")
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
-        raise _not_its_own(run_dir, error) from None
+        raise _mismatch(run_dir, error) from None
     if not position.trained_examples and position.learned_until is None:
         raise InputError(
             f"--init-from {run_dir}: the run has not learned anything yet; start without --init-from"
@@ -148,21 +141,11 @@ def _read_old(run_dir: Path) -> _Old:
     return _Old(Side(config, schema, layouts, shapes), position, state, weights)
 
 
-def _not_its_own(run_dir: Path, error: Exception) -> InputError:
+def _mismatch(run_dir: Path, error: Exception) -> InputError:
     return InputError(f"--init-from {run_dir}: the checkpoint is not one of its config.yaml: {error}")
 
 
-def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mapping[str, Any]) -> None:
-    for layout in layouts:
-        check_table(arrays[f"rows/{layout.name}"], layout)
-    for index, shape in enumerate(shapes.values()):
-        name = f"dense/{index:03d}"
-        if arrays[name].shape != shape:
-            raise ValueError(f"{name} has the shape {list(arrays[name].shape)}, not {list(shape)}")
-
-
 def _clear(folder: Path) -> None:
-    """Deletes what a warm start that was killed has left."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -176,7 +159,7 @@ def _make(
     """Writes all files of the new run; returns the content of init_from.json."""
     config, schema = inputs.config, inputs.schema
     layouts = config.table_layouts(schema)
-    write_atomic_bytes(folder / "config.yaml", dump_yaml(config).encode())
+    adopt_config(folder, config)
     adopt_schema(folder, schema)
     adopt_environment(folder, environment)
     # What begins fresh begins as in a fresh run.
@@ -188,7 +171,7 @@ def _make(
         arrays = {name: np.array(array) for name, array in state.arrays().items()}
         entries, before = _take(arrays, old, side, slots, source)
     except (KeyError, ValueError) as error:
-        raise _not_its_own(source, error) from None
+        raise _mismatch(source, error) from None
     state.restore(arrays)
     with open_run(folder, inputs, state, lambda: arrays) as run:
         run.position = position
@@ -213,7 +196,6 @@ def _make(
 def _take(
     arrays: dict[str, np.ndarray], old: _Old, new: Side, slots: Slots, source: Path
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Puts all that matches into ``arrays``; returns the table, and what ramps have had."""
     sides = new, old.side
     features, kept = take_rows(arrays, old.arrays, *sides, slots)
     if not any(entry.status in ("taken", "partly") for entry in features):
@@ -236,17 +218,8 @@ def _take(
     return [*features, *weights, *slices, *ramps, *schedules], before | examples
 
 
-def _publish(folder: Path, run_dir: Path) -> None:
-    sync_folder(folder)
-    try:
-        folder.rename(run_dir.resolve())
-    except OSError as error:
-        raise InputError(f"{run_dir}: cannot be created: {error}") from None
-    sync_folder(run_dir.resolve().parent)
-
-
 def table_text(content: Mapping[str, Any]) -> str:
-    """Returns the content of init_from.json in lines; what has the same fate for the same reason shares one."""
+    """Formats the content of init_from.json in lines; what has the same fate for the same reason shares one."""
     begins = content["begins_at"]["log"]
     lines = [
         f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"
@@ -262,3 +235,92 @@ def table_text(content: Mapping[str, Any]) -> str:
     for (part, status, why), names in groups.items():
         lines.append(f"  {part:<19}{status:<12} {', '.join(names)}" + (f"  ({why})" if why else ""))
     return "\n".join(lines)
+
+
+_LAST_ID = int(np.iinfo(np.int64).max)
+
+
+def begin_position(
+    inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path, waits: bool
+) -> Position:
+    """Returns the position of a new run, with all counts at 0.
+
+    What the old run has scored the new one does not score again, unless it learns without a delay what the old one
+    had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log ends before.
+    """
+    log = inputs.log
+    if old.learned_until is None or old.scored_until is None:
+        position = _same_place(inputs, old, consumed, source)
+    else:
+        scored = _rows_reached(log, inputs.schema, old.scored_until, source, "")
+        learned = _rows_reached(log, inputs.schema, old.learned_until, source, "")
+        constraint_logs = {
+            name: _rows_reached(
+                other,
+                inputs.schema,
+                # What came before what was learned last is never read later.
+                old.constraint_until.get(name, [old.learned_until[0] - 1, _LAST_ID]),
+                source,
+                name,
+            )
+            for name, other in inputs.constraint_logs.items()
+        }
+        position = Position(examples=scored, learned=learned, constraint_logs=constraint_logs)
+        position.scored_until, position.learned_until = old.scored_until, old.learned_until
+        position.constraint_until = {
+            name: copy.copy(until)
+            for name, until in old.constraint_until.items()
+            if name in inputs.constraint_logs
+        }
+    if not inputs.config.label_delay:
+        position.examples = position.learned
+        position.scored_until = position.learned_until
+    if position.examples >= log.rows and not waits:
+        raise InputError(
+            f"{log.path}: has no row after those that {source} was trained on, the first {position.examples}; "
+            "with --follow the new run waits for more"
+        )
+    position.due_from = position.examples
+    zeros = dict.fromkeys(inputs.constraint_logs, 0)
+    position.constraint_rejected, position.constraint_read = dict(zeros), dict(zeros)
+    return position
+
+
+def _same_place(
+    inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path
+) -> Position:
+    """Returns the position of a run whose checkpoint lacks the last rows that it passed: only in the same logs."""
+    for seen in consumed:
+        log = inputs.row_logs.get(seen["log"])
+        if log is not None and log_sha256(log.manifests[: seen["intervals"]]) != seen["sha256"]:
+            raise InputError(
+                f"--init-from {source}: its checkpoint does not record how far the run got in any log but its own, "
+                f"and {log.path} is another log"
+            )
+    constraint_logs = {name: old.constraint_logs.get(name, 0) for name in inputs.constraint_logs}
+    return Position(examples=old.examples, learned=old.learned, constraint_logs=constraint_logs)
+
+
+def _rows_reached(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:
+    """Counts the rows of a log up to a query, which is given by its time and id."""
+    if log.end <= until[0]:
+        which = f"constraint log {name}" if name else "log"
+        raise InputError(
+            f"{log.path}: the {which} is published until query time {log.end}, but {source} is already at "
+            f"{until[0]}: rows that are published later would be trained on twice"
+        )
+    return rows_until(log, schema, until[0], until[1])
+
+
+def rows_until(log: Log, schema: Schema, time: int, query_id: int) -> int:
+    """Counts the rows of a log before the first query after (``time``, ``query_id``), time in microseconds."""
+    count = 0
+    for manifest in log.manifests:
+        for entry in manifest.shards:
+            if entry.last_query_time < time:
+                count += entry.rows
+            elif entry.first_query_time <= time:
+                table = read_shard(log.path, entry, schema)
+                times, ids = (table.column(name).to_numpy() for name in ("query_time", "query_id"))
+                count += int(np.count_nonzero((times < time) | ((times == time) & (ids <= query_id))))
+    return count

@@ -1,17 +1,4 @@
-"""What of one run's arrays another one begins with: matched by meaning, never by place.
-
-Rows of tables go feature by feature, wherever a feature lies in whatever table. Dense weights go by name, and each of
-their dimensions has a meaning of its own, which has to be the same in both models::
-
-    ("columns", tower)   the features' embeddings side by side: those of the same features are taken
-    ("units", kernel)    what a layer puts out: the same only if that layer itself was taken; where there are more of
-                         them, the first ones are taken
-    ("size", "")         nothing but a number
-
-So a layer behind one that begins fresh begins fresh too: its input means something else. Units that a wider layer adds
-begin as in a fresh run, and what reads them with weights of 0: so the network computes what the narrower one did, as
-with Net2WiderNet (Chen et al., arXiv 1511.05641), whose copies of units would need noise to come apart.
-"""
+"""Weights of one run that another one begins with: rows of tables by feature, dense weights by name (``dense.py``)."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,21 +9,18 @@ import numpy as np
 
 from ctr.config import differing_keys
 from ctr.data.schema import Schema, feature_meanings
-from ctr.models.embeddings import tower_columns
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
-from ctr.training.ids.of_tables import live_ids, restored_maps
+from ctr.training.ids.id_map import live_ids, restored_maps
 from ctr.training.optimizers import table_optimizer
 from ctr.training.state import TrainState
 
 Status = Literal["taken", "partly", "fresh", "left"]
 Arrays = Mapping[str, np.ndarray]
-Axis = tuple[str, str]
 Slots = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """By feature, int32 [N] each: rows in the new table, and the rows of the same ids in the old one."""
 
-_FIRST = "component_0/"
 _MOMENTS = ("rows_moment", "rows_touched")
 """What Adafactor knows of the embedding in a row."""
 _OF_TABLES = ("columns_moment", "table_steps")
@@ -44,41 +28,25 @@ _OF_TABLES = ("columns_moment", "table_steps")
 
 
 class Entry(NamedTuple):
-    """A line of the table of what a run begins with.
+    """A line of the table of what a run begins with."""
 
-    Attributes:
-        part: ``feature``, ``weight``, ``slices``, ``ramp`` or ``schedule``.
-        name: of the feature, weight, family of slices, ramp or schedule.
-        status: ``left``: the old run has it and the new one has not.
-        optimizer: the same of what the optimizer knew of it; None where there is no such thing.
-        why: it was not just taken; empty if it was.
-    """
-
-    part: str
+    part: str  # ``feature``, ``weight``, ``slices``, ``ramp`` or ``schedule``
     name: str
-    status: Status
-    optimizer: Status | None
-    why: str
+    status: Status  # ``left``: the old run has it and the new one has not
+    optimizer: Status | None  # the same of what the optimizer knew of it
+    why: str  # it was not just taken
 
 
 @dataclass(frozen=True)
 class Side:
-    """What the arrays of a run are of.
-
-    Attributes:
-        config: of the run.
-        schema: the features.
-        layouts: of the tables.
-        shapes: of the dense weights by their names in the model, in the order of checkpoints.
-    """
+    """What the arrays of a run are of."""
 
     config: TrainConfig
     schema: Schema
     layouts: tuple[TableLayout, ...]
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]  # of the dense weights by name, in the order of checkpoints
 
     def places(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
-        """By feature: its table, its first row there, and what it is."""
         return {
             feature.name: (layout, layout.offsets()[feature.name], feature)
             for layout in self.layouts
@@ -86,33 +54,9 @@ class Side:
         }
 
     def keys(self) -> dict[str, int]:
-        """The numbers of the dense weights by name; the network of a plain model counts as an ensemble's first."""
-        single = self.config.model.ensemble.components == 1
-        return {f"{_FIRST if single else ''}{name}": index for index, name in enumerate(self.shapes)}
-
-
-class Moved(NamedTuple):
-    """Which elements of an old weight become which of a new one, along each dimension.
-
-    Attributes:
-        new, old: int64 indices along each dimension.
-        exact: whether all of it is taken, in its own order.
-    """
-
-    new: tuple[np.ndarray, ...]
-    old: tuple[np.ndarray, ...]
-    exact: bool
-
-    def fills(self, shape: Sequence[int]) -> bool:
-        """Whether all of a new weight of this shape comes from the old one."""
-        return all(len(index) == size for index, size in zip(self.new, shape, strict=False))
-
-    def move(self, target: np.ndarray, source: np.ndarray) -> None:
-        """Writes what is taken of ``source`` into ``target``."""
-        if not self.new:
-            target[...] = source
-        else:
-            target[np.ix_(*self.new)] = source[np.ix_(*self.old)]
+        """Numbers of the dense weights by name; the network of a plain model counts as an ensemble's first."""
+        prefix = "component_0/" if self.config.model.ensemble.components == 1 else ""
+        return {f"{prefix}{name}": index for index, name in enumerate(self.shapes)}
 
 
 # Rows of tables.
@@ -127,13 +71,7 @@ def take_rows(
 ) -> tuple[list[Entry], frozenset[str]]:
     """Puts the rows of the features that both runs have into the new run's tables.
 
-    Args:
-        arrays: of the new run, by the names of ``TrainState.variables``; changed.
-        old_arrays: of the old one.
-        slots: by feature whose ids grow, the rows of these ids in the new table and in the old one.
-
-    Returns:
-        A line for each feature, and the features whose embeddings were taken.
+    Returns a line for each feature, and the features whose embeddings were taken.
     """
     places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
     # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
@@ -196,171 +134,7 @@ def take_rows(
 
 
 def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
-    """A view of a table's rows, [rows, copies, columns of a copy]."""
     return table.reshape(len(table), layout.copies, -1)
-
-
-# Dense weights.
-
-
-def weight_axes(names: Sequence[str]) -> dict[str, tuple[Axis, ...]]:
-    """What the dimensions of dense weights mean.
-
-    Args:
-        names: of ``ctr.models.initial_weights`` in their order, all of them within a component.
-
-    Returns:
-        By name; nothing of a weight of which only the shape says anything.
-    """
-    inputs: dict[str, Axis] = {}
-    axes: dict[str, tuple[Axis, ...]] = {}
-    for name in names:
-        component, _, inner = name.partition("/")
-        tower, _, layer = inner.partition("/")
-        columns = ("columns", tower)
-        if name.removesuffix("_bias") in axes:
-            # That of a kernel.
-            axes[name] = axes[name.removesuffix("_bias")][-1:]
-        elif inner.endswith("_head"):
-            tower = "ui" if inner == "ui_head" else "quality"
-            axes[name] = inputs.get(f"{component}/{tower}", ("columns", tower)), ("size", "")
-        elif layer.startswith("cross_"):
-            rank = ("units", f"{name[:-1]}u")
-            matrices = {"u": (columns, rank), "v": (rank, columns), "w": (columns, columns)}
-            axes[name] = matrices[name[-1]]
-        elif layer:
-            axes[name] = inputs.get(f"{component}/{tower}", columns), ("units", name)
-            inputs[f"{component}/{tower}"] = ("units", name)
-    return axes
-
-
-def take_weights(
-    arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, kept: frozenset[str]
-) -> tuple[list[Entry], dict[int, tuple[int, Moved]]]:
-    """Puts what the same dense weights of both models have in common into the new run's.
-
-    Args:
-        arrays, old_arrays: see ``take_rows``.
-        kept: the features whose embeddings were taken.
-
-    Returns:
-        A line for each weight, so far without what the optimizer knows; and by the number of each weight of which
-        something was taken its number in the old run, and what was taken.
-    """
-    keys, old_keys = new.keys(), old.keys()
-    axes, old_axes = weight_axes(list(keys)), weight_axes(list(old_keys))
-    fresh: set[str] = set()
-    entries = []
-    moves: dict[int, tuple[int, Moved]] = {}
-    columns, old_columns = (
-        tower_columns(side.layouts, side.config.model.factorized is not None) for side in (new, old)
-    )
-    old_shapes = list(old.shapes.values())
-    names = list(new.shapes)
-    for key, index in keys.items():
-        if key not in old_keys:
-            found: Moved | str = "the old model has none"
-        elif axes.get(key) != old_axes.get(key):
-            found = "it has another input"
-        elif key.removesuffix("_bias") in fresh or any(owner in fresh for _, owner in axes.get(key, ())):
-            found = "its layer or its input begins fresh"
-        elif key.endswith("transfer_slopes") and _reach(new) != _reach(old):
-            found = f"model.factorized.knot_range was {_reach(old)}, is {_reach(new)}"
-        else:
-            # Where components had embeddings of their own and share them now, they share those of the first.
-            own = not key.startswith(_FIRST) and _copies(new) == 1 < _copies(old)
-            shape, old_shape = new.shapes[names[index]], old_shapes[old_keys[key]]
-            found = match(
-                axes.get(key, ()), shape, old_shape, columns, old_columns, frozenset() if own else kept
-            )
-        if isinstance(found, str):
-            fresh.add(key)
-            entries.append(Entry("weight", names[index], "fresh", "fresh", found))
-            continue
-        found.move(arrays[dense_key(index)], old_arrays[dense_key(old_keys[key])])
-        moves[index] = old_keys[key], found
-        shape, old_shape = new.shapes[names[index]], old_shapes[old_keys[key]]
-        grown = _grown(axes.get(key, ()), shape, old_shape)
-        if 0 in grown and len(shape) > 1:
-            arrays[dense_key(index)][old_shape[0] :] = 0
-        whole = shape == old_shape and found.fills(shape)
-        why = "" if found.exact else ("in another order" if whole else "the part of the same features")
-        why = "what a narrower layer had" if grown else why
-        entries.append(Entry("weight", names[index], "taken" if whole else "partly", None, why))
-    gone = [name for name, key in zip(old.shapes, old_keys, strict=True) if key not in keys]
-    entries += [Entry("weight", name, "left", None, "the new model has none") for name in gone]
-    return entries, moves
-
-
-def _grown(axes: Sequence[Axis], shape: Sequence[int], old_shape: Sequence[int]) -> list[int]:
-    """The dimensions along which a layer has more units than it had."""
-    return [
-        place
-        for place, (axis, size, old_size) in enumerate(zip(axes, shape, old_shape, strict=False))
-        if axis[0] == "units" and size > old_size
-    ]
-
-
-def dense_key(index: int) -> str:
-    """The name of a dense weight in checkpoints (``ctr.training.state.dense_weights``)."""
-    return f"dense/{index:03d}"
-
-
-def _reach(side: Side) -> float | None:
-    factorized = side.config.model.factorized
-    return None if factorized is None else factorized.knot_range
-
-
-def _copies(side: Side) -> int:
-    return side.layouts[0].copies
-
-
-def match(
-    axes: Sequence[Axis],
-    shape: Sequence[int],
-    old_shape: Sequence[int],
-    columns: Mapping[str, Mapping[str, slice]],
-    old_columns: Mapping[str, Mapping[str, slice]],
-    kept: frozenset[str],
-) -> Moved | str:
-    """What of a weight is taken, or why nothing is."""
-    differs = f"its shape was {list(old_shape)}, is {list(shape)}"
-    if len(shape) != len(old_shape):
-        return differs
-    indices, old_indices, exact = [], [], True
-    for place, (size, old_size) in enumerate(zip(shape, old_shape, strict=True)):
-        kind, tower = axes[place] if axes else ("size", "")
-        if kind != "columns":
-            if size != old_size and not (kind == "units" and size > old_size):
-                return differs
-            exact = exact and size == old_size
-            indices.append(np.arange(old_size))
-            old_indices.append(np.arange(old_size))
-            continue
-        common = [
-            (own, old_columns[tower][name])
-            for name, own in columns[tower].items()
-            if name in kept and name in old_columns[tower]
-        ]
-        index, old_index = (
-            np.concatenate(
-                [np.zeros(0, np.int64), *(np.arange(pair[side].start, pair[side].stop) for pair in common)]
-            )
-            for side in (0, 1)
-        )
-        if not len(index):
-            return "none of its features' embeddings were taken"
-        exact = exact and size == old_size == len(index) and bool((index == old_index).all())
-        indices.append(index)
-        old_indices.append(old_index)
-    return Moved(tuple(indices), tuple(old_indices), exact)
-
-
-def take_fitted(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
-    """Puts in what is known of the biases, the offset and the gate, where both runs fit them."""
-    for name in arrays:
-        if name.startswith("newton/") and name in old_arrays and old_arrays[name].shape == arrays[name].shape:
-            arrays[name][...] = old_arrays[name]
 
 
 # Dual variables.
@@ -384,7 +158,7 @@ def take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, ol
 
 
 def _families(side: Side) -> dict[str, dict[str, Any]]:
-    """By name what decides which slice an example is in; not how fast its dual variable learns."""
+    """Returns by name what decides which slice an example is in; not how fast its dual variable learns."""
     constraints = side.config.objective.bias_constraints
     meanings = feature_meanings(side.schema)
     families: tuple[SliceConfig, ...] = () if constraints is None else constraints.families
@@ -407,14 +181,9 @@ def _families(side: Side) -> dict[str, dict[str, Any]]:
 def take_ramps(
     new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Which ramps go on where they stood, and which begin.
+    """Decides which ramps go on where they stood; returns lines, and how many examples each has had that goes on.
 
-    Args:
-        trained, before: examples that the old run trained on, and before it for each ramp.
-        entries: of the weights and slices.
-
-    Returns:
-        A line for each ramp, and for those that go on how many examples they have had.
+    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp.
     """
     used = [entry for entry in entries if entry.status in ("taken", "partly")]
     terms, old_terms = new.config.objective.terms, old.config.objective.terms
@@ -428,25 +197,37 @@ def take_ramps(
         ramps["ranking"] = ranking.setup == old_ranking.setup
     if "bias_constraints" in ramps:
         ramps["bias_constraints"] = any(entry.part == "slices" for entry in used)
-    lines: list[Entry] = []
-    offsets: dict[str, int] = {}
-    for name, goes_on in ramps.items():
-        if goes_on:
-            offsets[name] = trained + before.get(name, 0)
-            lines.append(Entry("ramp", name, "taken", None, f"continues at {offsets[name]} examples"))
-        else:
-            lines.append(Entry("ramp", name, "fresh", None, "begins here"))
+    return _continued("ramp", ramps, trained, before)
+
+
+def _continued(
+    part: str, goes_on: Mapping[str, bool], trained: int, before: Mapping[str, int]
+) -> tuple[list[Entry], dict[str, int]]:
+    offsets = {name: trained + before.get(name, 0) for name, continues in goes_on.items() if continues}
+    lines = [
+        Entry(part, name, "taken", None, f"continues at {offsets[name]} examples")
+        if name in offsets
+        else Entry(part, name, "fresh", None, "begins here")
+        for name in goes_on
+    ]
     return lines, offsets
 
 
-def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slots:
-    """Gives the ids of the features that both runs have slots in the new run's maps, with what is known of their use.
+def take_schedules(
+    new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
+) -> tuple[list[Entry], dict[str, int]]:
+    """Decides which schedules continue: those of the same weights, some of which were taken; see ``take_ramps``."""
+    used = {entry.part for entry in entries if entry.status in ("taken", "partly")}
+    parts = {"embeddings": "feature", "dense": "weight"}
+    goes_on = {
+        f"rate_{group}": group in old.config.optimizer.schedules and parts[group] in used
+        for group in new.config.optimizer.schedules
+    }
+    return _continued("schedule", goes_on, trained, before)
 
-    Args:
-        state: of the new run, as it begins; the slots begin as those of new ids do.
-        new, old: the two runs.
-        old_arrays: of the old run, by the names of ``TrainState.arrays``.
-    """
+
+def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slots:
+    """Gives ids of the features that both runs have slots in the new run's maps, with what is known of their use."""
     old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
     meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     slots = {}

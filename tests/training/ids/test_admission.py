@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from ctr.training.ids.admission import WaitingIds, drawn
+from ctr.training.ids.admission import DEPTH, CountMinSketch, WaitingIds, drawn
 from ctr.training.ids.config import AdmissionConfig
-from ctr.training.ids.sketch import DEPTH, CountMinSketch
 
 
 def test_draws_have_their_probability_and_grow_with_it():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctr.io.errors import InputError
-from ctr.training.run import array_files
+from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import clean_up, drop_after, read, restore_newest, save
 
 ARRAYS = {"weights|a": np.arange(6, dtype=np.float32).reshape(2, 3), "total|b/c": np.array([2**60, -1])}
@@ -162,14 +162,14 @@ def test_a_failing_write_leaves_those_before(tmp_path):
 def deleted_while_read(tmp_path, monkeypatch):
     """A folder whose checkpoint 1 is deleted, since the run goes on, once its state was read."""
     save_at(tmp_path, 1)
-    unchanged = array_files.file_sha256
+    unchanged = checkpoint.file_sha256
 
     def go_on(path):
         monkeypatch.undo()
         save_at(tmp_path, 2, 3)
         return unchanged(path)
 
-    monkeypatch.setattr(array_files, "file_sha256", go_on)
+    monkeypatch.setattr(checkpoint, "file_sha256", go_on)
     return tmp_path
 
 

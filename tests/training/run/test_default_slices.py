@@ -12,8 +12,8 @@ from ctr.data.schema import Category, Number, Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.report.shown_run import show_runs
 from ctr.eval.run_files import read_default_slices
-from ctr.training.run.default_slices import default_slices, heaviest_ids, slice_arrays
-from ctr.training.run.directory import write_default_slices
+from ctr.training.run.directory import write_archive
+from ctr.training.run.results import default_slices, heaviest_ids, slice_arrays
 from run_directories import make_rows, predict, write_run
 
 NAMES = ("plain", "many", "worst", "bad", "one", "worse")
@@ -65,13 +65,13 @@ def test_the_features_that_differ_most_are_found_and_shown(log_and_run):
     assert [row["id"] for row in heaviest_ids(found)["worst"]["heaviest"]] == list(
         table.sort_values("weight", ascending=False).index
     )
-    write_default_slices(run, slice_arrays(found))
+    write_archive(run, "default_slices", slice_arrays(found))
     assert list(read_default_slices(run)) == list(found)
     pd.testing.assert_frame_equal(read_default_slices(run)["bad"].result(), found["bad"].result())
     [shown] = show_runs([run])
     assert shown.has_default_slices and list(shown.run.metrics.slices) == list(found)
     json.dumps(shown.summary, allow_nan=False)
-    write_default_slices(run, {})
+    write_archive(run, "default_slices", {})
     assert not read_default_slices(run) and not show_runs([run])[0].has_default_slices
 
 

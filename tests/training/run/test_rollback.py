@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from ctr.io.documents import parse_json, sealed_bytes
 from ctr.io.errors import InputError
-from ctr.training.run.position import Mark, Position, mark_here, note_step
 from ctr.training.run.rollback import (
+    Mark,
+    Position,
     Rollback,
     as_json,
     check_kept,
     first_broken,
     is_checkpoint_due,
     is_quarantined,
+    mark_here,
+    note_step,
     predicts_soundly,
     read_rollbacks,
     rows_of_broken_weights,

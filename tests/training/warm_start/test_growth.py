@@ -13,9 +13,8 @@ from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import init_weights
 from ctr.training.config import TrainConfig
 from ctr.training.state import TrainState, architecture, dense_weights
-from ctr.training.warm_start.deeper import deepen
-from ctr.training.warm_start.optimizer import take_dense
-from ctr.training.warm_start.weights import Entry, Moved, Side, dense_key, take_weights
+from ctr.training.warm_start.dense import Moved, deepen, dense_key, take_dense, take_weights
+from ctr.training.warm_start.weights import Entry, Side
 from small_runs import SCHEMA
 
 NARROW: dict[str, Any] = {

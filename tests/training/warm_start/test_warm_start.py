@@ -527,7 +527,7 @@ def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema
     from ctr.data.log import read_manifests
     from ctr.data.row_order import sort_rows
     from ctr.training.logs import Log
-    from ctr.training.warm_start.position import rows_until
+    from ctr.training.warm_start.start import rows_until
 
     # Three queries at each time, whose ids are not in the order of time.
     table = examples.table().slice(0, 60)

@@ -8,7 +8,7 @@ import pytest
 
 from ctr.io.errors import InputError
 from ctr.training.run import checkpoint
-from ctr.training.run.array_files import Share, write_part
+from ctr.training.run.checkpoint import Share, write_part
 from ctr.workers.parts import rows_of
 
 WHOLE = {
