@@ -178,6 +178,14 @@ class TableOptimizer(Optimizer[RowGradient], Protocol):
         """Names of the state that has a row for each feature of a table, likewise."""
 
     @property
+    def embedding_state(self) -> tuple[str, ...]:
+        """Names of the row state that is about the embedding alone, and not about the linear weight beside it."""
+
+    @property
+    def table_state(self) -> tuple[str, ...]:
+        """Names of the state that a table has by copy, without which ``embedding_state`` means nothing."""
+
+    @property
     def needs_curvature(self) -> bool:
         """True where ``update`` needs the curvature and the groups of ``RowGradient``."""
 

@@ -29,6 +29,8 @@ class RowRule(WithoutHost):
     name = "embeddings"
     row_state: tuple[str, ...] = ()
     feature_state: tuple[str, ...] = ()
+    embedding_state: tuple[str, ...] = ()
+    table_state: tuple[str, ...] = ()
     needs_curvature = False
 
     def __init__(

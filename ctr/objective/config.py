@@ -1,7 +1,7 @@
 """The configuration of everything in the objective besides the logistic loss. All of it is off by default."""
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -28,6 +28,14 @@ AxisValues = Annotated[
     BeforeValidator(_one_kind),
     Field(title="list of texts, numbers and null, or all"),
 ]
+
+
+class Term(Protocol):
+    """The keys of a loss beside the logistic one."""
+
+    @property
+    def ramp(self) -> Ramp:
+        """Multiplies it."""
 
 
 class RankingConfig(StrictModel):
@@ -204,9 +212,7 @@ class ObjectiveConfig(StrictModel):
     bias_constraints: BiasConstraintsConfig | None = None
 
     @property
-    def terms(
-        self,
-    ) -> dict[str, RankingConfig | DistillationConfig | AntiDistillationConfig | BiasConstraintsConfig]:
+    def terms(self) -> dict[str, Term]:
         """The losses beside the logistic one that are on, by their keys, in the order of their sum."""
         terms = ((name, getattr(self, name)) for name in type(self).model_fields)
         return {name: term for name, term in terms if term is not None}

@@ -78,7 +78,7 @@ def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.n
 
 
 def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Computes ``ctr.objective.total.normalizer`` for a batch that workers divide: float32 scalar."""
+    """Computes ``ctr.objective.losses.normalizer`` for a batch that workers divide: float32 scalar."""
     weight = _own_weight(config, rows, source).sum(dtype=np.float64)
     constraints = config.bias_constraints
     if constraints is not None and constraints.logs and not weight > 0:

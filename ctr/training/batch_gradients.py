@@ -12,7 +12,7 @@ from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
 from ctr.models.crosses import Multiply
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.part import Part
-from ctr.objective.total import loss_and_terms, normalizer, slices_of
+from ctr.objective.losses import loss_and_terms, normalizer, slices_of
 from ctr.training.config import TrainConfig
 from ctr.training.experts import Lesson, linear_curvature, own_lessons
 from ctr.training.state import TrainState

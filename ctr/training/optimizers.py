@@ -1,6 +1,7 @@
 """The optimizers that a configuration asks for: a new one has its keys in ``config.py`` and is made here."""
 
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ from ctr.workers.collectives import ALONE, Workers
 _PRIOR = 100.0
 """Of the offset and the gates in ``OnlineNewton``: an offset that swings costs more than it gains."""
 _OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
-"""Their ranges: a gate never leaves the range between two experts."""
+"""Their ranges: a gate alone never leaves the range between the first expert and its own."""
 
 
 def dense_optimizer(
@@ -44,7 +45,9 @@ def dense_optimizer(
         return DenseAdafactor(config.adafactor, workers)
     if config.rule == "muon":
         return DenseMuon(config.muon, workers)
-    return DenseShampoo(config.shampoo, workers)
+    if config.rule == "shampoo":
+        return DenseShampoo(config.shampoo, workers)
+    assert_never(config.rule)
 
 
 def table_optimizer(
@@ -82,7 +85,9 @@ def table_optimizer(
         return RowAdafactor(rates, initial, layouts[0].copies, config.adafactor, config.update_limit, owners)
     if config.rule == "one_sided":
         return RowOneSided(rates, initial, layouts[0].copies, config.one_sided, config.update_limit, owners)
-    return RowAdaGrad(rates, initial, config.update_limit, owners)
+    if config.rule == "adagrad":
+        return RowAdaGrad(rates, initial, config.update_limit, owners)
+    assert_never(config.rule)
 
 
 def samples_labels(optimizer: DenseOptimizer) -> bool:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctr.models.click_model import ensemble_logit
 from ctr.models.dcn import Products, recorded
 from ctr.models.part import Part
-from ctr.objective.total import next_duals, slices_of
+from ctr.objective.losses import next_duals, slices_of
 from ctr.optim.gradients import all_finite
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer
@@ -35,7 +35,7 @@ class StepResult(NamedTuple):
         loss: float32 scalar, the objective on the batch.
         applied: bool scalar; False when loss or a gradient was not finite and nothing was changed.
         slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
-        terms: float32 [T], what each of ``ctr.objective.total.loss_terms`` contributes to the loss.
+        terms: float32 [T], what each of ``ctr.objective.losses.loss_terms`` contributes to the loss.
     """
 
     logit: tf.Tensor

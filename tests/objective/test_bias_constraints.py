@@ -21,7 +21,7 @@ from ctr.objective.bias_constraints import (
     slice_index,
 )
 from ctr.objective.config import BiasConstraintsConfig
-from ctr.objective.total import logistic_loss, weighted_sum
+from ctr.objective.losses import logistic_loss, weighted_sum
 
 SCHEMA = Schema.model_validate(
     {

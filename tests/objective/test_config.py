@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from ctr.config import dump_yaml, parse_model
+from ctr.eval.run_files import LOSS_TERMS
 from ctr.io.errors import InputError
 from ctr.objective.config import ObjectiveConfig
 
@@ -21,8 +22,12 @@ def constraints(*families, **rest):
 
 
 def test_all_is_off_by_default():
-    parts = ("ranking", "distillation", "anti_distillation", "bias_constraints")
-    assert parse().model_dump() == dict.fromkeys(parts)
+    assert parse().model_dump() == dict.fromkeys(ObjectiveConfig.model_fields)
+    assert parse().terms == {}
+
+
+def test_every_term_has_a_title_in_the_report():
+    assert list(LOSS_TERMS) == [f"loss_{name}" for name in ("logistic", *ObjectiveConfig.model_fields)]
 
 
 def test_an_objective_without_settings_has_the_documented_defaults():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.objective.total import (
+from ctr.objective.losses import (
     distillation_loss,
     logistic_loss,
     rank_loss,

@@ -10,6 +10,7 @@ from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import rows_of_table
 from ctr.models.part import WHOLE
 from ctr.models.supernet import Candidate, MaskedPart, masks_of, passed_over
+from ctr.objective.config import ObjectiveConfig
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
@@ -22,7 +23,7 @@ MODEL: dict[str, Any] = {
     "deep": {"units": [6, 5], "activation": "smelu"},
     "init_scale": 0.5,
 }
-RAMPS = dict.fromkeys(("alpha2", "ranking", "distillation", "anti_distillation", "bias_constraints"), 1.0)
+RAMPS = dict.fromkeys(("alpha2", *ObjectiveConfig.model_fields), 1.0)
 STEPS = 3
 # Of the tables in their order, quality-4 with user, item and tags, ui-2 with position.
 COLUMNS = {"user": 4, "item": 4, "tags": 4, "position": 2}

@@ -72,7 +72,7 @@ class RowDescent(_Descent):
     """Gradient descent for the rows of tables."""
 
     name, prefix, row_state = "descent", "row_descent/", ()
-    feature_state, needs_curvature = (), False
+    feature_state, embedding_state, table_state, needs_curvature = (), (), (), False
 
     def __init__(self, rates, initial_accumulators, limit, owners):
         del owners

@@ -10,8 +10,8 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
+from ctr.objective.losses import loss_terms
 from ctr.objective.slice_names import slice_names
-from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
 from ctr.training.run.id_counts import IdCounts, slots_content

@@ -257,9 +257,15 @@ def match(
 
 def take_fitted(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
     """Puts in what is known of the biases, the offset and the gate, where both runs fit them."""
+    by_calibrator: dict[str, list[str]] = {}
     for name in arrays:
-        if name.startswith("newton/") and name in old_arrays and old_arrays[name].shape == arrays[name].shape:
-            arrays[name][...] = old_arrays[name]
+        if name.startswith("newton/"):
+            by_calibrator.setdefault(name.rpartition("/")[0], []).append(name)
+    for names in by_calibrator.values():
+        # What a calibrator has seen means nothing without the information that it had of it.
+        if all(name in old_arrays and old_arrays[name].shape == arrays[name].shape for name in names):
+            for name in names:
+                arrays[name][...] = old_arrays[name]
 
 
 # Added layers.

@@ -21,11 +21,6 @@ Arrays = Mapping[str, np.ndarray]
 Slots = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """By feature, int32 [N] each: rows in the new table, and the rows of the same ids in the old one."""
 
-_MOMENTS = ("rows_moment", "rows_touched")
-"""What Adafactor knows of the embedding in a row."""
-_OF_TABLES = ("columns_moment", "table_steps")
-"""What it knows of a table's columns by copy, without which moments of rows mean nothing."""
-
 
 class Entry(NamedTuple):
     """A line of the table of what a run begins with."""
@@ -97,7 +92,9 @@ def take_rows(
         sources = [0 if old_layout.copies == 1 else copy for copy in range(layout.copies)]
         taken = [copy for copy in range(layout.copies) if sources[copy] < old_layout.copies]
         moments = [
-            group for group in _OF_TABLES if same_width and scaled and f"{group}/{layout.name}" in arrays
+            group
+            for group in optimizer.table_state
+            if same_width and scaled and f"{group}/{layout.name}" in arrays
         ]
         for group, copy in itertools.product(moments, taken):
             source = old_arrays[f"{group}/{old_layout.name}"][sources[copy]]
@@ -106,7 +103,7 @@ def take_rows(
             number, old_number = layout.features.index(feature), old_layout.features.index(old_feature)
             arrays[f"{group}/{layout.name}"][number] = old_arrays[f"{group}/{old_layout.name}"][old_number]
         for group in ("rows", *row_state):
-            if group in _MOMENTS and not same_width:
+            if group in optimizer.embedding_state and not same_width:
                 # They are of embeddings, which begin fresh.
                 continue
             target = _by_copy(arrays[f"{group}/{layout.name}"], layout)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 from ctr.io.documents import parse_json, sealed_bytes
 from ctr.io.errors import InputError
+from ctr.models.rows import FeatureRows, lay_out_tables
+from ctr.training.config import EmbeddingOptimizerConfig
+from ctr.training.optimizers import table_optimizer
 from ctr.training.run.rollback import (
     Mark,
     Position,
@@ -347,3 +351,16 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path):
         except InputError:
             refused += 1
     assert refused > 7 * len(content) / 2
+
+
+@pytest.mark.parametrize("rule", get_args(EmbeddingOptimizerConfig.model_fields["rule"].annotation))
+@pytest.mark.parametrize("linear_rule", ["newton", "adagrad"])
+def test_the_state_of_every_rule_for_embeddings_is_checked(rule, linear_rule):
+    if linear_rule == "newton" and rule != "adagrad":
+        pytest.skip("such a rule has AdaGrad for linear weights")
+    layouts = lay_out_tables([FeatureRows("a", 5, 3, "quality", 0)])
+    optimizer = table_optimizer(EmbeddingOptimizerConfig(rule=rule, linear_rule=linear_rule), layouts)
+    state = {*optimizer.row_state, *optimizer.feature_state, *optimizer.table_state}
+    counts = {"rows_touched", "table_steps"}
+    for name in state - counts:
+        assert first_broken([(f"{name}/{layouts[0].name}", np.array([1.0, np.nan]))]) is not None, name

@@ -26,6 +26,7 @@ from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
+from ctr.training.warm_start.dense import take_fitted
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 KILLED = -9
@@ -817,3 +818,15 @@ def test_a_resume_under_another_jit_or_thread_count_names_it(old, half, config, 
     (run / "environment.json").write_text(json.dumps({**environment, key: value}))
     with pytest.raises(InputError, match=f"{key} was {value}, is {now}"):
         train(half, config, run)
+
+
+def test_what_a_calibrator_has_seen_is_taken_with_its_information_or_not_at_all():
+    def known(experts: int, value: float) -> dict[str, np.ndarray]:
+        names = {"newton/bias/seen": (), "newton/bias/information": ()}
+        shapes = {**names, "newton/prediction/seen": (), "newton/prediction/information": (experts, experts)}
+        return {name: np.full(shape, value) for name, shape in shapes.items()}
+
+    alone, both = known(1, 3.0), known(2, 0.0)
+    take_fitted(both, alone)
+    assert both["newton/bias/seen"] == both["newton/bias/information"] == 3
+    assert both["newton/prediction/seen"] == 0 and not both["newton/prediction/information"].any()

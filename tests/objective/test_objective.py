@@ -13,8 +13,8 @@ from ctr.data.schema import Category, Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
 from ctr.objective.config import AntiDistillationConfig, ObjectiveConfig
+from ctr.objective.losses import loss_and_terms, loss_terms, next_duals, slices_of
 from ctr.objective.targets import make_targets, target_signature
-from ctr.objective.total import loss_and_terms, loss_terms, next_duals, slices_of
 
 SCHEMA = Schema(
     features=(
