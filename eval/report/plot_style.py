@@ -66,6 +66,16 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def color_of(index: int) -> str:
+    """Color of a run, or of another series."""
+    return COLORS[index % len(COLORS)]
+
+
+def marker_of(index: int) -> str:
+    """Marker of a run, or of another series."""
+    return MARKERS[index % len(MARKERS)]
+
+
 def new_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
     """Makes a figure of that many inches, and its axes."""
     figure = Figure(figsize=size, layout="constrained")

@@ -17,7 +17,16 @@ from ctr.eval import display
 from ctr.eval.arrays import FloatArray
 from ctr.eval.intervals import Estimate
 from ctr.eval.report.figures.figure import ReportFigure, figure_of
-from ctr.eval.report.plot_style import COLORS, MARKERS, QUIET, STYLE, Hover, new_figure, of_run, to_svg
+from ctr.eval.report.plot_style import (
+    QUIET,
+    STYLE,
+    Hover,
+    color_of,
+    marker_of,
+    new_figure,
+    of_run,
+    to_svg,
+)
 from ctr.experiments.report.arms import prediction_difference_of
 from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment
 
@@ -219,7 +228,7 @@ def accuracy_against_cost(panels: Sequence[Panel]) -> str:
             axes.axhline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
             axes.axvline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
             for curve in panel.curves:
-                color = _color(curve[0].index)
+                color = color_of(curve[0].index)
                 x, y = [spot.x for spot in curve], [spot.y for spot in curve]
                 of_run(curve[0].index, axes.plot(x, y, color=color, linewidth=1, alpha=0.7))
             for begin, end in panel.steps:
@@ -258,8 +267,8 @@ def bias_by_decile(tables: Sequence[tuple[int, pd.DataFrame]]) -> str:
                 np.arange(1, _DECILES + 1) + 0.12 * (place - (len(tables) - 1) / 2),
                 bias,
                 yerr=np.maximum(np.nan_to_num(margins), 0.0),
-                color=_color(index),
-                marker=_marker(index),
+                color=color_of(index),
+                marker=marker_of(index),
                 markersize=4,
                 linewidth=1.2,
                 elinewidth=1,
@@ -283,10 +292,10 @@ def _draw_spots(axes: Axes, spots: Sequence[Spot], hover: Hover) -> None:
             spot.y,
             xerr=_margins(spot.x, spot.x_span),
             yerr=_margins(spot.y, spot.y_span),
-            color=_color(spot.index),
-            marker=_marker(spot.index),
+            color=color_of(spot.index),
+            marker=marker_of(spot.index),
             markersize=3.5 if spot.curve else 5.5,
-            markerfacecolor="white" if spot.curve else _color(spot.index),
+            markerfacecolor="white" if spot.curve else color_of(spot.index),
             linestyle="none",
             elinewidth=0.9,
             alpha=0.8 if spot.curve else 1.0,
@@ -307,17 +316,9 @@ def _write_names(figure: Figure, drawn: Sequence[tuple[Axes, Sequence[Spot]]]) -
             axes,
             [(spot.x, spot.y) for spot in spots],
             [spot.name for spot in spots],
-            [_color(spot.index) for spot in spots],
+            [color_of(spot.index) for spot in spots],
             [spot.index for spot in spots],
         )
-
-
-def _color(index: int) -> str:
-    return COLORS[index % len(COLORS)]
-
-
-def _marker(index: int) -> str:
-    return MARKERS[index % len(MARKERS)]
 
 
 def name_points(

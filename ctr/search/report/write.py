@@ -6,6 +6,7 @@ All text of the search's file is escaped in the HTML.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -255,31 +256,18 @@ def loss_against_cost(points: Sequence[Point], groups: Sequence[str], target: fl
         axes.axhline(0, color=plot_style.QUIET, linestyle=(0, (4, 3)), linewidth=1)
         axes.axvline(target, color=plot_style.QUIET, linestyle=(0, (1, 2)), linewidth=1)
         for group, label in enumerate(groups):
-            color, own = (
-                plot_style.COLORS[group % len(plot_style.COLORS)],
-                [one for one in points if one.group == group],
-            )
+            color, own = plot_style.color_of(group), [one for one in points if one.group == group]
             best = [] if len(own) < 2 else frontier(own)
-            plot_style.of_run(
-                group,
-                axes.plot(
-                    [one.cost for one in best],
-                    [one.change for one in best],
-                    color=color,
-                    linewidth=1,
-                    alpha=0.6,
-                ),
-            )
+            x, y = [one.cost for one in best], [one.change for one in best]
+            plot_style.of_run(group, axes.plot(x, y, color=color, linewidth=1, alpha=0.6))
             for one in own:
-                margins = (
-                    None if one.span is None else [[one.change - one.span[0]], [one.span[1] - one.change]]
-                )
+                margins = one.span and [[one.change - one.span[0]], [one.span[1] - one.change]]
                 drawn = axes.errorbar(
                     one.cost,
                     one.change,
                     yerr=None if margins is None else np.maximum(margins, 0.0),
                     color=color,
-                    marker=plot_style.MARKERS[group % len(plot_style.MARKERS)],
+                    marker=plot_style.marker_of(group),
                     markersize=5,
                     linestyle="none",
                     elinewidth=0.7,
@@ -290,15 +278,13 @@ def loss_against_cost(points: Sequence[Point], groups: Sequence[str], target: fl
                 hover.add(group, axes, [one.cost], [one.change], [one.name], [f"{one.text}: {height}%"])
         if points:
             # What all others are compared with: the axes always reach it.
-            (mark,) = axes.plot(
-                [1.0],
-                [0.0],
-                color=plot_style.INK,
-                marker="x",
-                markersize=7,
-                linestyle="none",
-                label="baseline",
-            )
+            look: dict[str, Any] = {
+                "color": plot_style.INK,
+                "marker": "x",
+                "markersize": 7,
+                "linestyle": "none",
+            }
+            (mark,) = axes.plot([1.0], [0.0], label="baseline", **look)
             mark.set_zorder(3)
             hover.add(len(groups), axes, [1.0], [0.0], ["baseline"], ["cost 1, change 0%"])
         axes.set_xlabel("cost, of the baseline's")
@@ -328,7 +314,7 @@ def probabilities(course: Sequence[ControllerRecord], name: str, choices: Sequen
             lines = axes.plot(
                 examples,
                 values,
-                color=plot_style.COLORS[place % len(plot_style.COLORS)],
+                color=plot_style.color_of(place),
                 dashes=plot_style.DASHES[place // len(plot_style.COLORS) % len(plot_style.DASHES)],
                 linewidth=1.4,
                 label=str(choice),

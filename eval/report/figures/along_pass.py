@@ -14,7 +14,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray
 from ctr.eval.report.figures import figure
-from ctr.eval.report.plot_style import COLORS, STYLE, Hover, new_figure, of_run, thousands, to_svg
+from ctr.eval.report.plot_style import STYLE, Hover, color_of, new_figure, of_run, thousands, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.timeline import Timeline
 
@@ -103,7 +103,7 @@ def over_time(
         shown = [np.array([best])]
         for (index, _, window, so_far), table in zip(courses, tables, strict=True):
             x, heads = positions(table, by_time), heads_of(table, by_time)
-            color = COLORS[index % len(COLORS)]
+            color = color_of(index)
             point, low, high = window
             figure.draw_band(axes, x, low, high, index, min(0.15, 0.3 / len(courses)))
             figure.draw_line(axes, x, point, index)

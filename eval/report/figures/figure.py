@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray
-from ctr.eval.report.plot_style import COLORS, DASHES, MARKERS, QUIET, of_run
+from ctr.eval.report.plot_style import COLORS, DASHES, QUIET, color_of, marker_of, of_run
 from ctr.eval.report.shown_run import ShownRun
 
 FIGURE_SIZE = (4.9, 2.7)
@@ -25,14 +25,14 @@ _FEW_WINDOWS = 40
 
 def line_look(index: int) -> tuple[str, tuple[float, ...]]:
     """Color, and strokes and gaps, of a line among several of one run."""
-    return COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
+    return color_of(index), DASHES[index // len(COLORS) % len(DASHES)]
 
 
 def draw_band(
     axes: Axes, x: npt.NDArray[np.generic], low: FloatArray, high: FloatArray, index: int, alpha: float
 ) -> None:
     """Draws the band between the ends of a run's intervals."""
-    color = COLORS[index % len(COLORS)]
+    color = color_of(index)
     of_run(index, axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0))
 
 
@@ -41,8 +41,8 @@ def draw_line(axes: Axes, x: npt.NDArray[np.generic], y: FloatArray, index: int)
     lines = axes.plot(
         x,
         y,
-        color=COLORS[index % len(COLORS)],
-        marker=MARKERS[index % len(MARKERS)] if len(x) <= _FEW_WINDOWS else None,
+        color=color_of(index),
+        marker=marker_of(index) if len(x) <= _FEW_WINDOWS else None,
         markersize=3.5,
         linewidth=1.4,
     )
@@ -58,8 +58,8 @@ def draw_bars(
         x,
         y,
         yerr=np.maximum(margins, 0.0),
-        color=COLORS[index % len(COLORS)],
-        marker=MARKERS[index % len(MARKERS)],
+        color=color_of(index),
+        marker=marker_of(index),
         markersize=4.5,
         linestyle="none",
         elinewidth=1.2,

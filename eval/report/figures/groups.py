@@ -107,7 +107,7 @@ def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
                     x,
                     table["queries"].to_numpy(),
                     width,
-                    color=plot_style.COLORS[index % len(plot_style.COLORS)],
+                    color=plot_style.color_of(index),
                 )
                 plot_style.of_run(index, bars)
         if same:

@@ -1,6 +1,6 @@
 """Ids of a log's features: new and missing ones, and the rows that growing ids have of their own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ctr.eval import display
 from ctr.eval.arrays import ratio
-from ctr.eval.report.data_health import FeatureHealth
+from ctr.eval.report.data_health import FeatureHealth, Slots
 from ctr.eval.report.figures.along_pass import Lines, lines_over_time, places_of
 from ctr.eval.report.figures.figure import ReportFigure, figure_of, line_look, percent_ticks, style_color
 from ctr.eval.report.plot_style import QUIET, thousands
@@ -52,71 +52,55 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
         return []
     names = [feature.name for feature in health.features if feature.name in timeline.ids]
     figures = []
-    if names:
-        words = " ".join(
-            f"{feature.name}: {display.percent(feature.new_share)}." for feature in health.features
-        )
-        figures.append(
-            figure_of(
-                "Values with a new id",
-                id_shares(timeline, names, "new", shown.index),
-                f"Share of values with a new id over time, for each feature. Overall: {words}",
-            )
-        )
-    if any(feature.missing for feature in health.features):
-        words = " ".join(
-            f"{feature.name}: {display.percent(feature.missing_share)}." for feature in health.features
-        )
-        figures.append(
-            figure_of(
-                "Rows without a value",
-                id_shares(timeline, names, "missing", shown.index),
-                f"Share of rows without a value over time, for each feature. Overall: {words}",
-            )
-        )
+    for kind, title, is_shown in (
+        ("new", "Values with a new id", bool(names)),
+        ("missing", "Rows without a value", any(feature.missing for feature in health.features)),
+    ):
+        if is_shown:
+            shares = ((feature.name, getattr(feature, f"{kind}_share")) for feature in health.features)
+            words = " ".join(f"{name}: {display.percent(share)}." for name, share in shares)
+            alt = f"Share of {title[0].lower()}{title[1:]} over time, for each feature. Overall: {words}"
+            figures.append(figure_of(title, id_shares(timeline, names, kind, shown.index), alt))
     return [*figures, *_slot_figures(shown)]
 
 
 def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
-    timeline, health = shown.timeline, shown.health
     # In the colors of the table.
     features = {
         feature.name: (place, feature.slots)
-        for place, feature in enumerate(health.features)
-        if feature.slots is not None and feature.name in timeline.slots
+        for place, feature in enumerate(shown.health.features)
+        if feature.slots is not None and feature.name in shown.timeline.slots
     }
     if not features:
         return []
+
+    def each(describe: Callable[[Slots], str]) -> str:
+        return " ".join(f"{name}: {describe(slots)}." for name, (_, slots) in features.items())
+
+    evicts, shares = (
+        any(getattr(slots, key) for _, slots in features.values()) for key in ("evicted", "shared")
+    )
+    kinds = {
+        "occupied": (
+            "Share of the capacity that ids occupy",
+            each(lambda s: f"{s.occupancy:,} of {s.capacity:,}"),
+        ),
+        "moved": (
+            "Ids admitted, and evicted (below 0)" if evicts else "Ids admitted in each window",
+            each(lambda s: f"{s.admitted:,} admitted, {s.evicted:,} evicted"),
+        ),
+    }
+    # The table says so where none shares a row.
+    if shares:
+        kinds["shared"] = ("Values whose id shares a row", each(lambda s: display.percent(s.shared_share)))
     looks = {name: place for name, (place, _) in features.items()}
-    words = {
-        "occupied": [
-            f"{name}: {slots.occupancy:,} of {slots.capacity:,}." for name, (_, slots) in features.items()
-        ],
-        "moved": [
-            f"{name}: {slots.admitted:,} admitted, {slots.evicted:,} evicted."
-            for name, (_, slots) in features.items()
-        ],
-        "shared": [
-            f"{name}: {display.percent(slots.shared_share)}." for name, (_, slots) in features.items()
-        ],
-    }
-    titles = {
-        "occupied": "Share of the capacity that ids occupy",
-        "moved": "Ids admitted in each window",
-        "shared": "Values whose id shares a row",
-    }
-    if any(slots.evicted for _, slots in features.values()):
-        titles["moved"] = "Ids admitted, and evicted (below 0)"
-    if not any(slots.shared for _, slots in features.values()):
-        # The table says so.
-        del titles["shared"]
     return [
         figure_of(
             title,
-            id_slots(timeline, looks, kind, shown.index),
-            f"{title}, over time, for each feature whose ids grow. At the end, or overall: {' '.join(words[kind])}",
+            id_slots(shown.timeline, looks, kind, shown.index),
+            f"{title}, over time, for each feature whose ids grow. At the end, or overall: {words}",
         )
-        for kind, title in titles.items()
+        for kind, (title, words) in kinds.items()
     ]
 
 

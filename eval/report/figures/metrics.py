@@ -11,7 +11,7 @@ from ctr.eval import display
 from ctr.eval.arrays import FloatArray
 from ctr.eval.intervals import difference
 from ctr.eval.report.figures import along_pass, figure
-from ctr.eval.report.plot_style import COLORS, STYLE, Hover, new_figure, of_run, to_svg
+from ctr.eval.report.plot_style import STYLE, Hover, color_of, new_figure, of_run, to_svg
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.run_files import LOSS_TERMS, METRICS
 
@@ -72,7 +72,7 @@ def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
                 figure.draw_line(axes, x, y, index)
                 if has_running_mean(metric):
                     mean = _running_mean(y, table[_SUMMED_BY[metric]].to_numpy())
-                    color = COLORS[index % len(COLORS)]
+                    color = color_of(index)
                     of_run(index, axes.plot(x, mean, color=color, linestyle=(0, (5, 2)), linewidth=1))
             # Windows with few examples, and the outer half of the bands, may lie outside the frame.
             full = table["window_examples"].to_numpy() >= table["window_examples"].median() / 4

@@ -11,7 +11,16 @@ from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.auc import LOGIT_LIMIT
 from ctr.eval.logistic import sigmoid
 from ctr.eval.report.figures.figure import FIGURE_SIZE, ReportFigure, figure_of, percent_ticks
-from ctr.eval.report.plot_style import COLORS, OTHER, QUIET, STYLE, Hover, new_figure, of_run, to_svg
+from ctr.eval.report.plot_style import (
+    OTHER,
+    QUIET,
+    STYLE,
+    Hover,
+    color_of,
+    new_figure,
+    of_run,
+    to_svg,
+)
 from ctr.eval.report.shown_run import ShownRun
 
 _LIFT_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -46,7 +55,7 @@ def gain_curves(histograms: Sequence[FloatArray]) -> str:
                 continue
             x = np.linspace(0, 1, 201)
             y = gain(histogram, x)
-            of_run(index, axes.plot(x, y, color=COLORS[index % len(COLORS)], linewidth=1.4))
+            of_run(index, axes.plot(x, y, color=color_of(index), linewidth=1.4))
             heads = [f"top {display.percent(share)} of examples" for share in x]
             texts = [f"{display.percent(share)} of clicks" for share in y]
             hover.add(index, axes, x, y, heads, texts)
@@ -140,7 +149,7 @@ def prediction_histogram(histogram: FloatArray, limits: tuple[int, int], index: 
         figure, axes = new_figure(FIGURE_SIZE)
         for clicked, color, name in (
             (0, OTHER, "not clicked"),
-            (1, COLORS[index % len(COLORS)], "clicked"),
+            (1, color_of(index), "clicked"),
         ):
             total = histogram[:, clicked].sum()
             if total > 0:
