@@ -171,17 +171,18 @@ class MissingValues:
 
     def __init__(self) -> None:
         self.rows = self.missing = 0
-        self._first: list[str] = []
+        self.first: list[tuple[int, int]] = []  # example_id, and row of the log
 
     def add(self, rows: Rows, wanted: np.ndarray, values: np.ndarray) -> None:
         lacking = np.flatnonzero(wanted & ~np.isfinite(values))
         self.rows += int(np.count_nonzero(wanted))
         self.missing += len(lacking)
-        for row in lacking[: _PLACES_NAMED - len(self._first)]:
-            self._first.append(f"example_id {rows.example_id[row]} (row {rows.position[row]} of the log)")
+        for row in lacking[: _PLACES_NAMED - len(self.first)]:
+            self.first.append((int(rows.example_id[row]), int(rows.position[row])))
 
     def describe(self) -> str:
-        return f"no value for {self.missing} of {self.rows} rows, first: {', '.join(self._first)}"
+        places = ", ".join(f"example_id {example} (row {row} of the log)" for example, row in self.first)
+        return f"no value for {self.missing} of {self.rows} rows, first: {places}"
 
 
 def count_missing(

@@ -1,4 +1,4 @@
-"""Simulated log: each day is a partition, with sidecars of the values that only the simulator knows."""
+"""Simulated log: each day is a partition, with sidecars of what only the simulator knows; and the record of a loop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ctr.config import dump_yaml, load_model
-from ctr.data.log import Manifest, create_log
-from ctr.data.shards import publish_partition
-from ctr.data.sidecar import write_sidecar_partition
+from ctr.data.log import Manifest, create_log, read_manifests
+from ctr.data.shards import publish_partition, read_shard
+from ctr.data.sidecar import read_sidecar_partition, write_sidecar_partition
+from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.io.errors import InputError
-from ctr.io.files import create_exclusively
+from ctr.io.files import create_exclusively, write_atomic
 from ctr.simulator.auction import Policy, crude_policy
 from ctr.simulator.config import DAY_US, SimulatorConfig, WorldConfig
 from ctr.simulator.day import (
@@ -31,7 +33,7 @@ from ctr.simulator.day import (
 from ctr.simulator.events import EventFiles
 from ctr.simulator.features import FeatureIds, world_schema
 from ctr.simulator.folders import WORLD_FILE, check_simulation, check_world
-from ctr.simulator.traffic import Queries
+from ctr.simulator.traffic import Queries, draw_queries
 from ctr.simulator.world import World
 
 TRUTH = "truth"
@@ -209,3 +211,39 @@ def _publish(
         table = table.add_column(0, "example_id", rows.column("example_id"))
         write_sidecar_partition(folder, name, manifest, table)
     return manifest
+
+
+def record_days(config: WorldConfig, world: World, out: Path, first: int) -> list[dict[str, Any]]:
+    """Writes how many ads each query of the days from ``first`` on showed, and returns the counts of each day."""
+    counts, parts = [], []
+    for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
+        queries = draw_queries(config, world, number)
+        # The log does not have the other queries, so it is unknown how many ads they showed.
+        kept = logged_queries(config, queries)
+        base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
+        # A day on which nothing was shown has no shards.
+        shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
+        for entry in manifest.shards:
+            rows = read_shard(out / "log", entry, world_schema(config))
+            shown.append(rows.column("query_id").to_numpy() - base)
+            label.append(rows.column("label").to_numpy())
+        price = read_sidecar_partition(out / "log", AUCTION, manifest).column("price").to_numpy()
+        columns = {
+            "day": np.full(kept.sum(), number, np.int32),
+            "query_id": (base + queries.number)[kept],
+            "randomized": queries.randomized[kept],
+            "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
+        }
+        parts.append(pa.table(columns))
+        of_day = {
+            "day": number,
+            "queries": int(kept.sum()),
+            "answered": manifest.queries,
+            "examples": manifest.rows,
+            "clicks": manifest.clicks,
+            "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
+            "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
+        }
+        counts.append(of_day)
+    write_atomic(out / SHOWN_FILE, lambda stream: pq.write_table(pa.concat_tables(parts), stream))
+    return counts
