@@ -14,21 +14,21 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
 from ctr.training.division import (
+    PLAN,
     Division,
     Seat,
+    divide_plans,
     divide_rows,
     join_targets,
     parts_of_batch,
-    positions_by_worker,
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes, shape_of_batch
-from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table, row_capacity, value_count
+from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
 from ctr.training.tables.tables import EmbeddingTables
 
 _LOGISTIC = ObjectiveConfig()
-_PLAN = ("distinct", "single", "values", "segments")
 OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
 """What of a batch is the same for all chips of a process."""
 
@@ -196,114 +196,7 @@ def plan_tensors(
 ) -> list[dict[str, tf.Tensor]]:
     """Makes what the step takes of each plan, all of whose ids have rows; of chips what all take, but ``distinct``."""
     if division is None:
-        return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in plans]
-    seat = division.seat
-    tensors = []
-    for number, (layout, plan) in enumerate(zip(layouts, plans, strict=True)):
-        sizes, values = None if shape is None else shape.tables[number], None
-        if seat.by_chip:
-            held = row_capacity(division.most_held(plan)) if sizes is None else sizes.held
-            plan = arrange_by_chip(plan, seat.size, held)
-        if sizes is not None:
-            values = sizes.values
-        elif seat.has_all:
-            values = padded_size(division.most_values(layout, plan))
-        shares = [
-            share_of_table(layout, plan, division, rank, seat.divided[number], values) for rank in seat.ranks
-        ]
-        tensors.append(
-            {
-                name: tf.constant(
-                    np.stack([share[name] for share in shares])
-                    if seat.has_all and name != "distinct"
-                    else first
-                )
-                for name, first in shares[0].items()
-            }
-        )
-    return tensors
-
-
-def share_of_table(
-    layout: TableLayout,
-    plan: TablePlan,
-    division: Division,
-    rank: int,
-    is_divided: bool,
-    values_capacity: int | None = None,
-) -> dict[str, np.ndarray]:
-    """Finds what a worker needs of a table for its B rows, and what others need of its part.
-
-    A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
-    Workers that are chips of a process refer to all rows of a batch, those that each of them holds one after the other.
-
-    Returns:
-        ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, of a mirrored table
-        those of the whole batch; may be padded with rows that it does not need. ``single``, ``values`` and
-        ``segments`` as in ``TablePlan``, of this worker's rows: positions in ``distinct``, or of a divided table in
-        the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
-        which of ``distinct`` it needs, with padding that it does not refer to.
-    """
-    workers, size, count = division.workers, division.seat.size, len(layout.multivalent)
-    own_rows = np.flatnonzero(division.rows_of(rank))
-    padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
-    padded_single[: len(own_rows)] = plan.single[own_rows]
-    used = value_count(layout, plan, len(workers))
-    values, segments = plan.values[:used], plan.segments[:used]
-    row_of_value = segments // max(count, 1)
-    own_values = np.flatnonzero(workers[row_of_value] == rank)
-    capacity = padded_size(len(own_values)) if values_capacity is None else values_capacity
-    capacity = capacity if count else 0
-    padded_values = np.zeros(capacity, np.int32)
-    padded_values[: len(own_values)] = values[own_values]
-    padded_segments = np.full(capacity, division.capacity * count, np.int32)
-    new_rows = division.order[row_of_value[own_values]] - rank * division.capacity
-    padded_segments[: len(own_values)] = new_rows * count + segments[own_values] % max(count, 1)
-    if not is_divided:
-        mirrored = plan.distinct, padded_single, padded_values, padded_segments
-        return dict(zip(_PLAN, mirrored, strict=True))
-    needed = np.zeros((size, plan.distinct_count), np.bool_)
-    needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
-    needed[workers[row_of_value], values] = True
-    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, rank)
-    arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
-    return dict(zip((*_PLAN, "asked"), arrays, strict=True))
-
-
-def _requests(
-    distinct: np.ndarray, needed: np.ndarray, rank: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds who needs which rows of whom; ``needed``: bool [W, U], which worker needs which of ``distinct``, int32 [U].
-
-    Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
-    the W * P that it is given, int32; 0 for those that it does not need.
-    """
-    size = len(needed)
-    owners = distinct % size
-    counts = np.stack([np.bincount(owners[row], minlength=size) for row in needed])
-    width = max(1, int(counts.max(initial=0)))
-    own = np.flatnonzero(owners == rank)
-    asked = np.zeros((size, width), np.int32)
-    for worker in range(size):
-        which = np.flatnonzero(needed[worker, own])
-        asked[worker, : len(which)] = which
-    mine = np.flatnonzero(needed[rank])
-    positions = np.zeros(max(1, len(distinct)), np.int32)
-    positions[mine] = positions_by_worker(owners[mine], size, width)
-    # An operation on no row at all would need a case of its own.
-    held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
-    return held.astype(np.int32), asked, positions
-
-
-def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
-    """Lets a plan of the whole batch refer to rows chip by chip, as ``ctr.optim.row_lines`` takes those of W chips.
-
-    Each chip has Q = ``held`` rows, at least ``Division.most_held``; ``distinct`` has W * Q. A chip that has fewer
-    repeats its first row, to which nothing refers.
-    """
-    rows = plan.distinct[: plan.distinct_count]
-    positions = np.zeros(max(1, len(plan.distinct)), np.int32)
-    positions[: len(rows)] = positions_by_worker(rows % size, size, held)
-    distinct = np.repeat(np.arange(size, dtype=np.int32), held)
-    distinct[positions[: len(rows)]] = rows
-    return replace(plan, distinct=distinct, single=positions[plan.single], values=positions[plan.values])
+        return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in plans]
+    sizes = None if shape is None else [(table.held, table.values) for table in shape.tables]
+    arrays = divide_plans(layouts, plans, division, sizes)
+    return [{name: tf.constant(value) for name, value in table.items()} for table in arrays]

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from ctr.models.embeddings import create_table
 from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.training.division import Division, Seat, divide_rows
-from ctr.training.feed import share_of_table
+from ctr.training.division import Division, Seat, divide_rows, share_of_table
 from ctr.training.tables.plan import pad_plan, plan_table
 from ctr.training.tables.tables import is_divided
 
