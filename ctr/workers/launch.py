@@ -50,9 +50,7 @@ class Launch:
     mark: Callable[[], int] = lambda: 0  # returns a number that a checkpoint makes larger
     max_restarts: int = MAX_RESTARTS  # how often the workers are started again without a checkpoint between
     start_seconds: float | None = None  # who has not reported ``joining`` by then hangs; None: none does
-    settle_seconds: float = (
-        _SETTLE_SECONDS  # how long the others have to end after the first that has lost a worker
-    )
+    settle_seconds: float = _SETTLE_SECONDS  # how long others have to end after the first that lost a worker
     stopped_seconds: float = _STOPPED_SECONDS  # after how long a worker is lost that a signal has stopped
 
 
@@ -67,7 +65,11 @@ class _Worker(NamedTuple):
     def is_stopped(self) -> bool:
         if self.process.returncode is not None:
             return False
-        return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            # It has ended since it was last asked for its status.
+            return False
 
 
 @dataclass

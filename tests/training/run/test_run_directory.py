@@ -65,7 +65,7 @@ def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
     assert "seed was 1, is 5" in message
     assert "model.crosses.ramp was [100, 600], is [0, 7]" in message
     assert "batch" not in message
-    assert "rerun with model.crosses.ramp=[100, 600] seed=1 to resume, or use another" in message
+    assert "rerun with 'model.crosses.ramp=[100, 600]' seed=1 to resume, or use another" in message
     with pytest.raises(InputError, match=rf"rerun with --config {run}/config.yaml to resume"):
         adopt_config(run, make_config({"model": {"widths": {"a.b": 2}}}))
     assert (run / "config.yaml").read_bytes() == before
