@@ -6,7 +6,8 @@ An optimizer moves z, by gradients at y, the weights of the model, between z and
     z' = z - rate direction(gradient at y)
     x' = (1 - c) x + c z',    c = rate^2 / sum of rate^2 so far
 
-So x, which is served, needs neither a horizon nor a decaying rate. Only d = z - y is kept beside y.
+So x, which is served, needs neither a horizon nor a decaying rate. Only d = z - y is kept beside y, as
+x = y - d (1 - beta) / beta.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,14 +3,16 @@
 With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_n and
 dz_n = d l_n / d z_n::
 
-    gradient             1/N sum a_n (x) dz_n individual           1/N a_n (x) dz_n
-    BACKPACK table 1 norms                |1/N a_n (x) dz_n|^2 = 1/N^2 |a_n|^2 |dz_n|^2 second_moment        1/N sum
-    (a_n (x) dz_n)^2 variance             second_moment - gradient^2 ggn                  1/N sum_n sum_k (a_n (x)
-    J_n^T s_nk)^2               s_nk: columns of the root of l_n's Hessian ggn_mc               the same with M drawn
-    gradients in the place of the columns, and 1/M hessian              1/N sum a_n^2 (x) diag(d2 l_n / d z_n^2)
-    exact, with all residual terms kfac, kflr           A = 1/N sum a_n a_n^T; B = 1/N sum_n sum_k of the drawn, or
-    all, J_n^T s_nk (J_n^T s_nk)^T kfra                 A as above; B by averages from layer to layer, E[phi' phi'^T]
-    * (W B W^T)
+    gradient             1/N sum a_n (x) dz_n
+    individual           1/N a_n (x) dz_n                                     BACKPACK table 1
+    norms                |1/N a_n (x) dz_n|^2 = 1/N^2 |a_n|^2 |dz_n|^2
+    second_moment        1/N sum (a_n (x) dz_n)^2
+    variance             second_moment - gradient^2
+    ggn                  1/N sum_n sum_k (a_n (x) J_n^T s_nk)^2               s_nk: columns of the root of l_n's Hessian
+    ggn_mc               the same with M drawn gradients in the place of the columns, and 1/M
+    hessian              1/N sum a_n^2 (x) diag(d2 l_n / d z_n^2)             exact, with all residual terms
+    kfac, kflr           A = 1/N sum a_n a_n^T; B = 1/N sum_n sum_k of the drawn, or all, J_n^T s_nk (J_n^T s_nk)^T
+    kfra                 A as above; B by averages from layer to layer, E[phi' phi'^T] * (W B W^T)
 
 The bias of a product has a_n = 1. The loss of each row must be a function of that row alone. Losses that couple
 rows, as RankNet does, have quantities of first order for each query instead (``groups``).
@@ -39,7 +41,7 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities of a product, by name: of weights [in, units], ``individual`` [N, in, units], ``norms`` [N]."""
+    """Quantities of a product by name: [in, units], ``individual`` [N, in, units], ``norms`` [N]; bias without in."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]

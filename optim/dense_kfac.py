@@ -58,6 +58,7 @@ class DenseKfac(WithoutHost):
         return self.core.report()
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """Counts neither products of factors, which depend on a batch's rows, nor passes of sampled labels."""
         matrices = [shape for shape in shapes if len(shape) == 2]
         whole = sum(math.prod(shape) for shape in shapes)
         products = sum(2 * rows * columns * (rows + columns) for rows, columns in matrices)

@@ -47,7 +47,7 @@ def collect_squares(
     weight: tf.Tensor | float,
     present: Present = None,
 ) -> None:
-    """Adds the diagonal of ``statistics.gram`` to sums [N, d_axis], in place; undecayed with a weight."""
+    """Adds the diagonal of ``statistics.gram`` to sums [N, d_axis], in place; times ``weight`` where beta2 = 1."""
     others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
     squares = tf.reduce_sum(tf.square(blocks), axis=others)
     if beta2 == 1.0:
@@ -115,7 +115,7 @@ def moving_gradient(
     step: tf.Tensor,
     present: Present = None,
 ) -> tuple[tf.Tensor, tf.Tensor | float]:
-    """Adds a gradient to an average in place (PT 3.1.1); returns what is preconditioned, over the second result."""
+    """Adds a gradient to an average in place (PT 3.1.1); returns what is preconditioned, and its divisor, a scalar."""
     beta1, beta3 = options.beta1, options.beta3
     new = beta1 * average + (1.0 - beta1) * gradient
     base = tf.constant(beta1, new.dtype)

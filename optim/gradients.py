@@ -5,8 +5,8 @@ table's gradient (PSO App. D's shortcut through the layer's outputs holds only w
 
 **Weights without a gradient** in a step: all that is kept of them stays as it is, to the bit. They are known when a
 step is traced, so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
-Shampoo, steps and collections are counted for all variables together: averages of a variable that missed some are
-corrected as those of all others.
+Shampoo, Shampoo counts steps and collections for all variables together: averages of a variable that missed some are
+corrected as those of all others. Adafactor's moments decay by the steps in which the weight had a gradient.
 """
 
 from collections.abc import Collection, Sequence
@@ -142,7 +142,10 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         roots: RootSource = "host",
     ) -> None:
-        """Takes one step in place; None leaves a weight as it is. By default all weights decay that are no tables."""
+        """Takes one step in place; None leaves a weight as it is. By default all weights decay that are no tables.
+
+        Raises ValueError: the options ask for roots that the device does not compute.
+        """
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
         self._update(dense, rows, learning_rate, decayed, roots)
 

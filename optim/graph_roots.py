@@ -20,8 +20,9 @@ def inverse_roots(
     """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
     A cold start cannot go wrong silently (see `ctr.optim.coupled`); 100 iterations reach a condition of 1e12 and far
-    beyond. Residuals are those of `ctr.optim.roots.root_residual`. Where the damped matrix is zero or not finite, or
-    the iteration diverged, it is inf and the root all zero. The caller must check that a residual is small.
+    beyond. With ``absolute``, epsilon itself is added. Residuals are those of `ctr.optim.roots.root_residual`: inf,
+    and the root all zero, where the damped matrix is zero or not finite, or the iteration diverged. The caller must
+    check that a residual is small.
     """
     size = matrices.shape[-1]
     identity = tf.eye(size, dtype=tf.float64)

@@ -7,8 +7,9 @@ et al., arXiv 2502.16982, section 2.2)::
     W -= rate (rms sqrt(max(m, n)) O(D) + lambda W)
 
 where O(D) is U V^T of D = U S V^T, but for singular values, which a polynomial iteration brings to about 0.7 to 1.2.
-A stack of matrices is one of each. All else, also matrices of one row or column, learns by Adam. Unlike
-``keras.optimizers.Muon``, weight decay moves weights together with the step.
+A stack of matrices is one of each. All else, also matrices of one row or column, learns by Adam. Unlike here, in
+``keras.optimizers.Muon`` weights decay before the step, there are no stacks, and matrices of one row or column are
+taken as any others.
 """
 
 import math

@@ -16,7 +16,7 @@ LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
 
 
 class OutputLoss(NamedTuple):
-    """A loss: values [B], a root [B, C, K] of its Hessian, and gradients by outputs [B, C] for drawn labels."""
+    """A loss: values [B], a root [B, C, K] of its Hessian, and gradients [B, C] for labels drawn by a seed [2]."""
 
     values: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     hessian_root: Callable[[tf.Tensor], tf.Tensor]

@@ -203,7 +203,7 @@ def jax_shampoo(
     best_effort_memory_usage_reduction: bool = False,
     **ignored: Any,
 ) -> Preset:
-    """Returns the equal of ``distributed_shampoo`` for JAX, as ``torch_shampoo``; arguments are its own."""
+    """Returns the equal of ``distributed_shampoo`` for JAX; arguments are its own; errors as of ``torch_shampoo``."""
     _refuse_arguments("distributed_shampoo", ignored, (*_JAX_IGNORED, *_JAX_NEUTRAL, *_JAX_PARTS))
     for name, neutral in _JAX_NEUTRAL.items():
         given = ignored.get(name, neutral)

@@ -73,7 +73,11 @@ class Saved(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """Result of taking over another optimizer's state: weights' statuses by index; options that prevented more."""
+    """Result of taking over another optimizer's state: statuses of the weights of which something was taken, by index.
+
+    ``differing`` are the options whose change prevented more, each as ``name was old, is new``; ``why`` says what else
+    did.
+    """
 
     statuses: dict[int, Status]
     differing: tuple[str, ...] = ()
@@ -157,7 +161,7 @@ class ProductOptimizer(Protocol):
 
     @property
     def statistics_rows(self) -> int:
-        """Rows of a batch, about, that factors are of, evenly spread over it."""
+        """About how many rows of a batch factors are of, evenly spread over it."""
 
     def observe(self, factors: Callable[[], Sequence[Any]]) -> None:
         """Takes a function for ``ctr.optim.kfac.Factors`` of each linear product; before the step's ``update``.

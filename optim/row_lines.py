@@ -1,7 +1,8 @@
 """Rows of a table, or of state with a row for each of them, in lines of 128 numbers, divided over chips.
 
 A TPU gathers and scatters lines of 128 numbers as they lie in its memory; of a table [R, 17] it would copy all of it
-to another layout and back at every step. So a line has as many rows as fit into it, or a row lines of its own::
+to another layout and back at every step. So a line has as many rows as fit into it, one behind the other; a wider row
+has a line of its own, of a multiple of 128::
 
     slot s of C columns:    line s // k, from column (s % k) * C on,    k = 128 // C
 

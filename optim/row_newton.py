@@ -75,7 +75,10 @@ def prior_slope(before: Posterior, precision: tf.Tensor) -> tf.Tensor:
 def feature_gradient(
     slope: tf.Tensor, groups: tf.Tensor, count: int, gradient: tf.Tensor, curvature: tf.Tensor
 ) -> FeatureGradient:
-    """Sums a batch's gradient, before the step, by a number of each feature, of which ``slope`` is d w of each row."""
+    """Sums a batch's gradient, before the step, by a number t of each feature.
+
+    ``slope`` is d w / d t of each row, [U]; ``groups`` the feature of each, int32 [U], -1 for none.
+    """
     return FeatureGradient(
         tf.math.unsorted_segment_sum(gradient * slope, groups, count),
         tf.math.unsorted_segment_sum(curvature * tf.square(slope), groups, count),

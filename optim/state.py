@@ -168,7 +168,7 @@ class ShampooState:
         roots: for each factor [N, d, d].
         status, counters: [len(STATUS), M] and int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
-        gradient_averages, momenta: of tensors that are no tables; not of those in ``averages``.
+        gradient_averages, momenta: of tensors that are no tables; no gradient averages of those in ``averages``.
         graft_momenta: with separate momenta, those of the grafted steps of tensors with a preconditioner.
         moments: with eigenvalue correction, for each stack [N, *block].
         averages: with ``options.averages_in_bases``, for each stack those of gradients in the bases, [N, *block].
@@ -247,7 +247,7 @@ class ShampooState:
 
 
 def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]:
-    """Counts the state of the roots since the start of training: layers, ``COUNTERS``, staleness, residuals."""
+    """Returns layers, those that use Shampoo already, ``COUNTERS``, staleness in steps and the largest residual."""
     status = dict(zip(STATUS, state.status.numpy(), strict=True))
     in_use = status["certified"] > 0
     staleness = int(state.step.numpy()) - status["root_step"][in_use]

@@ -40,7 +40,7 @@ def collect(
     weight: tf.Tensor | float = 1.0,
     present: Present = None,
 ) -> None:
-    """Adds products [N, d, d] to a packed window, in place; to a sum with a weight."""
+    """Adds products [N, d, d] to a packed window, in place; times ``weight`` where they are summed (beta2 = 1)."""
     size = matrix_size(window.shape[1])
     # Their shape is not known where they come from several replicas.
     products = pack(tf.ensure_shape(products, [window.shape[0], size, size]))

@@ -19,7 +19,7 @@ from ctr.workers.collectives import ALONE, Workers
 
 
 def clip_update(update: tf.Tensor, norm: tf.Tensor, shape: Sequence[int], threshold: float) -> tf.Tensor:
-    """Scales an update, or a part of one of this norm and shape, down where its root mean square is too large."""
+    """Scales an update, or a part of one of this norm and shape, down where its RMS is above ``threshold``, d."""
     rms = norm / math.sqrt(max(1, math.prod(shape)))
     return update / tf.maximum(tf.ones_like(rms), rms / threshold)
 

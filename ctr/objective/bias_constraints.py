@@ -56,7 +56,11 @@ class Family:
 
 
 def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
-    """Resolves the configured families for logs of this schema. Raises InputError where a value cannot have a slice."""
+    """Resolves the configured families for logs of this schema.
+
+    Raises InputError: a feature is unknown or multivalent, a value has no id of its own, or a family has more than
+    ``MOST_SLICES`` slices.
+    """
     return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))
 
 
@@ -95,7 +99,7 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
 
 
 def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Finds each row's slice by its features: int32 [N]; -1 for rows of another ``source`` and other values."""
+    """Finds each row's slice by single-valued ids [N, F]: int32 [N]; -1 for another ``source`` or value."""
     index = np.zeros(len(ids), np.int32)
     inside = source == family.source
     for axis in family.axes:

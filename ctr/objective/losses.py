@@ -27,7 +27,11 @@ def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
 
 
 def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
-    """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2); NaN logits give 0."""
+    """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2), [B]; without a teacher 0.
+
+    Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit``: NaN
+    where there is none; a constant for the gradient.
+    """
     known = ~tf.math.is_nan(teacher_logit)
     teacher = tf.stop_gradient(teacher_logit)
     # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
@@ -81,10 +85,10 @@ def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the divisor of the sums over a (whole) batch: the train weights of the rows with losses of their own.
+    """Returns the divisor of the sums over a batch: the train weights of the rows with losses of their own.
 
     A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
-    there it is the sum of all train weights.
+    there it is the sum of all train weights. Where workers divide a batch it is that of the whole batch.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]

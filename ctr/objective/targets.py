@@ -98,8 +98,8 @@ def target_signature(
 ) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of what ``make_targets`` returns.
 
-    A part of a batch has ``batch_weight``, too; if numbered, each row's ``number`` in the whole batch, and its padded
-    size.
+    A part of a batch has ``batch_weight``, too (``whole_batch_weight``); where rows are numbered also each row's
+    ``number`` in the whole batch, and the padded size of that, ``batch_capacity``.
     """
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}

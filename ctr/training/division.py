@@ -24,7 +24,11 @@ PLAN = ("distinct", "single", "values", "segments")
 
 
 class Seat(NamedTuple):
-    """Place among the workers that divide a batch. Chips refer to the rows of all, which stand chip by chip."""
+    """Place among the workers that divide a batch.
+
+    Chips refer to the rows of all, which stand chip by chip (``arrange_by_chip``), those of a table that all have whole
+    as well, so that sums have the same order.
+    """
 
     rank: int
     size: int  # W, the number of workers
@@ -146,7 +150,7 @@ def divide_plans(
     division: Division,
     sizes: Sequence[tuple[int, int]] | None = None,
 ) -> list[dict[str, np.ndarray]]:
-    """Finds what those whose parts are made here take of each plan; of chips what all take, but ``distinct``.
+    """Finds what a worker takes of each plan: of chips arrays of all of them, [W, ...], but ``distinct``.
 
     ``sizes``: for each table how many rows a chip has, and how many values a worker; None: as many as needed.
     """

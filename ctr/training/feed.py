@@ -194,7 +194,7 @@ def plan_tensors(
     division: Division | None = None,
     shape: Shape | None = None,
 ) -> list[dict[str, tf.Tensor]]:
-    """Makes what the step takes of each plan, all of whose ids have rows; of chips what all take, but ``distinct``."""
+    """Makes what the step takes of each plan, all of whose ids have rows; for chips see ``divide_plans``."""
     if division is None:
         return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in plans]
     sizes = None if shape is None else [(table.held, table.values) for table in shape.tables]

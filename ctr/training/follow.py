@@ -194,7 +194,8 @@ def follow(
     """Trains on what a log has and on what comes, or goes on where the newest checkpoint in ``run_dir`` stands.
 
     Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
-    same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes.
+    same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes. For arguments not named
+    here see there.
 
     Args:
         stop: asked after each batch, and ten times a second when there is nothing to do.

@@ -94,7 +94,7 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Checks that sidecars say something of every row from ``start`` on; False where ``stop`` ended it."""
+    """Raises InputError where sidecars say nothing of a row from ``start`` on; returns False where it was stopped."""
     selection = selection_of(inputs, start)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
@@ -267,7 +267,7 @@ class PublishedInputs:
         self.readable = self._read_ready()
 
     def refresh(self) -> bool:
-        """Finds what was published since the last call; returns whether there is more to read. Raises InputError."""
+        """Finds what was published since; returns whether there is more to read. Raises InputError: a bad manifest."""
         before, ready = self.inputs, self._ready
         logs = [self._grown(log, published) for log, published in self._published]
         if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):

@@ -70,6 +70,7 @@ def train(
 
     Args:
         record: publishes the predictions as this sidecar of the log, after the pass.
+        init_from: another run, from whose weights and place in the log a new one begins.
         stop: asked after each batch why to stop; None: it goes on.
 
     Returns:
@@ -115,7 +116,7 @@ def one_pass(
 ) -> int:
     """Passes once over what the run has not passed yet; returns the position of the first row that is left.
 
-    ``partial``: also the batches that would not be the same if the logs went on; ``windows`` gets the lines of them.
+    ``partial``: also the batches that would not be the same if the logs went on; ``windows`` gets the lines of metrics.
     Raises RollbackNeeded: the run has to go back, and what it has passed since its checkpoint is to be passed again.
     """
     held: list[int] = []
@@ -206,8 +207,11 @@ def open_session(
     What was not saved when the block ends is computed again by the next session.
 
     Args:
-        progress: called after every batch with the position in the log and the metrics of the pass so far, None where
-            undefined. They may be those of a few batches before, and AUC that of the last window.
+        log: a folder with an example log, which may grow.
+        run_dir: a new one, or one begun under the same configuration.
+        progress: called after every batch with the position in the log and the metrics of the pass so far:
+            ``per_query_auc``, ``auc``, ``logloss``, ``calibration_bias``, ``calibration_ratio``, None where undefined.
+            They may be those of a few batches before, and AUC that of the last window.
         exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
@@ -340,7 +344,11 @@ class Session:
             raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
 
     def score(self, rows: Rows | pa.Table) -> np.ndarray:
-        """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard."""
+        """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard; changes nothing.
+
+        Labels and weights are of no effect, and queries need not be whole. Raises InputError: a faulty row, or rows of
+        other features.
+        """
         self._check_usable()
         logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())
         return finite_logits(logit, self.run.config.model.prior)
@@ -349,7 +357,7 @@ class Session:
         """Writes a checkpoint, unless there is one of this position; it is on the disk when this returns.
 
         Returns True where weights are broken: then the run went back instead, and the next ``advance`` goes on from
-        there.
+        there. Raises InputError: it has gone back twice, and that did not help.
         """
         self._check_usable()
         went_back = False

@@ -115,7 +115,7 @@ class TrainState:
         initial = init_weights(self.architecture, widths, config.seed)
         # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
-        # Beside the network.
+        # What combines experts.
         self.fitted = {name: self.weights[name] for name in fitted_names(self.architecture)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
         self.layers = linear_layers(self.architecture, self.weights)  # the linear products among the weights
@@ -231,7 +231,7 @@ def fresh_state(
     workers: Workers = ALONE,
     chips: Chips | None = None,
 ) -> TrainState:
-    """Makes the state that a run begins with, always the same; from now on TensorFlow repeats bit by bit."""
+    """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
     return TrainState(layouts, config, dtype, families, workers, chips)

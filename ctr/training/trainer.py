@@ -91,7 +91,10 @@ class Trainer:
         return Scores(np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.state.families])
 
     def score_rows(self, rows: Rows | pa.Table, schema: Schema, ramps: Ramps) -> np.ndarray:
-        """Returns the logits, float32 [N], of good rows, or of the columns of a shard. Raises InputError."""
+        """Returns the logits, float32 [N], of good rows, or of the columns of a shard, also those that are not finite.
+
+        Raises InputError: a faulty row, or rows of other features.
+        """
         good = _check_rows(rows, schema)
         batch_rows, objective = self._config.batch.rows, self._config.objective.scored_part
         seat = self.state.seat

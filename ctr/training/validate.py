@@ -33,6 +33,9 @@ def validate(
     Returns:
         The content of summary.json, where the run has passed the log, constraint logs and sidecars as they are
         now; None where there is something to compute.
+
+    Raises:
+        InputError: the log, the configuration, the workers or chips, and ``run_dir`` do not fit each other.
     """
     check_run_folder(run_dir)
     check_possible(config, workers, device, follows=follows)

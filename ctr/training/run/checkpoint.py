@@ -362,7 +362,10 @@ def _newest_sound(folder: Path, read: Callable[[Path], ValueT]) -> ValueT | None
 def read_share(
     folder: Path, examples: int, wanted: Wanted
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
-    """Reads arrays, state and parts that one of several workers needs of a checkpoint that another one has checked."""
+    """Reads arrays, state and parts that one of several workers needs of a checkpoint that another one has checked.
+
+    Raises InputError: it is damaged or not there.
+    """
     path = folder / f"{examples:020d}"
     try:
         state = _read_state(path)
@@ -373,7 +376,10 @@ def read_share(
 
 
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing."""
+    """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
+
+    Raises InputError: there is none, or its bytes are not what was written.
+    """
     while True:
         found = _complete_checkpoints(folder)
         if not found:
@@ -393,7 +399,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects what there is for the arrays of a state, by their names there."""
+    """Selects the arrays of a state, or something for each, from those of a checkpoint, by their names in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 

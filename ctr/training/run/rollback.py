@@ -71,7 +71,7 @@ class Position:
     applied_begin: int = -1  # first row of the last batch whose step was applied; -1: none yet
     # Good rows that were scored and not learned from, being quarantined by a rollback.
     quarantined_rows: int = 0
-    mark: list[int] = field(default_factory=lambda: list(Mark()))
+    mark: list[int] = field(default_factory=lambda: list(Mark()))  # a ``Mark``
     # Row from which the examples until the next checkpoint count: that of the last one that was due.
     due_from: int = 0
     # Time and query id of the last row that was scored, rejects included.
@@ -289,7 +289,7 @@ def drop_after(run_dir: Path, examples: int) -> None:
 
 
 def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
-    """Names the first variable, whole or in pieces, that is not finite or beyond all learning, and what is wrong."""
+    """Names the first variable, whole or in pieces, that is not finite or too large for a weight, and what is wrong."""
     for name, array in arrays:
         if not name.startswith(_CHECKED) or not array.size:
             continue

@@ -80,7 +80,10 @@ Exporter = Callable[[Snapshot], object]
 
 
 def take_snapshot(run: Run) -> Snapshot:
-    """Takes the weights of a run that is training. They are to be used before its next step."""
+    """Takes the weights of a run that is training. They are to be used before its next step.
+
+    Of several workers all have to take it, and the first one has all rows.
+    """
     state, compute_dtype = run.state, resolve_compute_dtype(run.config)
     kept = dense_weights(state.weights) | ({} if state.averaging is None else state.averaging.variables)
     weights = {name: variable.numpy() for name, variable in kept.items()}

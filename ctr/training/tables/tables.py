@@ -1,7 +1,7 @@
 """Embedding tables of a run, with all that depends on where their rows lie.
 
 A table is whole in the process that trains alone; of several workers each has a part of the rows of large tables
-(``ctr.training.feed``) and the others whole; on chips rows lie in lines (``ctr.optim.row_lines``). Ids that
+(``ctr.training.division``) and the others whole; on chips rows lie in lines (``ctr.optim.row_lines``). Ids that
 grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
 
     before a step    find_rows        the rows of ids that grow; new ones begin in rows of their own

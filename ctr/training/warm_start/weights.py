@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     name: str
     status: Status  # ``left``: the old run has it and the new one has not
     optimizer: Status | None  # the same of what the optimizer knew of it
-    why: str  # it was not just taken
+    why: str  # why it was not just taken; empty if it was
 
 
 @dataclass(frozen=True)
