@@ -119,7 +119,7 @@ def look_up(
 
     Args:
         rows: float32 [U, C], the distinct rows of the batch.
-        plan: ``single``, ``values`` and ``segments`` of ``ctr.models.rows.TablePlan`` as tensors.
+        plan: ``single``, ``values`` and ``segments`` of ``ctr.training.tables.plan.TablePlan`` as tensors.
         compute_dtype: ``float32`` or ``bfloat16``, of the embeddings that are returned.
         gradient_by_products: whether the gradient's sums by row are products with a sparse matrix, which a CPU computes
             in a fifth of the time, and which XLA does not compile.

@@ -64,7 +64,7 @@ def shared_by_query(plan: Mapping[str, tf.Tensor], query: tf.Tensor, is_row: tf.
     """Finds which single-valued features have one id in all rows of a query.
 
     Args:
-        plan: of a table, see ``ctr.models.rows.TablePlan``.
+        plan: of a table, see ``ctr.training.tables.plan.TablePlan``.
         query: int32 [B].
         is_row: bool [B], rows that count; not padding.
 

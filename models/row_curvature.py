@@ -31,7 +31,8 @@ def row_curvature(
     """Adds up the curvature of a batch by the rows of a table.
 
     Args:
-        plan: ``distinct``, ``single``, ``values`` and ``segments`` of ``ctr.models.rows.TablePlan`` as tensors.
+        plan: ``distinct``, ``single``, ``values`` and ``segments`` of ``ctr.training.tables.plan.TablePlan`` as
+            tensors.
         curvature: float32 [B], of the loss by the logit of each batch row; 0 for padding.
         query: int32 [B], the number of each row's query.
         left: float32 [B], the share of curvature that counts for an id that all rows of a query have.
