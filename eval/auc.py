@@ -129,8 +129,9 @@ class StreamingAUC(LogitHistogram):
        error_bound = 1/2 * sum over bins of (weight of clicks * weight of non-clicks in the bin)
                      / (weight of clicks * weight of non-clicks)
 
-    about 1e-4 for logits of standard deviation 1, and far less in error. `result` and its bound use fine
-    bins (1/2048 logit), the replicates coarse ones (1/32 logit): of those only the spread is used. Where
+    which is about 1e-4 for logits of standard deviation 1. The error is far less: it reaches the bound only if
+    every pair inside a bin is ordered the same way; true ties are in the bound too. `result` and its bound use
+    fine bins (1/2048 logit), the replicates coarse ones (1/32 logit): of those only the spread is used. Where
     coarse bins tie more than a tenth of the pairs that fine bins tell apart (logits of standard deviation
     below 0.1), the spread would be too small, and the interval is undefined.
     """

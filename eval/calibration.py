@@ -162,8 +162,8 @@ class SliceCalibration:
         """State as plain arrays, C pairs of slice and bucket in ascending order.
 
         ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64
-        [4, C]: weight, weight * label, * probability, * logloss. ``bin_key``, ``bin_sums``: the same by bin
-        of the logit, weight by class.
+        [4, C]: weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place *
+        256 + bin of the logit. ``bin_sums``: float64 [2, D], weight of non-clicks and of clicks.
         """
         ids, ((key, sums), (bin_key, bin_sums)) = self._ordered()
         return {"id": ids, "key": key, "sums": sums, "bin_key": bin_key, "bin_sums": bin_sums}
@@ -318,9 +318,10 @@ def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
 class KeyedSums:
     """A growing table: key -> `width` sums of float64.
 
-    Each key has its sums in exactly one place, so they depend on the values added and their order alone. A
-    large sorted array, and a small one of keys first seen lately, which moves into the large one when it has
-    grown to an eighth of it: inserting straight into the large one would copy it with every batch.
+    Each key has its sums in exactly one place, so they depend on the values added and their order alone.
+    Sorted arrays hold them: a large one, and a small one of keys first seen lately, which moves into the large
+    one when it has grown to an eighth of it; inserting straight into the large one would copy it with every
+    batch.
     """
 
     def __init__(self, width: int) -> None:

@@ -30,7 +30,10 @@ Verdict = Literal["good", "near", "wrong", ""]
 
 
 def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The 95% interval of predicted over actual clicks, each end [...]; ``clicks`` are [K, ...] by bucket."""
+    """Ends of the 95% interval of predicted over actual clicks, each [...]; NaN without clicks.
+
+    ``clicks`` are [K, ...], by bucket or group of buckets.
+    """
     low, high = estimate.interval()
     shares = ratio(clicks, clicks.sum(axis=0))
     # Rounding must not take a click away from a whole number of them.
@@ -66,7 +69,10 @@ def _mean_with(count: int, probability: float) -> float:
 
 
 def judge(value: float | None, low: float | None, high: float | None) -> Verdict:
-    """Verdict: good, the interval comes within 3% of 1; wrong, it lies outside 0.9 to 1.1; near; or empty."""
+    """Verdict: good, the interval comes within 3% of 1; wrong, it lies outside 0.9 to 1.1; near, neither.
+
+    Empty where the ratio or its interval is undefined.
+    """
     if value is None or low is None or high is None:
         return ""
     if low <= 1 + CLOSE and high >= 1 - CLOSE:

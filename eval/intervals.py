@@ -14,9 +14,10 @@ Satterthwaite's rule, with d_k = r_k - mean r,
 
    degrees of freedom = 2 (sum d_k^2)^2 / (sum d_k^4 - (sum d_k^2)^2 / n),   rounded down, from 1 to n - 1
 
-which is n - 1 for normal d_k. Two runs over the same log share their buckets, so the difference of their
-replicates is a replicate of their difference. Where a few queries carry most of the weight, or only a
-handful of buckets hold anything, the interval covers less than it says.
+which is n - 1 for normal d_k, and twice the number of the buckets that carry it for few. Two runs over the
+same log share their buckets, so the difference of their replicates is a replicate of their difference. Where
+a few queries carry most of the weight, or only a handful of buckets hold anything, the interval covers less
+than it says.
 """
 
 import math

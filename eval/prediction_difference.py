@@ -38,7 +38,10 @@ class PredictionDifference(SumState):
     examples: IntArray  # [K]
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N]."""
+        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N].
+
+        A query may be spread over several calls.
+        """
         difference = _row_difference(first, second)
         ids = checked_ids("query_id", query_id)
         check_same_length(predictions=difference, query_id=ids)
@@ -67,10 +70,11 @@ class JoinedPredictions:
 
 
 def join_predictions(first: pd.DataFrame, second: pd.DataFrame) -> JoinedPredictions:
-    """Aligns two prediction tables by example_id (int64, each once); others are query_id (int64), logit.
+    """Aligns two prediction tables by example_id (int64, each once).
 
-    Raises ValueError: a column is missing or not as described, an example_id repeats, or an example belongs
-    to different queries in the two tables.
+    Both have query_id (int64) and logit (finite), too; other columns are ignored. Raises ValueError: a column
+    is missing or not as described, an example_id repeats, or an example belongs to different queries in the
+    two tables.
     """
     ids_1, queries_1, logits_1 = _prediction_columns("first", first)
     ids_2, queries_2, logits_2 = _prediction_columns("second", second)

@@ -216,7 +216,7 @@ class RunComparison:
 
 
 def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
-    """Compares two finished runs; raises NotComparableError where they scored different examples."""
+    """Compares two finished runs; raises NotComparableError where they read different logs or scored other examples."""
     return compare_read_runs(read_run(run_a), read_run(run_b))
 
 

@@ -174,8 +174,9 @@ class Timeline:
     def last_window(self) -> Self:
         """End of the pass as a timeline of one entry; empty where this one is.
 
-        As many of the last entries, which may be small, as have the examples of the median example's entry,
-        and a tenth of the pass or 5,000.
+        The last window of a pass is cut short, and those of a short pass are small: as many of the last entries
+        are joined as it takes to have at least as many examples as the entry of the median example, and as a
+        tenth of the pass or 5,000.
         """
         last = type(self)()
         if not len(self):

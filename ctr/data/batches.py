@@ -118,7 +118,10 @@ def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) ->
 def batches_within(
     ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs like ``whole_query_batches``, but begins a new batch after each end, across which no query goes."""
+    """Packs like ``whole_query_batches``, but begins a new batch after each end.
+
+    Ends are rising positions in the log (int64) that no block and no query goes across.
+    """
     filled = (block for block in blocks if len(block))
     for _, part in groupby(filled, lambda block: int(np.searchsorted(ends, block.position[0], side="right"))):
         yield from whole_query_batches(part, batch_rows, max_query_rows)
@@ -176,7 +179,7 @@ class Interleaved:
         self._ended = False
 
     def until(self, time: int) -> Rows | None:
-        """Returns the next queries up to a time in microseconds; None without any. Raises InputError for a long one."""
+        """Returns the next queries up to a time in microseconds; None without any. InputError: one is too long."""
         while not self._ended and not self._enough(time):
             block = next(self._blocks, None)
             if block is None:

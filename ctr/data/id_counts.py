@@ -90,6 +90,7 @@ class BoundedCounts:
         other._flush()
         self._exact &= other._exact
         self._shortfall += other._shortfall
+        # Hashes of ids that were dropped are among the other's.
         self._join(other._ids, other._all, other._clicked, other._hashes)
 
     def _join(self, ids: np.ndarray, counts: np.ndarray, clicked: np.ndarray, hashes: np.ndarray) -> None:
@@ -119,7 +120,10 @@ class BoundedCounts:
 
 
 IdCounts = DenseCounts | BoundedCounts
-"""Occurrences by id (``add``), how many ids there are (``distinct``), and the most frequent (``top``)."""
+"""Occurrences by id (``add``), how many ids there are (``distinct``), and the most frequent (``top``).
+
+Those are (id, occurrences, occurrences in clicked rows), ties by the smaller id.
+"""
 
 
 def make_counts(

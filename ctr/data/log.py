@@ -184,7 +184,10 @@ def check_no_overlap(folder: Path, start: int, end: int) -> None:
 
 
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publishes a partition whose shards are complete. Raises InputError: others are there in its place."""
+    """Publishes a partition whose shards are complete.
+
+    Raises InputError: it overlaps a published one, or was published before with other content.
+    """
     check_no_overlap(folder, manifest.start, manifest.end)
     publish_once(manifest_path(folder, manifest), manifest_bytes(manifest))
 
@@ -226,7 +229,10 @@ def list_partitions(folder: Path) -> list[tuple[int, int]]:
 
 
 def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
-    """Reads all partitions in order of time, but for those ``known``. Raises InputError: lost, damaged, overlapping."""
+    """Returns all partitions in order of time; the manifests of those ``known`` are not read again.
+
+    Raises InputError: a manifest is damaged, overlaps another, or was lost while its shards are still there.
+    """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
     for start, end in published_partitions(folder / "shards", folder / "manifests"):

@@ -54,7 +54,10 @@ def _column_path(field: pa.Field) -> str:
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
-    """Reads a Parquet file of recorded size and SHA-256. Raises InputError where these or its lengths are others."""
+    """Reads a Parquet file whose size and SHA-256 a manifest records.
+
+    Raises InputError: it is missing, has other bytes, or a column has more than ``MOST_VALUES`` values.
+    """
     _check_is_file(path)
     try:
         found = path.stat().st_size

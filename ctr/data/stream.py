@@ -31,7 +31,7 @@ class Selection:
 def read_selection(
     log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
 ) -> Iterator[Rows]:
-    """Reads the selected rows from a position of the log on. Raises InputError: the sample lacks one, or damage."""
+    """Reads the selected rows from a position of the log on. InputError: the sample lacks one, or a file is damaged."""
     times = (selection.time_range.start_us, selection.time_range.end_us)
     for block in read_rows(log, schema, manifests, start, times):
         rows = block if selection.sample is None else _weighted(block, selection.sample, selection.only_kept)
@@ -64,7 +64,11 @@ def check_selection(
     start: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Checks the rows from ``start`` on, unless ``stop`` says to give up; InputError: one to train on lacks a value."""
+    """Checks the selected rows from position ``start`` on before they are trained on; returns whether it saw all.
+
+    ``stop`` is called between two blocks and says whether to give up. Raises InputError: the sample lacks a row, or
+    the teacher a logit for a row that would be learned from.
+    """
     missing = MissingValues()
     for rows in read_selection(log, schema, manifests, selection, start):
         if stop():

@@ -55,8 +55,8 @@ def run_experiment(
         progress: called with a line for each run that ends.
         settings: changes of the file, ``key=value``.
 
-    Returns failures by name, with one line each; the others were made. Raises InputError: a wrong experiment
-    or log, or another process is at work in ``out``. Nothing was run.
+    Returns failures by name, with one line each; the others were made. Raises InputError before anything is run:
+    a wrong experiment or log, or another process is at work in ``out``.
     """
     config, content = read_experiment(experiment, settings)
     manifests = read_manifests(log)

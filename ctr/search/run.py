@@ -87,7 +87,7 @@ class Problem:
 
 
 def open_space(search: SearchConfig, content: Content, log: Path, where: str) -> tuple[Space, dict[str, Any]]:
-    """Makes the space of a search, and writes out all that candidates may change of the baseline."""
+    """Returns the space of a search, and the baseline's configuration with all that candidates may change."""
     manifests, schema = read_manifests(log), read_schema(log)
     if not sum(manifest.rows for manifest in manifests):
         raise InputError(f"{log}: the log has no rows")
@@ -103,7 +103,7 @@ def open_problem(
     times: Path,
     progress: Progress | None,
 ) -> Problem:
-    """Opens a search over a log; ``content`` as of ``open_space``, ``times`` as ``make_cost`` takes them."""
+    """Opens a search over a log; ``content`` is what ``open_space`` returns, ``times`` as in ``make_cost``."""
     time_range = parse_model(TrainConfig, content, "config").time_range
     *prefixes, whole = trials.find_prefixes(log, time_range, [*_shares(search), 1.0])
     cost = make_cost(search.cost, space, content, log, times, progress)

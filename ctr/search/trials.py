@@ -91,7 +91,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs experiments of a search, as ``ctr.search.run.Options`` tell."""
+    """Runs experiments of a search; fields are as in ``ctr.search.run.Options``."""
 
     log: Path
     out: Path

@@ -57,7 +57,10 @@ class Exported:
 
 
 def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) -> Exported:
-    """Publishes the model of a run's checkpoint, by default its newest, as a version in ``out``; raises InputError."""
+    """Publishes the model of a run's checkpoint, by default its newest, as a version in ``out``.
+
+    Raises InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
+    """
     return publish(read_snapshot(Path(run), checkpoint), Path(out))
 
 

@@ -1,4 +1,7 @@
-"""Rows that a model has learned from, by how far it got in time; their scores say nothing about new rows."""
+"""Rows that a model has learned from, by how far it got in time; their scores say nothing about new rows.
+
+Training passes over a log in the order of query time and query id.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +22,10 @@ def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
 def is_learned(
     until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray | None = None
 ) -> np.ndarray:
-    """Tells rows that are not later than the last one that was learned from, bool [N], by time and query id."""
+    """Tells rows that are not later than the last one that was learned from, bool [N], by time and query id.
+
+    Times are in microseconds, int64 [N]. Without ``queries`` all rows of the last time count as learned from.
+    """
     if until is None:
         return np.zeros(len(times), bool)
     if queries is None:

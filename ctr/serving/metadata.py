@@ -68,7 +68,10 @@ class Chain:
 
 
 def read_chain(model: Path) -> Chain:
-    """Finds the versions that a model is made of; a delta's are in the same directory. Raises InputError."""
+    """Finds the versions that a model is made of; a delta's are in the same directory.
+
+    Raises InputError: the metadata of one is damaged, or what a delta builds on is missing or another model.
+    """
     deltas: list[Path] = []
     while is_delta(model):
         deltas.append(model)

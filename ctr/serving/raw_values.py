@@ -126,7 +126,10 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
 
 
 def make_times(name: str, values: Any, rows: int) -> np.ndarray:
-    """Converts a column to int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing. Raises InputError."""
+    """Converts a column to int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
+
+    Raises InputError: a value is no time, or before 1970.
+    """
     if isinstance(values, np.ndarray) and values.dtype.kind == "M":
         values = list(values)
     times = []

@@ -158,7 +158,10 @@ class Scorer:
         return self._cache.get(keys, compute)
 
     def combine(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
-        """Computes click probabilities, float32 [N], of Q and U row by row; a single row goes with each other."""
+        """Computes click probabilities, float32 [N], of Q and U row by row.
+
+        Both are float32 [N, n, K]; one of them may be [1, n, K], which then goes with every row of the other.
+        """
         self._require_factors()
         return probabilities((quality * ui).sum(axis=2).T, self._transfers)
 
@@ -210,7 +213,7 @@ ComputeRows = Callable[[list[int]], np.ndarray]
 
 
 class RowCache:
-    """Rows of float32 by key, at most ``capacity`` of them. Threads may share it."""
+    """Rows of float32 by key, ``capacity`` of them; drops the least recently used. Threads may share it."""
 
     def __init__(self, capacity: int, shape: Sequence[int]) -> None:
         if capacity < 1:

@@ -16,7 +16,7 @@ _RENDERING = {"compact": 0.75, "standard": 0.9, "large": 1.0}
 
 @dataclass(frozen=True)
 class Placed:
-    """N ads at places of the pages of queries: numbers in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
+    """N ads on the pages of queries: places in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
 
     query: np.ndarray
     ad: np.ndarray

@@ -101,8 +101,8 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
 class Retrieval:
     """Order in which the ads of a day are retrieved, [A]: of all, and topic by topic from ``begins``, [topics + 1]."""
 
-    everywhere: np.ndarray
-    of_topics: np.ndarray
+    everywhere: np.ndarray  # places in ``Ads`` by falling popularity
+    of_topics: np.ndarray  # the same topic by topic
     begins: np.ndarray
 
 
@@ -118,8 +118,8 @@ def retrieval_order(ads: Ads, topics: int) -> Retrieval:
 class Queries:
     """Q queries in the order of the log."""
 
-    number: np.ndarray
-    time_us: np.ndarray
+    number: np.ndarray  # [Q], of the day
+    time_us: np.ndarray  # [Q], rising
     user: np.ndarray
     device: np.ndarray
     topic: np.ndarray  # [Q], which the log does not show
@@ -193,7 +193,7 @@ def _draw_words(config: WorldConfig, world: World, topic: np.ndarray, rng: np.ra
 class Candidates:
     """C ads, [Q, C], for each of Q queries, and the uniform random numbers of their auction and clicks."""
 
-    ad: np.ndarray
+    ad: np.ndarray  # places in ``Ads``
     present: np.ndarray  # false where an ad was drawn twice
     richness: np.ndarray  # decides in which format an ad is shown
     mind: np.ndarray  # decides whether an examined ad is clicked

@@ -41,7 +41,7 @@ class Workers:
     """Workers that train together, as one of them sees them; those of a process alone have no ``names``.
 
     ``timeout_seconds``: a step fails that a worker does not take part in for so long; 0: never. Between two steps, and
-    in the first ones, which are compiled, others may take longer (``patience``).
+    in the first ones, which are compiled, others may take longer (``patience``). ``is_here``: all are in this process.
     """
 
     lost_errors: tuple[type[Exception], ...] = _LOST
@@ -193,7 +193,10 @@ class Workers:
                 raise InputError(f"{name}: {text}")
 
     def timeout(self, is_patient: bool) -> AbstractContextManager[None]:
-        """Limits how long an exchange in the block waits for others; an outer block may set a shorter limit."""
+        """Limits how long an exchange in the block waits for others: ``timeout_seconds``, or ``patience``.
+
+        A shorter limit of a block around this one still holds.
+        """
         if self.size == 1:
             return nullcontext()
         return self._limit.of(self.patience if is_patient else self.timeout_seconds)

@@ -44,7 +44,10 @@ def gather_uneven(group: Group, numbers: np.ndarray) -> np.ndarray:
 
 
 def gather_divided(group: Group, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:
-    """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others."""
+    """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others.
+
+    ``own`` is int16 or int64, ``length`` that of the whole array; ``piece`` entries of each worker are sent at once.
+    """
     if group.size == 1:
         return own
     whole = np.zeros(length if group.rank == 0 else 0, own.dtype)

@@ -211,7 +211,10 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
 
 
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
-    """Which worker failed, and how; one that only lost another last. None where all are done, or the first one."""
+    """Which worker failed, and how; None where all are done, or the first one is, which leaves last.
+
+    A worker that ended only because it lost another one is named only if nothing else is known.
+    """
     if workers[0].process.returncode == 0:
         return None
     ended = [worker for worker in workers if worker.process.returncode]

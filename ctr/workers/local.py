@@ -41,7 +41,10 @@ class LostError(Exception):
 
 
 class Board:
-    """Exchanges of one worker; all make the same ones in the same order, ``until`` a ``time.monotonic``."""
+    """Exchanges of one worker; all make the same ones in the same order.
+
+    ``until``, by ``time.monotonic``, an exchange waits for the others. ``lost`` is None while none has failed.
+    """
 
     def __init__(self, seat: Seat) -> None:
         self.until = math.inf

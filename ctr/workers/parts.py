@@ -12,9 +12,8 @@ class Part(NamedTuple):
 
     rows: np.ndarray  # int64 [n], in the order in which the worker has them
     total: int  # how many there are in all parts together
-    shape: tuple[int, ...] | None = (
-        None  # of the whole array, where rows are single elements, in row-major order
-    )
+    # Of the whole array, where rows are single elements of it, numbered in row-major order.
+    shape: tuple[int, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
         steps = np.diff(self.rows)
@@ -86,7 +85,10 @@ def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
 def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
-    """Makes one worker's part of others' parts, some of which may come in a later call, with the ``array`` so far."""
+    """Makes one worker's part of others' parts, some of which may come in a later call, with the ``array`` so far.
+
+    Rows that are yet to come are zero. Raises ValueError: the parts are of different arrays.
+    """
     order = np.argsort(wanted.rows, kind="stable")
     rows = wanted.rows[order]
     for part, values in parts:

@@ -42,7 +42,7 @@ class _Compared:
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Writes the report of finished runs, of which the others are compared with the first.
+    """Writes the report of finished runs, comparing the others with the first, in whose folder it is by default.
 
     The file appears whole or not at all, and replaces nothing but a report. Raises InputError: a run cannot
     be read, or the file cannot be written, or is there and is no report.

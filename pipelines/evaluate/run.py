@@ -47,9 +47,9 @@ def evaluate(
     has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there are
     both kinds, ``new``: the summary of those that it has not learned from.
 
-    Files are read once for each pass: of `ROWS_PER_PASS` by default for a runner that groups in memory, such as that
-    inside this process, all rows for any other. Raises InputError: no predictions, a faulty file or row, a repeated
-    example_id, or unknown Beam options.
+    Files are read once for each pass over ``rows_per_pass`` rows: by default `ROWS_PER_PASS` for a runner that groups
+    in memory, such as that inside this process, and all rows for any other. ``rows_per_key`` are to meet in memory.
+    Raises InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
     """
     groups = find_row_groups(inputs)
     _require_labels(groups)

@@ -37,9 +37,8 @@ class EventsResult:
     examples: int
     clicks: int  # examples with label 1
     counters: dict[str, int]  # the sums of the partitions' counters
-    shared_ids: dict[
-        str, float
-    ]  # of each feature with ``buckets`` the estimated share of its values that share their id
+    # Of each feature with ``buckets`` the estimated share of its values that share their id.
+    shared_ids: dict[str, float]
     warnings: list[str]
     seconds: dict[str, float]  # of each stage
 

@@ -53,9 +53,8 @@ class Driver:
     chosen_by: frozenset[str]  # the flags of the command line that together choose it
     reads: str  # its source, in messages
     settings: type[Settings]
-    options: Mapping[
-        str, str
-    ]  # the flags that it takes, and the field of ``settings`` that each of them sets
+    # The flags that it takes, and the field of ``settings`` that each of them sets.
+    options: Mapping[str, str]
 
 
 _FOLLOWED = {"--drain": "drain", "--poll": "poll_seconds", "--idle-timeout": "idle_seconds"}

@@ -287,7 +287,7 @@ _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 
 def streaming_options(given: str, drain: bool) -> PipelineOptions:
-    """Reads Beam's options (or InputError), and adds for Flink those that such a job needs where they are not given."""
+    """Reads Beam's options, or raises InputError; for Flink adds those that such a job needs where they are absent."""
     options = beam_options(given, 1)
     options.view_as(StandardOptions).streaming = True
     if runner_name(options) not in _FLINK:

@@ -117,7 +117,10 @@ def _exposure_of(facts: ColumnFacts, columns: Mapping[str, ColumnFacts]) -> Colu
 def count_fault(
     facts: ColumnFacts, columns: Mapping[str, ColumnFacts], weight: str | None = None
 ) -> InputError | None:
-    """Tells why a column of clicks of several impressions is no label; with ``--weight``, only if that is theirs."""
+    """Tells why a column is no label: it counts the clicks of several impressions; None where it does not.
+
+    Where --weight names a column (``weight``), only a weight by the impressions is wrong.
+    """
     shown = _exposure_of(facts, columns)
     if shown is None or (
         weight is not None and weight.lower() not in (shown.name.lower(), shown.stem.lower())

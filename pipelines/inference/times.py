@@ -194,8 +194,8 @@ def show_value(facts: ColumnFacts, rows: np.ndarray) -> str:
 def name_rank(facts: ColumnFacts) -> int:
     """Rates how much a name speaks for the time of a row.
 
-    3 says so, 1 or 2 may be it, 0 is another, -1 the time of another event such as the outcome, -2 that of a thing,
-    such as a birthday.
+    3: it says so. 1 or 2: it may be it. 0: it says nothing. -1: the time of another event such as the outcome. -2: that
+    of a thing, such as a birthday.
     """
     if facts.plain_name in TIME_NAMES:
         return 3
@@ -261,7 +261,7 @@ def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
 
 
 def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
-    """Reads a column (or InputError) in a given way; if most times are not of our days, all of them count."""
+    """Reads a column in a given way, or raises InputError; if most times are not of our days, all of them count."""
     us, bad = _read(facts.array, time)
     if bad.mean() > 0.5:
         us, bad = parse_times(facts.array, time)

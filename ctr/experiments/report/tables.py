@@ -25,7 +25,7 @@ _LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
 
 @dataclass(frozen=True)
 class Cell:
-    """Content of a table."""
+    """Content of a place in a table."""
 
     text: str
     detail: str = ""  # more of it, in a report alone

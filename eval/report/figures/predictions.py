@@ -69,7 +69,10 @@ def gain_curves(histograms: Sequence[FloatArray]) -> str:
 
 
 def gain(histogram: FloatArray, shares: Sequence[float] | FloatArray) -> FloatArray:
-    """Share of clicks in the given shares [S] of examples with the highest predictions; bins are ties."""
+    """Share of clicks in the given shares [S], from 0 to 1, of examples with the highest predictions.
+
+    ``histogram`` has weights of non-clicks and of clicks, [B, 2]; examples of a bin count as alike.
+    """
     falling = histogram[::-1]
     used = np.flatnonzero(falling.sum(axis=1))
     weight, clicks = falling[used].sum(axis=1), falling[used, 1]
