@@ -76,19 +76,25 @@ class BatchConfig(StrictModel):
 
 
 _COMPATIBILITY = frozenset(
-    (
-        *("block_split", "large_dimensions", "merge_order", "merge_until", "dimensions_of_one"),
-        *(
-            "beta3",
-            "bias_correction",
-            "initial_statistics",
-            "basis_change",
-            "first_exchange",
-            "exchange_phase",
-        ),
-        *("grafting_scope", "grafting_epsilon", "adagrad_epsilon", "separate_momenta", "weight_decay_kind"),
+    {
+        "block_split",
+        "large_dimensions",
+        "merge_order",
+        "merge_until",
+        "dimensions_of_one",
+        "beta3",
+        "bias_correction",
+        "initial_statistics",
+        "basis_change",
+        "first_exchange",
+        "exchange_phase",
+        "grafting_scope",
+        "grafting_epsilon",
+        "adagrad_epsilon",
+        "separate_momenta",
+        "weight_decay_kind",
         "solver",
-    )
+    }
 )
 """Options by which ``ctr.optim.Shampoo`` computes what other implementations do."""
 

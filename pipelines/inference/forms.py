@@ -208,7 +208,7 @@ def find_table(given: Path) -> TableFiles:
         empty = [file.name for file in found if file not in files]
         notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {_some(empty)}")
     if folders:
-        names = f"column{'s' * (len(folders) > 1)} {', '.join(folders)}"
+        names = f"column{'s' if len(folders) > 1 else ''} {', '.join(folders)}"
         notes.append(f"the folders of the files give the {names}")
     return TableFiles(files, form, columns, _suggestion(columns, form), lacking, tuple(folders), tuple(notes))
 
