@@ -101,7 +101,7 @@ def _turn(name: str) -> tuple[bool, int]:
 
 
 def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, _Start]:
-    """How the weights of one component start, in the order of checkpoints."""
+    """Returns how the weights of one component start, in the order of checkpoints."""
     a, towers = architecture, architecture.towers
     prior, outputs = math.log(a.prior / (1 - a.prior)), 1 if a.factors is None else a.factors.width
     found: dict[str, _Start] = {}

@@ -1,4 +1,4 @@
-"""What the rows of a query have in common beyond their features.
+"""Effects of queries: what the rows of one have in common beyond their features.
 
 Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all
 of its logits, normal with variance s = ``VARIANCE``, which nothing can predict and learning has to allow for. Given the

@@ -1,4 +1,4 @@
-"""What a batch says of the linear weights of its rows beside their gradient: curvature, and whose they are."""
+"""Curvature of the loss by the linear weights of a batch's rows, and whose rows these are."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

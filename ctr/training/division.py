@@ -54,7 +54,7 @@ def seat_in(group: Workers, divided: tuple[bool, ...], numbered: bool) -> Seat |
 
 @dataclass(frozen=True)
 class Division:
-    """Which worker takes which of the N rows of a batch."""
+    """Assignment of the N rows of a batch to workers."""
 
     workers: np.ndarray  # int64 [N], the worker that takes each row
     capacity: int  # B, the rows that each worker's part has, padding included

@@ -29,7 +29,7 @@ _LEAST_CURVATURE = 1e-6
 
 
 class Lesson(NamedTuple):
-    """What weights and combiner learn from a batch.
+    """Loss and steps that weights and combiner learn by from a batch.
 
     Attributes:
         loss: float32 scalar, of which the weights' gradients are taken.

@@ -258,7 +258,7 @@ def open_session(
 
 
 class Advance(NamedTuple):
-    """What an ``advance`` did."""
+    """Result of an ``advance``."""
 
     rows: int  # of the log that it passed, also faulty ones; below 0 when it went back
     waiting: int  # published rows from the first one on that something is still to be done with

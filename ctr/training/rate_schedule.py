@@ -1,5 +1,6 @@
-"""How a learning rate changes with the examples trained on: warm-up, then decay (PSO appendix G.1)."""
+"""Schedules of learning rates by the examples trained on: warm-up, then decay (PSO appendix G.1)."""
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class RateSchedule:
 CONSTANT = RateSchedule()
 
 
+@functools.cache
 def parse_schedule(text: str) -> RateSchedule:
     """Reads a schedule as ``warmup 10000, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
 

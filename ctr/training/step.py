@@ -28,7 +28,7 @@ _Tensors: TypeAlias = dict[str, tf.Tensor]
 
 
 class StepResult(NamedTuple):
-    """What a step returns.
+    """Predictions and losses that a step returns.
 
     Attributes:
         logit: float32 [B], the prediction of record: from the weights before the update.

@@ -33,7 +33,7 @@ _SCORED_TOGETHER = 8192
 
 
 class Scores(NamedTuple):
-    """What came of a batch: of its good rows, then of the rows of the constraint logs that came with it."""
+    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it."""
 
     logit: np.ndarray  # float32 [N], the predictions from before any update
     slices: list[np.ndarray]  # for each family of constraints, int32 [N]

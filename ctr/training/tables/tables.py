@@ -38,7 +38,7 @@ _FIRST_SLOTS = 1024
 
 
 class Gathered(NamedTuple):
-    """What a step has read of all tables."""
+    """Rows that a step has read of all tables."""
 
     plans: Sequence[Plan]  # of the batch, of what is here of each table
     held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
