@@ -3,7 +3,7 @@
 A root as a worker thread computes it, by LAPACK's eigendecomposition with its certificate; and the product of a block
 [d, d] with a root, one of many in a batched product, as preconditioning and statistics consist of them. One thread;
 of each the shortest time, since others may share the machine. The fit a d^3 + b d^2 + c minimizes relative errors, with
-no negative constant. The constants of ctr/optim/assignment.py come from here.
+no negative constant. The constants of ctr/optim/shampoo/assignment.py come from here.
 
     python benchmarks/bench_block_costs.py [--json]
 """
@@ -20,7 +20,7 @@ from reference import table
 from scipy.optimize import nnls
 from threadpoolctl import threadpool_limits
 
-from ctr.optim.roots import inverse_root
+from ctr.optim.shampoo.roots import inverse_root
 
 SIZES = (16, 32, 64, 96, 128, 208, 256, 384, 512)
 STACKED = 8

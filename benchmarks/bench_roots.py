@@ -17,8 +17,8 @@ import numpy as np
 import scipy.linalg
 from threadpoolctl import threadpool_limits
 
-from ctr.optim.coupled import coupled_root
-from ctr.optim.roots import Root, inverse_root, root_residual
+from ctr.optim.shampoo.coupled import coupled_root
+from ctr.optim.shampoo.roots import Root, inverse_root, root_residual
 
 SIZES = (32, 64, 128, 256, 512, 1024)
 EPSILON, EXPONENT, DEGREE = 1e-6, 1 / 4, 4

@@ -31,13 +31,13 @@ from convergence_settings import OPTIMIZERS
 from own import make_model, median_ms
 from reference import ADAGRAD, REFERENCE, Size
 
-from ctr.optim import state as optimizer_state
-from ctr.optim.adafactor import AdafactorCore
-from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor
-from ctr.optim.options import ShampooOptions
-from ctr.optim.presets import soap
-from ctr.optim.shampoo import ShampooCore
+from ctr.optim.adafactor.core import AdafactorCore
+from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.contrib.presets import soap
+from ctr.optim.shampoo import state as optimizer_state
+from ctr.optim.shampoo.blocks import Stack, TensorLayout, lay_out_tensor
+from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.config import TrainConfig
 
 SETTLED = 10_000

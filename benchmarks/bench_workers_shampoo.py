@@ -2,7 +2,7 @@
 
 state        bytes of the worker with the most, and that over the bytes of one process
 roots        multiplications of all roots (d^3) of the busiest worker over the mean
-load         all that owners compute a step, by the costs of ctr/optim/assignment.py: the busiest over the mean
+load         all that owners compute a step, by the costs of ctr/optim/shampoo/assignment.py: the busiest over the mean
 gathered     bytes that each worker receives a step: directions, padded to the largest part, and norms
 
 python benchmarks/bench_workers_shampoo.py [--block-size 256] [--workers 1,2,4,8] [--json]
@@ -16,11 +16,11 @@ from typing import Any
 from bench_shampoo import reference_shapes
 from reference import table
 
-from ctr.optim.assignment import blocks_of, loads, step_cost
-from ctr.optim.division import Division, assign
-from ctr.optim.options import ShampooOptions
-from ctr.optim.state import ShampooLayout, lay_out
-from ctr.optim.triangles import packed_size
+from ctr.optim.shampoo.assignment import blocks_of, loads, step_cost
+from ctr.optim.shampoo.division import Division, assign
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.state import ShampooLayout, lay_out
+from ctr.optim.shampoo.triangles import packed_size
 from ctr.workers.cluster import Cluster
 from ctr.workers.collectives import Workers
 

@@ -16,7 +16,7 @@ from convergence_settings import (
 )
 from convergence_store import Record, Runner, SimulatedLog
 
-from ctr.optim.options import ShampooOptions
+from ctr.optim.shampoo.options import ShampooOptions
 
 Changes = Mapping[str, Any]
 

@@ -30,8 +30,8 @@ from jax.sharding import Mesh, PartitionSpec
 from reference import TINY
 
 from ctr.experiments.config import merged
-from ctr.optim.row_lines import RowLines
-from ctr.optim.row_variables import on_devices
+from ctr.optim.rows.lines import RowLines
+from ctr.optim.rows.variables import on_devices
 from ctr.workers.collectives import ALONE
 
 COUNTS = (1, 2, 4)

@@ -16,17 +16,26 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.options import ShampooOptions
+from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.shampoo.options import ShampooOptions
 
-__all__ = ["Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "ShampooOptions", "statistics_of"]
+__all__ = [
+    "Adafactor",
+    "AdafactorOptions",
+    "KfacTrainer",
+    "Shampoo",
+    "ShampooCallback",
+    "ShampooOptions",
+    "presets",
+    "statistics_of",
+]
 
-_MODULES = ("kfac", "keras_kfac", "presets", "record")
-"""Those that users import by themselves, as the guide shows."""
+_ELSEWHERE = {"KfacTrainer": "kfac.trainer", "statistics_of": "contrib.backpack"}
+"""Where what is not an optimizer of Keras comes from."""
 
 _ADAPTERS = {
-    "keras.src.saving.object_registration": "ctr.optim.keras3",
-    "tf_keras.src.saving.object_registration": "ctr.optim.keras2",
+    "keras.src.saving.object_registration": "ctr.optim.keras.keras3",
+    "tf_keras.src.saving.object_registration": "ctr.optim.keras.keras2",
 }
 """The registry of each Keras, and the module with the optimizer for it."""
 
@@ -100,19 +109,19 @@ _register()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"ctr.optim.{name}")
-    if name == "statistics_of":
-        return importlib.import_module("ctr.optim.backpack").statistics_of
+    if name == "presets":
+        return importlib.import_module("ctr.optim.contrib.presets")
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(f"ctr.optim.{_ELSEWHERE[name]}"), name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__dir__())}")
     import tensorflow as tf
 
     # Asking for a class settles which package tf.keras is.
     package = tf.keras.Model.__module__.partition(".")[0]
-    adapter = importlib.import_module(f"ctr.optim.{'keras2' if package == 'tf_keras' else 'keras3'}")
+    adapter = importlib.import_module(f"ctr.optim.keras.{'keras2' if package == 'tf_keras' else 'keras3'}")
     return getattr(adapter, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+    return sorted(__all__)

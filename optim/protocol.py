@@ -164,14 +164,14 @@ class ProductOptimizer(Protocol):
         """About how many rows of a batch factors are of, evenly spread over it."""
 
     def observe(self, factors: Callable[[], Sequence[Any]]) -> None:
-        """Takes a function for ``ctr.optim.kfac.Factors`` of each linear product; before the step's ``update``.
+        """Takes a function for ``ctr.optim.kfac.factors.Factors`` of each linear product; before the step's ``update``.
 
         The update calls it inside a condition, before it changes a weight: most steps take no factors.
         """
 
 
 class TableOptimizer(Optimizer[RowGradient], Protocol):
-    """Trains the rows of tables that a batch touches; ``ctr.optim.row_rule.RowRule`` has all but the rule itself."""
+    """Trains the rows of tables that a batch touches; ``ctr.optim.rows.rule.RowRule`` has all but the rule itself."""
 
     @property
     def row_state(self) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ MODULES = {
     "ctr.eval.per_query_auc": ["query_auc"],
     "ctr.eval.progressive": ["ProgressiveMetrics"],
     "ctr.models.activations": ["smelu"],
-    "ctr.optim.blocking": ["merge_dimensions", "split_evenly"],
-    "ctr.optim.keras2": ["Shampoo"],
+    "ctr.optim.shampoo.blocks": ["merge_dimensions", "split_evenly"],
+    "ctr.optim.keras.keras2": ["Shampoo"],
 }
 
 

@@ -143,7 +143,7 @@ import importlib, os, pkgutil, sys
 sys.modules["tf_keras"] = sys.modules["tensorflow_recommenders"] = None
 import ctr
 for module in pkgutil.walk_packages(ctr.__path__, "ctr."):
-    if module.name not in ("ctr.__main__", "ctr.optim.keras2"):
+    if module.name not in ("ctr.__main__", "ctr.optim.keras.keras2"):
         importlib.import_module(module.name)
 assert "TF_USE_LEGACY_KERAS" not in os.environ
 import tensorflow as tf

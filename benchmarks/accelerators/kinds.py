@@ -16,7 +16,7 @@ from ctr.data.batches import Batch
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.experiments.config import merged
 from ctr.objective.bias_constraints import resolve_families
-from ctr.optim.dense_shampoo import DenseShampoo
+from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.training.analysis.flops import Flops, Touched, count_flops
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig

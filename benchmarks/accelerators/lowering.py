@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from accelerators.replicas import Replicas
-from ctr.optim.row_variables import on_devices
+from ctr.optim.rows.variables import on_devices
 from ctr.training.compiled_step import TrainStep
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState

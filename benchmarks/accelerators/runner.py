@@ -72,7 +72,7 @@ def first_value(entry, stored):
 
 
 def unpack(packed, size):
-    """Symmetric matrices from their lower triangles, as ctr.optim.triangles packs them."""
+    """Symmetric matrices from their lower triangles, as ctr.optim.shampoo.triangles packs them."""
     rows = size - size // 2
     half = size - rows
     rectangle = packed[:, half * rows :].reshape(-1, rows, half + 1)

@@ -16,10 +16,10 @@ from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
-from ctr.optim.adafactor_options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.kfac_options import KfacOptions
-from ctr.optim.muon_options import MuonOptions
-from ctr.optim.options import OneSidedOptions, ShampooOptions
+from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
+from ctr.optim.contrib.muon_options import MuonOptions
+from ctr.optim.kfac.options import KfacOptions
+from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
@@ -123,7 +123,7 @@ class EmbeddingOptimizerConfig(StrictModel):
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
         linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss that need no rate, under a
-            prior of each feature that is learned (``ctr.optim.row_newton``). ``adagrad``: with the next two. ``auto``:
+            prior of each feature that is learned (``ctr.optim.rows.newton``). ``adagrad``: with the next two. ``auto``:
             adagrad where one of these is given, where ``gradient`` is ``mean``, ``rule`` is not adagrad or the model is
             factorized.
         linear_learning_rate: AdaGrad's learning rate of linear weights.

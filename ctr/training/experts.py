@@ -9,7 +9,7 @@ bias b_k, and the prediction lies between them::
 
 Each model learns by the objective of its own logits, as if they were the prediction, with what the others have in
 common taken out: the step that its bias makes in this batch, and, in the logistic loss alone, u_k. The biases learn
-each with its own model, gate and offset by the logistic loss of the prediction (``ctr.optim.online_newton``). The
+each with its own model, gate and offset by the logistic loss of the prediction (``online_newton``). The
 experts of a model are named by ``ctr.models.architecture``; with a third, its gate joins the sum.
 """
 
@@ -21,8 +21,8 @@ import tensorflow as tf
 from ctr.models.query_effect import query_effect, query_share
 from ctr.models.row_curvature import RowCurvature, row_curvature
 from ctr.models.rows import TableLayout
-from ctr.optim.online_bias import Calibrator
-from ctr.optim.online_newton import BatchSums, CalibrationStep
+from ctr.optim.first_order.online_bias import Calibrator
+from ctr.optim.first_order.online_newton import BatchSums, CalibrationStep
 from ctr.workers.collectives import Workers
 
 _LEAST_CURVATURE = 1e-6

@@ -7,19 +7,19 @@ import tensorflow as tf
 
 from ctr.models.architecture import Expert
 from ctr.models.rows import TableLayout
-from ctr.optim.adagrad import RowAdaGrad
-from ctr.optim.averaging import ScheduleFree
-from ctr.optim.dense_adafactor import DenseAdafactor
-from ctr.optim.dense_kfac import DenseKfac
-from ctr.optim.dense_shampoo import DenseShampoo
-from ctr.optim.kfac_core import Layer
-from ctr.optim.muon import DenseMuon
-from ctr.optim.online_bias import Calibrator, OnlineBias
-from ctr.optim.online_newton import OnlineNewton
+from ctr.optim.adafactor.dense import DenseAdafactor
+from ctr.optim.contrib.muon import DenseMuon
+from ctr.optim.contrib.schedule_free import ScheduleFree
+from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
+from ctr.optim.first_order.online_newton import OnlineNewton
+from ctr.optim.kfac.core import Layer
+from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.protocol import DenseOptimizer, ProductOptimizer, TableOptimizer
-from ctr.optim.row_adafactor import RowAdafactor
-from ctr.optim.row_newton import RowNewton
-from ctr.optim.row_one_sided import RowOneSided
+from ctr.optim.rows.adafactor import RowAdafactor
+from ctr.optim.rows.adagrad import RowAdaGrad
+from ctr.optim.rows.newton import RowNewton
+from ctr.optim.rows.one_sided import RowOneSided
+from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
 

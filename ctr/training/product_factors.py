@@ -7,8 +7,8 @@ import tensorflow as tf
 from ctr.models.click_model import Scores
 from ctr.models.crosses import Multiply
 from ctr.models.dcn import Products, recorded
-from ctr.optim.kfac import Factors, chosen_rows, factors, row_stride
-from ctr.optim.kfac_core import Layer
+from ctr.optim.kfac.core import Layer
+from ctr.optim.kfac.factors import Factors, chosen_rows, factors, row_stride
 from ctr.optim.protocol import ProductOptimizer
 from ctr.workers.collectives import Workers
 

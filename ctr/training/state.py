@@ -12,9 +12,9 @@ from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
-from ctr.optim.kfac_core import Layer
-from ctr.optim.online_bias import all_variables
-from ctr.optim.row_variables import Rows, read_rows, row_count
+from ctr.optim.first_order.online_bias import all_variables
+from ctr.optim.kfac.core import Layer
+from ctr.optim.rows.variables import Rows, read_rows, row_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.division import Seat, seat_in

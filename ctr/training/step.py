@@ -13,8 +13,7 @@ from ctr.models.click_model import ensemble_logit
 from ctr.models.dcn import Products, recorded
 from ctr.models.part import Part
 from ctr.objective.losses import next_duals, slices_of
-from ctr.optim.gradients import all_finite
-from ctr.optim.momentum import clip_by_global_norm
+from ctr.optim.gradients import all_finite, clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer
 from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
 from ctr.training.config import TrainConfig

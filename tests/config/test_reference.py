@@ -14,7 +14,7 @@ from ctr.cli_parser import CONFIGS
 from ctr.config import StrictModel, parse_model
 from ctr.config.reference import as_yaml, describe, field_meanings, key_rows, select, settable_keys
 from ctr.io.errors import InputError
-from ctr.optim.options import ShampooOptions
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.config import TrainConfig
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.dense_kfac import DenseKfac
-from ctr.optim.kfac import Factors
-from ctr.optim.kfac_core import Layer
-from ctr.optim.kfac_options import KfacOptions
+from ctr.optim.kfac.core import Layer
+from ctr.optim.kfac.dense import DenseKfac
+from ctr.optim.kfac.factors import Factors
+from ctr.optim.kfac.options import KfacOptions
 from ctr.workers.collectives import ALONE, Workers
 
 SHAPES = [(9, 6), (6,), (6, 7), (7,), (7, 2), (3, 4)]

@@ -138,7 +138,7 @@ def watching(reach: Reach, training: bool = True) -> Iterator[None]:
 
     change(io, "open", opened)
     if training:
-        from ctr.optim.host import HostPipeline
+        from ctr.optim.shampoo.host import HostPipeline
         from ctr.training.run.run import Run
 
         for owner, method, name in (

@@ -11,7 +11,7 @@ from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
-from ctr.optim.row_variables import row_count
+from ctr.optim.rows.variables import row_count
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed

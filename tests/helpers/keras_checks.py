@@ -22,8 +22,8 @@ if __name__ == "__main__":
     )
 
 from ctr.optim import Adafactor, Shampoo, ShampooCallback, ShampooOptions
-from ctr.optim.shampoo import ShampooCore
-from ctr.optim.state import STATUS
+from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.shampoo.state import STATUS
 
 keras = tf.keras
 KERAS_3 = keras.Model.__module__.startswith("keras.")

@@ -70,7 +70,7 @@ class OffsetAndGate:
 
 
 class LinearWeights:
-    """Newton's steps of a feature's weights, of prior precision T and forgetting k (``ctr.optim.row_newton``).
+    """Newton's steps of a feature's weights, of prior precision T and forgetting k (``ctr.optim.rows.newton``).
 
     S is what is known of each weight, ``prior`` the T by which it was shrunk; V_k = dV / dlog k, w_k = dw / dlog k.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.host import HostPipeline
+from ctr.optim.shampoo.host import HostPipeline
 
 STEPS, EPOCHS, BATCH, ROWS = 10, 2, 16, 7
 QUICK = {

@@ -15,8 +15,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.options import ShampooOptions
-from ctr.optim.shampoo import ShampooCore
+from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.shampoo.options import ShampooOptions
 
 
 def options(**changed):

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.dense_shampoo import DenseShampoo
+from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import shard
 

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from ctr.optim.adagrad import RowAdaGrad
 from ctr.optim.protocol import RowGradient
+from ctr.optim.rows.adagrad import RowAdaGrad
 
 
 @pytest.fixture

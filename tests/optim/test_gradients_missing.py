@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.adafactor import AdafactorCore
-from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.adafactor.core import AdafactorCore
+from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import keep, of_owners, present_among
 
 # The first two share their stacks of blocks, the third has one of its own; a vector, and a table.

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.gradients import sum_duplicates
-from ctr.optim.options import ShampooOptions
-from ctr.optim.shampoo import ShampooCore
-from ctr.optim.statistics import row_statistics
+from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.statistics import row_statistics
 
 ROWS, WIDTH = 12, 3
 RATE = 0.125

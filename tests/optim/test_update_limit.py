@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tensorflow_recommenders.experimental.optimizers.clippy_adagrad import ClippyAdagrad
 
 import shampoo_reference as reference
-from ctr.optim.options import ShampooOptions
-from ctr.optim.shampoo import ShampooCore
+from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.update_limit import limit_update
 
 SHAPES = [(7, 5), (4,)]

@@ -7,7 +7,8 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.models.query_effect import VARIANCE
-from ctr.optim import online_bias, online_newton, row_newton
+from ctr.optim.first_order import online_bias, online_newton
+from ctr.optim.rows import newton as row_newton
 from ctr.training.config import MetricsConfig, TrainConfig
 from ctr.training.loop import open_session, train
 from ctr.training.run.checkpoint import read as read_checkpoint

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.optim.protocol import Cost, TakenOver
+from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.training import optimizers
 from ctr.training.analysis.flops import Touched, count_flops
 from ctr.training.config import TrainConfig

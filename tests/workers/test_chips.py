@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.row_variables import grow_rows, on_devices, row_count, set_rows
+from ctr.optim.rows.variables import grow_rows, on_devices, row_count, set_rows
 from ctr.workers.chips import Chips
 
 

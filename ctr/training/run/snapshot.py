@@ -22,7 +22,7 @@ from ctr.models.click_model import rounded_weights
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import TableLayout, check_table
-from ctr.optim.averaging import served_weights
+from ctr.optim.contrib.schedule_free import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap, restored_maps

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctr.models.embeddings import tower_columns
-from ctr.optim.averaging import DISTANCE, SQUARED_RATES, served_weights
+from ctr.optim.contrib.schedule_free import DISTANCE, SQUARED_RATES, served_weights
 from ctr.optim.protocol import Saved
 from ctr.training.optimizers import dense_optimizer
 from ctr.training.warm_start.weights import Arrays, Entry, Side, Status

@@ -1,0 +1,287 @@
+"""Adafactor: second moments by rows and columns (ADAFACTOR, algorithms 4-6), as pure functions and over variables.
+
+For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed form, with sums)::
+
+    R = b R + (1 - b) (G^2 + e1) 1,   C = b C + (1 - b) 1^T (G^2 + e1),     b = 1 - t^(-c)
+    V = R C / (1^T R),    U = G / sqrt(V),    X -= a U / max(1, RMS(U) / d)
+    a = max(e2, RMS(X)) rho
+
+Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices, with an R and C each; RMS(U)
+and RMS(X) are of the whole tensor. **Of tables** a batch moves some rows only, those whose gradient is not zero. So
+R_i is the average of the mean square of row i over the steps that touched it, with a step number t_i of its own; C_j
+that of column j over the touched rows; V_ij = R_i C_j / mean(C); and RMS is that of the touched rows. Where every
+step touches all rows this is algorithm 4 to the last digit of arithmetic.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.first_order.momentum import add_weight_decay, update_momentum
+from ctr.optim.gradients import GradientSteps, RootSource, present_among
+from ctr.optim.protocol import WithoutHost
+from ctr.optim.shampoo.state import Create, create_variable
+from ctr.optim.update_limit import clip_update
+from ctr.workers.collectives import ALONE, Workers
+
+
+class RowMoments(NamedTuple):
+    """Second moments of a table: R [U, 1] with the steps [U, 1] that touched each row; C [C] with the table's steps."""
+
+    rows: tf.Tensor
+    steps: tf.Tensor
+    columns: tf.Tensor
+    table_steps: tf.Tensor
+
+
+def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
+    """Computes b at a step, a float tensor of any shape, 1 at the first step."""
+    return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
+
+
+def is_factored(options: AdafactorOptions, shape: Sequence[int]) -> bool:
+    """Tells whether a weight of this shape has sums by row and column."""
+    return options.factored and len(shape) >= 2
+
+
+def update_factors(
+    options: AdafactorOptions, rows: tf.Tensor, columns: tf.Tensor, gradient: tf.Tensor, step: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns R [..., n] and C [..., m] after a gradient [..., n, m] (algorithm 4, lines 5 and 6)."""
+    decay, squared = second_moment_decay(options, step), tf.square(gradient) + options.epsilon1
+    rows = decay * rows + (1.0 - decay) * tf.reduce_sum(squared, axis=-1)
+    return rows, decay * columns + (1.0 - decay) * tf.reduce_sum(squared, axis=-2)
+
+
+def update_moments(
+    options: AdafactorOptions, moments: tf.Tensor, gradient: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
+    """Returns V after a gradient of its shape (algorithm 5, line 5)."""
+    decay = second_moment_decay(options, step)
+    return decay * moments + (1.0 - decay) * (tf.square(gradient) + options.epsilon1)
+
+
+def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """Computes U = G / sqrt(R C / 1^T R) (algorithm 4, lines 7 and 8)."""
+    # Of each factor by itself: their product would leave float32 where gradients are tiny.
+    share = tf.math.divide_no_nan(rows, tf.reduce_sum(rows, axis=-1, keepdims=True))
+    found = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
+    return tf.math.divide_no_nan(found, tf.sqrt(columns)[..., tf.newaxis, :])
+
+
+def row_direction(
+    options: AdafactorOptions, moments: RowMoments, gradient: tf.Tensor, owners: Workers = ALONE
+) -> tuple[tf.Tensor, RowMoments]:
+    """Computes U of touched rows [U, C] of a table, and their moments after this step; sums are of all owners' rows."""
+    touched = touched_rows(gradient)
+    squared = touched * (tf.square(gradient) + options.epsilon1)
+    count, total = owners.all_reduce([tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)])
+    steps, table_steps = moments.steps + touched, moments.table_steps + tf.minimum(count, 1.0)
+    decay = second_moment_decay(options, tf.maximum(steps, 1.0))
+    rows = decay * moments.rows + (1.0 - decay) * _mean(squared, 1)
+    rows = tf.where(touched > 0, rows, moments.rows)
+    decay = second_moment_decay(options, tf.maximum(table_steps, 1.0))
+    found = tf.math.divide_no_nan(total, count)
+    columns = tf.where(count > 0, decay * moments.columns + (1.0 - decay) * found, moments.columns)
+    share = tf.math.divide_no_nan(columns, _mean(columns, 0))
+    direction = tf.math.divide_no_nan(gradient, tf.sqrt(rows))
+    direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
+    return direction, RowMoments(rows, steps, columns, table_steps)
+
+
+def touched_rows(gradient: tf.Tensor) -> tf.Tensor:
+    """Marks touched rows of [U, C]: 1 or 0, [U, 1]."""
+    return tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
+
+
+def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
+    return tf.reduce_sum(values, axis=axis, keepdims=True) / max(int(values.shape[axis]), 1)
+
+
+def clip(
+    options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
+) -> tf.Tensor:
+    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9); RMS is that of the touched rows."""
+    if not options.clipping:
+        return update
+    return clip_update(update, root_mean_square(update, touched, owners), (), options.clipping)
+
+
+def root_mean_square(
+    values: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
+) -> tf.Tensor:
+    """Computes RMS, a scalar; of all owners' touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
+    if touched is None:
+        count = tf.cast(tf.size(values), values.dtype)
+    else:
+        values, count = touched * values, tf.reduce_sum(touched) * float(values.shape[1])
+    total, count = owners.all_reduce([2.0 * tf.nn.l2_loss(values), count])
+    return tf.sqrt(tf.math.divide_no_nan(total, count))
+
+
+def step_size(
+    options: AdafactorOptions,
+    rate: tf.Tensor,
+    weight: tf.Tensor,
+    step: tf.Tensor,
+    touched: tf.Tensor | None = None,
+    owners: Workers = ALONE,
+) -> tf.Tensor:
+    """Computes a (algorithm 4, line 3; algorithm 6, line 4) for X before the step; ``step`` is a float, 1 at first."""
+    if options.inverse_sqrt:
+        rate = tf.minimum(rate, tf.math.rsqrt(tf.maximum(step, 1.0)))
+    if not options.relative_steps:
+        return rate
+    return rate * tf.maximum(root_mean_square(weight, touched, owners), options.epsilon2)
+
+
+class AdafactorState:
+    """Variables of Adafactor over some tensors, in float64 where a tensor has it, else in float32.
+
+    Of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with beta1 ``/average``; of a table
+    ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``. ``missed``, int64 [tensors], counts the steps
+    in which each tensor that is no table had no gradient.
+    """
+
+    def __init__(
+        self,
+        options: AdafactorOptions,
+        shapes: Sequence[Sequence[int]],
+        tables: Sequence[int],
+        dtypes: Sequence[tf.DType],
+        create: Create = create_variable,
+    ) -> None:
+        self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
+        self.variables: dict[str, tf.Variable] = {}
+
+        def make(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+            self.variables[name] = create(name, shape, dtype, 0)
+            return self.variables[name]
+
+        self.step = make("step", [], tf.int64)
+        self.missed = make("missed", [len(shapes)], tf.int64)
+        self.nonfinite_steps = make("nonfinite_steps", [], tf.int64)
+        for index, shape in enumerate(shapes):
+            if index in tables:
+                parts = {"rows": [shape[0], 1], "touched": [shape[0], 1], "columns": [shape[1]], "steps": []}
+            elif is_factored(options, shape):
+                parts = {"rows": [*shape[:-1]], "columns": [*shape[:-2], shape[-1]]}
+            else:
+                parts = {"moment": [*shape]}
+            if options.beta1 and index not in tables:
+                parts["average"] = [*shape]
+            for kind, size in parts.items():
+                make(f"tensor{index}/{kind}", size, self.dtype)
+
+    def of(self, index: int) -> dict[str, tf.Variable]:
+        prefix = f"tensor{index}/"
+        return {
+            name.removeprefix(prefix): variable
+            for name, variable in self.variables.items()
+            if name.startswith(prefix)
+        }
+
+
+class AdafactorCore(GradientSteps, WithoutHost):
+    """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows."""
+
+    def __init__(
+        self,
+        options: AdafactorOptions,
+        weights: Sequence[tf.Variable],
+        tables: Sequence[int] = (),
+        create: Create = create_variable,
+    ) -> None:
+        self.options = options
+        self.weights = list(weights)
+        self.tables = tuple(tables)
+        shapes = [tuple(int(size) for size in weight.shape) for weight in weights]
+        self.state = AdafactorState(options, shapes, tables, [weight.dtype for weight in weights], create)
+
+    def replica(
+        self, weights: Sequence[tf.Variable], create: Create, leader: "AdafactorCore | None"
+    ) -> "AdafactorCore":
+        del leader
+        return AdafactorCore(self.options, weights, self.tables, create)
+
+    def _update(
+        self,
+        dense: dict[int, tf.Tensor],
+        rows: dict[int, tf.IndexedSlices],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None,
+        roots: RootSource,
+    ) -> None:
+        del roots
+        state = self.state
+        count = state.step.assign_add(1, read_value=True)
+        present = present_among(dense.keys() | rows.keys(), len(self.weights))
+        missed = state.missed.read_value()
+        if present is not None:
+            missed = state.missed.assign_add(tf.cast(~present, tf.int64), read_value=True)
+        rate = self._rate(learning_rate)
+        for index, slices in rows.items():
+            self._update_rows(index, slices, rate)
+        for index, gradient in dense.items():
+            step = tf.cast(count - missed[index], state.dtype)
+            self._update_dense(index, gradient, rate, step, decayed is None or decayed[index])
+
+    def _count_nonfinite(self) -> None:
+        self.state.nonfinite_steps.assign_add(1)
+
+    def _update_dense(
+        self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor, decayed: bool
+    ) -> None:
+        options, weight, kept = self.options, self.weights[index], self.state.of(index)
+        if "rows" in kept:
+            rows, columns = update_factors(options, kept["rows"], kept["columns"], gradient, step)
+            kept["rows"].assign(rows)
+            kept["columns"].assign(columns)
+            direction = factored_direction(gradient, rows, columns)
+        else:
+            moments = update_moments(options, kept["moment"], gradient, step)
+            kept["moment"].assign(moments)
+            direction = tf.math.divide_no_nan(gradient, tf.sqrt(moments))
+        direction = clip(options, direction)
+        if options.beta1:
+            direction = update_momentum(kept["average"], direction, options.beta1)
+            kept["average"].assign(direction)
+        before = tf.cast(weight, self.state.dtype)
+        if options.weight_decay and decayed:
+            direction = add_weight_decay(direction, before, options.weight_decay)
+        update = step_size(options, rate, before, step) * direction
+        weight.assign_sub(tf.cast(update, weight.dtype))
+
+    def _update_rows(self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor) -> None:
+        table, kept, rows = self.weights[index], self.state.of(index), slices.indices
+        before = RowMoments(
+            tf.gather(kept["rows"], rows), tf.gather(kept["touched"], rows), kept["columns"], kept["steps"]
+        )
+        values = tf.cast(tf.gather(table, rows), self.state.dtype)
+        direction, after = row_direction(self.options, before, slices.values)
+        step, touched = after.table_steps, touched_rows(slices.values)
+        size = step_size(self.options, rate, values, step, touched)
+        update = size * clip(self.options, direction, touched)
+        # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+        kept["rows"].scatter_add(tf.IndexedSlices(after.rows - before.rows, rows))
+        kept["touched"].scatter_add(tf.IndexedSlices(after.steps - before.steps, rows))
+        kept["columns"].assign(after.columns)
+        kept["steps"].assign(step)
+        table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), rows))
+
+    def report(self) -> dict[str, float | int]:
+        return {"nonfinite_steps": int(self.state.nonfinite_steps.numpy())}
+
+    def describe(self, names: Sequence[str] | None = None) -> str:
+        names = names or self._names()
+        lines = []
+        for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):
+            kept: Mapping[str, tf.Variable] = self.state.of(index)
+            size = sum(math.prod(variable.shape) * variable.dtype.size for variable in kept.values())
+            how = "rows" if index in self.tables else "rows and columns" if "rows" in kept else "elements"
+            shape = "x".join(map(str, weight.shape)) or "scalar"
+            lines.append(f"{name}  {shape}  Adafactor by {how}, {size} bytes of state")
+        return "\n".join(lines)

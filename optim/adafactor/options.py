@@ -1,0 +1,59 @@
+"""The settings of Adafactor, checked when they are made."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import numpy as np
+
+from ctr.optim.checked import Decay, NotNegative, Real, check_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowAdafactorOptions:
+    """Options of Adafactor on the rows of tables in a trainer. Defaults are those of ADAFACTOR.
+
+    Attributes:
+        epsilon1: added to the squares of gradients (algorithm 4).
+        epsilon2: the least root mean square of a weight that relative steps are relative to.
+        clipping: ``d``: updates whose root mean square is above it are scaled down to it; 0: none.
+        decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2); at 1 they are
+            means over all steps.
+        relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
+        inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
+        factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
+    """
+
+    epsilon1: NotNegative = 1e-30
+    epsilon2: NotNegative = 1e-3
+    clipping: NotNegative = 1.0
+    decay_power: Annotated[float, Real(0.0, 1.0)] = 0.8
+    relative_steps: bool = True
+    inverse_sqrt: bool = True
+    factored: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer | np.floating):
+                object.__setattr__(self, name, value.item())
+        check_options(self)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdafactorOptions(RowAdafactorOptions):
+    """Everything but the learning rate, which is the step size rho or its upper bound. Defaults are those of ADAFACTOR.
+
+    Attributes:
+        beta1: decay of the moving average of updates; 0: none (section 4).
+        weight_decay: ``lambda``, decoupled: the update is U + lambda X. Not for tables.
+    """
+
+    beta1: Decay = 0.0
+    weight_decay: NotNegative = 0.0
+
+    @property
+    def decay(self) -> float:
+        return self.weight_decay

@@ -1,0 +1,1 @@
+"""Optimizers and statistics beside the core, which imports none of them."""

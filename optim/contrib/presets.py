@@ -1,0 +1,517 @@
+"""Configurations of other implementations of Shampoo, as options of this one that take the same steps.
+
+    preset = torch_shampoo(lr=0.01, betas=(0.9, 0.99), epsilon=1e-8, grafting_config={"type": "AdamGraftingConfig"})
+    model.compile(optimizer=Shampoo(**preset.arguments))
+
+``torch_shampoo`` takes the keywords of ``DistributedShampoo`` of facebookresearch/optimizers, in the names of its
+versions before and after 2025; ``jax_shampoo`` those of ``distributed_shampoo`` of google-research/precondition.
+Their objects and enumerations may be given as mappings with the class name as ``type``, and as names of members.
+
+Steps are equal in exact arithmetic, as long as no root fails: here none is used without its certificate, and none is
+computed again with more damping. Where JAX's computes roots by its own iteration (``eigh`` False), some fail at
+conditions from about 1000 on, and it damps these more. Without a graft, versions for PyTorch of 2024 take no step
+before the first roots, newer ones and this one plain gradients.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ctr.optim.checked import refuse_unknown
+from ctr.optim.shampoo.options import ShampooOptions
+
+_SYNCHRONOUS: dict[str, Any] = {
+    "asynchronous": False,
+    "early_growth": 0.0,
+    "drift_bound": 0.0,
+    "statistics_frequency": 1,
+    "block_split": "full",
+}
+"""Every root comes from the statistics of its own step, and is computed anew."""
+_LARGEST = 65536
+_NO_LIMIT = 2**31
+_HIGHEST_ORDER = 4
+"""Exponents by order have to be listed up to it, since weights may have so many dimensions (convolutions do)."""
+_TORCH_IGNORED = (
+    "concurrency_config",
+    "precision_config",
+    "preconditioner_dtype",
+    "pytorch_compile_backend",
+    "shampoo_pt2_compile_config",
+    "shampoo_runtime_config",
+    "use_pin_memory",
+    "use_protected_eigh",
+    "use_pytorch_compile",
+    "track_root_inv_residuals",
+    "num_tolerated_failed_amortized_computations",
+)
+_JAX_IGNORED = (
+    "batch_axis_name",
+    "eigh",
+    "generate_fd_metrics",
+    "generate_training_metrics",
+    "inverse_failure_threshold",
+    "mesh_axis_names",
+    "num_devices_for_pjit",
+    "precision",
+    "reuse_preconditioner",
+    "shard_optimizer_states",
+    "statistics_partition_spec",
+    "preconditioner_partition_spec",
+    "tensordot_precision",
+)
+_JAX_NEUTRAL: dict[str, Any] = {
+    "average_grad": False,
+    "compression_rank": 0,
+    "decay_preconditioning_compute_steps": False,
+    "frequent_directions": False,
+    "lobpcg_topk_precondition": 0,
+    "precondtioner_type": "ALL",
+    "reset_preconditioner": False,
+}
+"""What is accepted at its default, which switches it off."""
+_JAX_PARTS = {
+    "end_preconditioning_compute_steps": "decay_preconditioning_compute_steps",
+    "lobpcg_max_iter": "lobpcg_topk_precondition",
+}
+"""Arguments without an effect as long as another one is off."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A configuration of another implementation; where that does not normalize its momentum, the rate here is larger.
+
+    ``tables_are_matrices``: embedding tables are treated as all other matrices, as there.
+    """
+
+    learning_rate: float
+    options: ShampooOptions
+    tables_are_matrices: bool = True
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        tables = {"tables": None} if self.tables_are_matrices else {}
+        return {"learning_rate": self.learning_rate, **tables, **asdict(self.options)}
+
+
+def torch_shampoo(
+    *,
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 1.0),
+    beta3: float = -1.0,
+    epsilon: float = 1e-12,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    weight_decay_type: Any = None,
+    max_preconditioner_dim: float = 1024,
+    precondition_frequency: int = 1,
+    start_preconditioning_step: int = -1,
+    inv_root_override: int = 0,
+    exponent_multiplier: float = 1.0,
+    use_nesterov: bool = False,
+    use_bias_correction: bool = True,
+    use_decoupled_weight_decay: bool = True,
+    grafting_config: Any = None,
+    use_merge_dims: bool = True,
+    preconditioner_config: Any = None,
+    distributed_config: Any = None,
+    iterate_averaging_config: Any = None,
+    **ignored: Any,
+) -> Preset:
+    """Returns the equal of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own.
+
+    Args:
+        distributed_config: the newest versions merge dimensions as its ``target_parameter_dimensionality`` says (1
+            by default), from the right; without it they are merged as in the versions before, from the left.
+        **ignored: arguments that change no step beyond rounding.
+
+    Raises:
+        ValueError: something has no equal here.
+        TypeError: it has no such argument.
+    """
+    _refuse_arguments("DistributedShampoo", ignored, _TORCH_IGNORED)
+    if iterate_averaging_config is not None:
+        if momentum or dampening or use_nesterov:
+            raise ValueError("iterate_averaging_config excludes momentum, dampening and use_nesterov")
+        momentum, dampening, use_nesterov = _classic_momentum(iterate_averaging_config)
+    merging = _merging(distributed_config, max_preconditioner_dim if use_merge_dims else None)
+    is_merged_whole = math.isinf(max_preconditioner_dim) and "merge_until" in merging
+    highest = merging["merge_until"] if is_merged_whole else _HIGHEST_ORDER
+    method = _preconditioner(preconditioner_config, highest)
+    beta1, beta2 = betas
+    start = precondition_frequency if start_preconditioning_step == -1 else start_preconditioning_step
+    block_size = _LARGEST if math.isinf(max_preconditioner_dim) else int(max_preconditioner_dim)
+    if inv_root_override and "exponent_override" in method:
+        raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
+    _check_start(method, grafting_config, start)
+    options = {
+        **_SYNCHRONOUS,
+        **_torch_graft(
+            grafting_config, beta2, epsilon, bool(method.get("eigenvalue_correction")), use_bias_correction
+        ),
+        **({"exponent_override": inv_root_override} if inv_root_override else {}),
+        **method,
+        "beta1": beta1,
+        "beta3": None if beta3 in (-1.0, beta1) or not beta1 else beta3,
+        "beta2": beta2,
+        "damping": "absolute",
+        "epsilon": epsilon,
+        "momentum": momentum,
+        "nesterov": use_nesterov and momentum > 0,
+        **_weight_decay(weight_decay, weight_decay_type, use_decoupled_weight_decay, lr),
+        "block_size": block_size,
+        "max_dimension": _LARGEST,
+        **merging,
+        "dimensions_of_one": "keep",
+        "precondition_vectors": True,
+        "precondition_frequency": precondition_frequency,
+        "start_preconditioning_step": start,
+        "exchange_phase": 0,
+        "exponent_multiplier": exponent_multiplier,
+        "bias_correction": use_bias_correction,
+    }
+    # M = mu M + (1 - d) P there is (1 - d) / (1 - mu) times the average here.
+    scale = (1.0 - dampening) / (1.0 - momentum) if momentum else 1.0
+    return Preset(lr * scale, ShampooOptions(**options))
+
+
+def jax_shampoo(
+    *,
+    learning_rate: float,
+    block_size: int,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    diagonal_epsilon: float = 1e-10,
+    matrix_epsilon: float = 1e-6,
+    weight_decay: float = 0.0,
+    start_preconditioning_step: int = 5,
+    preconditioning_compute_steps: int = 1,
+    statistics_compute_steps: int = 1,
+    best_effort_shape_interpretation: bool = True,
+    graft_type: Any = "SGD",
+    nesterov: bool = True,
+    exponent_override: int = 0,
+    moving_average_for_momentum: bool = False,
+    skip_preconditioning_dim_size_gt: int = 4096,
+    skip_preconditioning_rank_lt: int = 1,
+    decoupled_learning_rate: bool = True,
+    decoupled_weight_decay: bool = False,
+    relative_matrix_epsilon: bool = True,
+    merge_small_dims_block_size: int = 4096,
+    clip_by_scaled_gradient_norm: float | None = None,
+    best_effort_memory_usage_reduction: bool = False,
+    **ignored: Any,
+) -> Preset:
+    """Returns the equal of ``distributed_shampoo`` for JAX; arguments are its own; errors as of ``torch_shampoo``."""
+    _refuse_arguments("distributed_shampoo", ignored, (*_JAX_IGNORED, *_JAX_NEUTRAL, *_JAX_PARTS))
+    for name, neutral in _JAX_NEUTRAL.items():
+        given = ignored.get(name, neutral)
+        if (_member(given) if isinstance(neutral, str) else given) != neutral:
+            raise ValueError(f"there is no equal here of {name} {given!r}; allowed: {neutral!r}")
+    refused = {
+        "a learning_rate that is no number; allowed: a number": not isinstance(learning_rate, int | float),
+        "clip_by_scaled_gradient_norm; allowed: None": bool(clip_by_scaled_gradient_norm),
+        "decoupled_weight_decay; allowed: False": decoupled_weight_decay and weight_decay > 0,
+        "decoupled_learning_rate False; allowed: True": not decoupled_learning_rate,
+        "statistics_compute_steps above 1; allowed: 1": statistics_compute_steps != 1,
+        "best_effort_memory_usage_reduction; allowed: False": best_effort_memory_usage_reduction,
+        f"beta1 {beta1!r}; allowed: from 0 to below 1": not 0 <= beta1 < 1,
+        "preconditioning_compute_steps below 1; allowed: from 1 up": preconditioning_compute_steps < 1,
+        "skip_preconditioning_rank_lt above 2; allowed: 1, 2": skip_preconditioning_rank_lt not in (1, 2),
+    }
+    for what, wrong in refused.items():
+        if wrong:
+            raise ValueError(f"there is no equal here of {what}")
+    options = {
+        **_SYNCHRONOUS,
+        **_jax_graft(graft_type, beta2, diagonal_epsilon),
+        "momentum": beta1,
+        "nesterov": nesterov and beta1 > 0,
+        "separate_momenta": beta1 > 0,
+        "beta2": beta2,
+        "bias_correction": False,
+        "initial_statistics": matrix_epsilon,
+        "epsilon": matrix_epsilon,
+        "damping": "relative" if relative_matrix_epsilon else "absolute",
+        "weight_decay": weight_decay,
+        "block_size": block_size if block_size > 0 else _LARGEST,
+        "max_dimension": min(skip_preconditioning_dim_size_gt, _LARGEST),
+        "large_dimensions": "skip",
+        "merge_dimensions": merge_small_dims_block_size if best_effort_shape_interpretation else None,
+        "dimensions_of_one": "keep",
+        "precondition_vectors": skip_preconditioning_rank_lt == 1,
+        "precondition_frequency": preconditioning_compute_steps,
+        # Steps are counted from 0 there.
+        "first_exchange": 1,
+        "start_preconditioning_step": start_preconditioning_step + 1,
+        "exchange_phase": 1 % preconditioning_compute_steps,
+        "exponent_override": exponent_override or None,
+    }
+    scale = 1.0 if moving_average_for_momentum else 1.0 / (1.0 - beta1)
+    return Preset(learning_rate * scale, ShampooOptions(**options))
+
+
+def soap(
+    *,
+    learning_rate: float = 3e-3,
+    beta1: float = 0.95,
+    beta2: float = 0.95,
+    epsilon: float = 1e-8,
+    **changed: Any,
+) -> Preset:
+    """Configures SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
+
+    Not step by step that of its authors, which takes no step with the first gradient, changes bases after the step
+    and by one power iteration. Theirs come as often as with ``statistics_frequency=1, precondition_frequency=10``.
+    Embedding tables learn by rows.
+
+    Args:
+        learning_rate: on Adam's scale.
+        beta1: decay of the average of gradients.
+        beta2: decay of the second moments at each step, and of the statistics each time they are collected.
+        epsilon: added to the root of the second moments.
+        **changed: other options of Shampoo; TypeError where it has no such option.
+    """
+    refuse_unknown("Shampoo", changed, ShampooOptions.names())
+    options: dict[str, Any] = {
+        "eigenvalue_correction": True,
+        "grafting": "adam",
+        "grafting_beta2": beta2,
+        "grafting_epsilon": epsilon,
+        "grafted_norm": False,
+        "beta1": beta1,
+        "beta2": beta2,
+        "damping": "absolute",
+        "epsilon": epsilon,
+    }
+    return Preset(learning_rate, ShampooOptions(**options | changed), tables_are_matrices=False)
+
+
+def _refuse_arguments(what: str, given: Mapping[str, Any], ignored: Sequence[str]) -> None:
+    for name in given:
+        if name not in ignored:
+            raise TypeError(
+                f"{what} has no argument {name!r} that is known here; ignored are {', '.join(ignored)}"
+            )
+
+
+def _classic_momentum(config: Any) -> tuple[float, float, bool]:
+    name, fields = _named(config)
+    if name != "ClassicMomentumConfig":
+        raise ValueError(f"iterate_averaging_config is {name}; allowed: ClassicMomentumConfig")
+    found = fields.pop("momentum", 0.5), fields.pop("dampening", 0.0), fields.pop("use_nesterov", False)
+    _refuse_others(name, fields)
+    return found
+
+
+def _named(config: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(config, Mapping):
+        fields = dict(config)
+        return str(fields.pop("type", "")), fields
+    return type(config).__name__, dict(vars(config))
+
+
+def _member(value: Any) -> str:
+    return str(getattr(value, "name", value)).upper()
+
+
+def _torch_graft(
+    config: Any, beta2: float, epsilon: float, corrected: bool, bias_correction: bool
+) -> dict[str, Any]:
+    if config is None:
+        # Before its first roots the other one has identities: plain gradients, or second moments as they are.
+        own: dict[str, Any] = {"grafted_norm": False, "grafting": "sgd"}
+        if corrected and beta2 < 1.0:
+            kind = "adam" if bias_correction else "rmsprop"
+            own |= {"grafting": kind, "grafting_beta2": beta2, "grafting_epsilon": epsilon}
+        elif corrected:
+            own |= {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": epsilon}
+        return own
+    name, fields = _named(config)
+    kind = name.removesuffix("GraftingConfig").removesuffix("PreconditionerConfig").lower()
+    if kind not in ("sgd", "adagrad", "rmsprop", "adam"):
+        raise ValueError(f"grafting_config is {name}; allowed: those of SGD, AdaGrad, RMSprop, Adam, None")
+    options: dict[str, Any] = {"grafting_scope": "block", "grafting": kind}
+    if kind == "adagrad":
+        options |= {"initial_accumulator": 0.0, "adagrad_epsilon": fields.pop("epsilon", 1e-10)}
+    elif kind != "sgd":
+        _drop_unless_changed(name, fields, {"drop_weighting_factor_on_gsquare": False})
+        decay = fields.pop("beta2", 0.99 if kind == "rmsprop" else 0.999)
+        added = fields.pop("epsilon", 1e-8 if name.endswith("GraftingConfig") else 1e-10)
+        if decay == 1.0:
+            # They add up there, without a correction.
+            options |= {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": added}
+        else:
+            options |= {"grafting_beta2": decay, "grafting_epsilon": added}
+    _refuse_others(name, fields)
+    return options
+
+
+def _refuse_others(name: str, fields: Mapping[str, Any]) -> None:
+    if fields:
+        raise ValueError(f"there is no equal here of {', '.join(sorted(map(str, fields)))} of {name}")
+
+
+def _drop(fields: dict[str, Any], *names: str) -> None:
+    """Takes out fields that change no step in exact arithmetic."""
+    for field in [field for field in fields if field in names or field.endswith("dtype")]:
+        del fields[field]
+
+
+def _drop_unless_changed(name: str, fields: dict[str, Any], neutral: Mapping[str, Any]) -> None:
+    """Takes out fields of which one value alone has an equal here; any other one raises ValueError."""
+    for field, value in neutral.items():
+        if field in fields and (fields.pop(field) or value) != value:
+            raise ValueError(f"there is no equal here of {field} of {name}; allowed: {value!r}")
+
+
+def _check_roots(config: Any) -> None:
+    if config is None:
+        return
+    name, fields = _named(config)
+    exact = ("EigenConfig", "EighEigendecompositionConfig", "CoupledNewtonConfig")
+    if name not in exact:
+        raise ValueError(f"amortized_computation_config is {name}; allowed: {', '.join(exact)}")
+    if name == "CoupledNewtonConfig":
+        # These say how exact roots are.
+        _drop(fields, "tolerance", "max_iterations")
+    _drop_unless_changed(name, fields, {"tolerance": 0.0, "exponent_multiplier": 1.0})
+    stability = fields.pop("rank_deficient_stability_config", None)
+    if stability is not None and _named(stability)[0] != "PerturbationConfig":
+        raise ValueError(
+            f"rank_deficient_stability_config is {_named(stability)[0]}; allowed: PerturbationConfig"
+        )
+    _drop(
+        fields,
+        "retry_double_precision",
+        "eigendecomposition_offload_device",
+        "enhance_stability",
+        "make_positive_semidefinite",
+    )
+    _refuse_others(name, fields)
+
+
+def _preconditioner(config: Any, highest: int) -> dict[str, Any]:
+    if config is None:
+        return {}
+    name, fields = _named(config)
+    methods: dict[str, dict[str, Any]] = {
+        "ShampooPreconditionerConfig": {},
+        "RootInvShampooPreconditionerConfig": {},
+        "EigendecomposedShampooPreconditionerConfig": {},
+        "RootInvKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
+        "EigendecomposedKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
+        "EigenvalueCorrectedShampooPreconditionerConfig": {
+            "eigenvalue_correction": True,
+            "basis_change": "keep",
+        },
+    }
+    if name not in methods:
+        raise ValueError(f"preconditioner_config is {name}; allowed: {', '.join(sorted(methods))}")
+    found = methods[name] | _exponents(fields.pop("inverse_exponent_override", None) or {}, name, highest)
+    _check_roots(fields.pop("amortized_computation_config", None))
+    _drop_unless_changed(
+        name,
+        fields,
+        {
+            "ignored_basis_change_dims": {},
+            "use_trace_scaling": False,
+            "drop_weighting_factor_on_gsquare": False,
+        },
+    )
+    _drop(
+        fields,
+        "num_tolerated_failed_amortized_computations",
+        "use_symmetric_packing",
+        "concurrency_config",
+        # Of trace scaling, which is off.
+        "trace_scaling_exponent",
+    )
+    _refuse_others(name, fields)
+    return found
+
+
+def _check_start(method: Mapping[str, Any], grafting_config: Any, start: int) -> None:
+    is_square_root = not method.get("eigenvalue_correction") or method.get("exponent_override", 2) == 2
+    if not is_square_root and grafting_config is None and start > 1:
+        raise ValueError(
+            "there is no equal here of an inverse_exponent_override other than 1/2 of "
+            "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the "
+            "steps have that exponent, too; allowed: start_preconditioning_step 1"
+        )
+
+
+def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> dict[str, Any]:
+    """One exponent for tensors of all orders up to ``highest``: here they have one number for all."""
+    corrected = name.startswith("EigenvalueCorrected")
+
+    def default(order: int) -> float:
+        return 0.5 if corrected else 1 / (2 * max(order, 1))
+
+    exponents = {}
+    for order, value in overrides.items():
+        along = (
+            [value.get(axis, default(order)) for axis in range(order)]
+            if isinstance(value, Mapping)
+            else [value]
+        )
+        is_one = all(isinstance(one, int | float) and one == along[0] for one in along)
+        exponents[order] = (along[0] if along else default(order)) if is_one else math.nan
+    if all(math.isclose(value, default(order)) for order, value in exponents.items()):
+        return {}
+    # Orders that are not listed have their own.
+    listed = [exponents.get(order, default(order)) for order in range(1, max(exponents) + 1)]
+    p = round(1 / listed[0]) if listed and listed[0] > 0 else 0
+    if not p or not all(math.isclose(value, 1 / p) for value in listed):
+        raise ValueError(
+            f"inverse_exponent_override is {dict(overrides)!r}; allowed: one exponent 1/p, the same for all orders up "
+            "to that of the weight with the most dimensions"
+        )
+    if max(exponents) < highest:
+        raise ValueError(
+            f"inverse_exponent_override is {dict(overrides)!r}; allowed: all orders up to {highest}, since "
+            "those that are not listed have another exponent"
+        )
+    return {"exponent_override": p}
+
+
+def _merging(config: Any, limit: float | None) -> dict[str, Any]:
+    """How dimensions are merged up to ``limit``: by the newest versions from the right, until few enough are left."""
+    fields = {} if config is None else _named(config)[1]
+    target = fields.get("target_parameter_dimensionality")
+    if limit is None or target == math.inf:
+        return {"merge_dimensions": None}
+    merged = {"merge_dimensions": _NO_LIMIT if math.isinf(limit) else int(limit)}
+    return merged if target is None else merged | {"merge_order": "right", "merge_until": target}
+
+
+def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> dict[str, Any]:
+    if kind is None:
+        return {"weight_decay": decay, "weight_decay_kind": "decoupled" if decoupled else "coupled"}
+    # CORRECTED scales by the rate over its peak, which is 1 where the rate is a number.
+    kinds = dict.fromkeys(("DECOUPLED", "CORRECTED", "INDEPENDENT"), "decoupled") | {"L2": "coupled"}
+    if _member(kind) not in kinds:
+        raise ValueError(f"weight_decay_type is {_member(kind)}; allowed: {', '.join(kinds)}")
+    if decay and _member(kind) == "INDEPENDENT":
+        # weight_decay / peak_lr times the weights, and the peak is the rate at the start.
+        if not lr > 0:
+            raise ValueError(f"lr is {lr!r}; allowed with weight_decay_type INDEPENDENT: above 0")
+        decay /= lr
+    return {"weight_decay": decay, "weight_decay_kind": kinds[_member(kind)]}
+
+
+def _jax_graft(kind: Any, beta2: float, epsilon: float) -> dict[str, Any]:
+    adagrad = {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": epsilon}
+    rmsprop = {"grafting": "rmsprop", "grafting_beta2": beta2, "grafting_epsilon": epsilon}
+    kinds: dict[str, dict[str, Any]] = {
+        "NONE": {"grafted_norm": False, "grafting": "sgd"},
+        "SGD": {"grafting": "sgd"},
+        "SQRT_N": {"grafting": "sign"},
+        "ADAGRAD": adagrad,
+        "RMSPROP": adagrad if beta2 == 1.0 else rmsprop,
+    }
+    if _member(kind) not in kinds:
+        raise ValueError(f"graft_type is {_member(kind)}; allowed: {', '.join(kinds)}")
+    return kinds[_member(kind)]

@@ -1,0 +1,1 @@
+"""Optimizers of Keras 2 and Keras 3."""

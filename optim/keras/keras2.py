@@ -1,0 +1,131 @@
+"""Shampoo and Adafactor as optimizers of Keras 2 (the package tf_keras)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctr.optim.gradients import Gradient
+from ctr.optim.keras import common
+from ctr.optim.shampoo.exchange import when
+
+# The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
+_KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
+
+
+class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
+    def __init__(
+        self,
+        learning_rate: Any = 0.02,
+        *,
+        tables: str | None = common.TABLES,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        common.check_tables(tables)
+        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.kind)
+        super().__init__(name=name or self.kind.title.lower(), weight_decay=None, **keras_options)
+        self._learning_rate = self._build_learning_rate(self._checked(learning_rate))
+        self.options = own
+        self.tables = tables
+        self.driven = False
+
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        return common.checked_learning_rate(
+            rate, isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule)
+        )
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        if not getattr(self, "_built", False):
+            common.check_variables(self.kind, var_list, [variable.name for variable in var_list])
+        super().build(var_list)
+        if getattr(self, "_built", False):
+            return
+
+        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+            return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
+
+        self._names = [variable.name for variable in var_list]
+        self._replicas = common.make_replicas(
+            common.make_core(self.kind, self.options, var_list, self._names, self.tables, create)
+        )
+        self._decayed = [self._use_weight_decay(variable) for variable in var_list]
+        self._built = True
+
+    def _deduplicate_sparse_grad(self, grads: Sequence[Gradient]) -> Sequence[Gradient]:
+        # Repeated rows are summed where it is known which variables are tables; Keras' way does not compile.
+        return grads
+
+    def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:
+        # The one place that gets all gradients, clipped.
+        gradients = {self._index_of(variable): grad for grad, variable in grads_and_vars}
+        trained = [variable for _, variable in grads_and_vars]
+
+        def update_averages(component: Callable[[Any], Any]) -> None:
+            self._update_ema(trained, component)
+
+        common.apply(
+            self._replicas, gradients, self.learning_rate, list(self._decayed), self.driven, update_averages
+        )
+        return self.iterations.assign_add(1)
+
+    def _update_ema(self, trained: Sequence[tf.Variable], component: Callable[[Any], Any]) -> None:
+        """Moving averages of the weights, if asked for; what Keras does between its step and its count of it."""
+        if not self.use_ema:
+            return
+        averages = [self._model_variables_moving_average[self._index_of(variable)] for variable in trained]
+        pairs = [
+            (component(variable), component(average))
+            for variable, average in zip(trained, averages, strict=True)
+        ]
+        for variable, average in pairs:
+            average.assign(self.ema_momentum * average + (1 - self.ema_momentum) * variable)
+
+        def overwrite() -> None:
+            for variable, average in pairs:
+                variable.assign(average)
+
+        if self.ema_overwrite_frequency:
+            when((component(self.iterations) + 1) % self.ema_overwrite_frequency == 0, overwrite)
+
+    def _index_of(self, variable: tf.Variable) -> int:
+        try:
+            return self._index_dict[self._var_key(variable)]
+        except KeyError:
+            raise ValueError(
+                f"unknown variable {variable.name}: this optimizer was built with others; call "
+                "build(variables) with all of them before the first step"
+            ) from None
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
+        return self._add_options(config)
+
+
+@tf_keras.saving.register_keras_serializable(package="ctr")
+class Shampoo(_Optimizer):
+    """Shampoo."""
+
+    kind = common.SHAMPOO
+
+
+@tf_keras.saving.register_keras_serializable(package="ctr")
+class Adafactor(_Optimizer):
+    """Adafactor."""
+
+    kind = common.ADAFACTOR
+
+    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
+        super().__init__(learning_rate, **options)
+
+
+class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):
+    """The callback for Keras 2 (tf_keras)."""
+
+
+Shampoo.__doc__ = common.documented(common.DOCUMENTATION, common.SHAMPOO.options)
+ShampooCallback.__doc__ = common.CallbackMixin.__doc__
+Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, common.ADAFACTOR.options)

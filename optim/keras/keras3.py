@@ -1,0 +1,110 @@
+"""Shampoo and Adafactor as optimizers of Keras 3 with the TensorFlow backend."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ctr.optim.gradients import Gradient
+from ctr.optim.keras import common
+
+_KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
+
+
+class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
+    def __init__(
+        self,
+        learning_rate: Any = 0.02,
+        *,
+        tables: str | None = common.TABLES,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise RuntimeError(
+                f"{self.kind.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
+            )
+        common.check_tables(tables)
+        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.kind)
+        rate = self._checked(learning_rate)
+        super().__init__(learning_rate=rate, name=name or self.kind.title.lower(), **keras_options)
+        self.options = own
+        self.tables = tables
+        self.driven = False
+
+    @staticmethod
+    def _checked(rate: Any) -> Any:
+        return common.checked_learning_rate(rate, callable(rate))
+
+    def build(self, variables: Sequence[Any]) -> None:
+        if self.built:
+            return
+        common.check_variables(self.kind, variables, [variable.path for variable in variables])
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+            # Keras 3 does either inside a condition, in which replicas cannot wait for each other.
+            if replicas > 1 and getattr(self, name):
+                raise RuntimeError(
+                    f"{name} does not work in Keras 3 under a tf.distribute strategy of {replicas} replicas, whatever "
+                    "the optimizer; allowed: None"
+                )
+        super().build(variables)
+
+        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+            return self.add_variable(
+                tuple(shape), keras.initializers.Constant(value), dtype.name, name=name.replace("/", "_")
+            ).value
+
+        self._names = [variable.path for variable in variables]
+        with tf.init_scope():
+            weights = [variable.value for variable in variables]
+            self._replicas = common.make_replicas(
+                common.make_core(self.kind, self.options, weights, self._names, self.tables, create)
+            )
+
+    def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
+        # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
+        super()._backend_apply_gradients(common.sum_over_replicas(grads), trainable_variables)
+
+    def _backend_update_step(
+        self, grads: Sequence[Gradient], trainable_variables: Sequence[Any], learning_rate: Any
+    ) -> None:
+        # The one place that gets all gradients, clipped and accumulated.
+        indices = [self._get_variable_index(variable) for variable in trainable_variables]
+        common.apply(
+            self._replicas,
+            dict(zip(indices, grads, strict=True)),
+            learning_rate,
+            [self._use_weight_decay(variable) for variable in self._trainable_variables],
+            self.driven,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return self._add_options(super().get_config())
+
+
+@keras.saving.register_keras_serializable(package="ctr")
+class Shampoo(_Optimizer):
+    """Shampoo."""
+
+    kind = common.SHAMPOO
+
+
+@keras.saving.register_keras_serializable(package="ctr")
+class Adafactor(_Optimizer):
+    """Adafactor."""
+
+    kind = common.ADAFACTOR
+
+    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
+        super().__init__(learning_rate, **options)
+
+
+class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
+    """The callback for Keras 3."""
+
+
+Shampoo.__doc__ = common.documented(common.DOCUMENTATION, common.SHAMPOO.options)
+ShampooCallback.__doc__ = common.CallbackMixin.__doc__
+Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, common.ADAFACTOR.options)

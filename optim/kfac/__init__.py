@@ -1,0 +1,1 @@
+"""K-FAC, and the linear products that it learns from."""

@@ -1,0 +1,1 @@
+"""Rules by which the rows of embedding tables learn."""

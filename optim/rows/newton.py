@@ -1,0 +1,228 @@
+"""Newton's steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
+
+Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and the information S of the log so far,
+so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds to it, after a drift of
+the weight has made V larger by D, but not larger than the prior's::
+
+    V += D,    D = k_f / T_f * H / (S + H),    H = sum x^2 p (1 - p),    G = sum x (p - y)
+    P += H + c G^2 / (1 + H / P)
+    w -= G / P
+
+H is the logistic loss's own curvature (diagonal online Newton, as in FTRL). The second term, with c = 0.1, is there
+because the rows of a query are not independent, which makes G larger than H says; its divisor is what G^2 grows by
+while w is still unknown.
+
+T_f, by which the weights of a feature are shrunk, is learned from the gradients of the progressive loss: w(T_f) = Z
+/ (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next:
+the precision that it has been shrunk by is kept with it.
+
+k_f decides how fast the past is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
+rare ids lose nothing. It is learned as T_f is. d V / d log k_f and d w / d log k_f are kept with each weight and
+follow, by the chain rule, from those before the batch::
+
+    V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
+
+(without c; D_k is d D / d log k. Kalman's filter, with the meta-gradient of Sutton, 1992, "Adapting bias by gradient
+descent"). The gradient of the progressive loss by log T_f or log k_f is the sum of G d w over the touched ids, its
+curvature that of H (d w)^2; a Newton step on both follows each batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
+from ctr.optim.rows.rule import State
+from ctr.optim.rows.variables import Rows
+from ctr.workers.collectives import Workers
+
+OVERDISPERSION = 0.1  # c: how much of the squared gradient counts as information
+FORGETTING = 0.005  # what k_f starts at
+PRIOR_INFORMATION = 1.0  # on log T_f: it starts with a standard deviation of 1
+FORGETTING_INFORMATION = 0.3  # on log k_f
+_MAX_STEP = 0.5
+_PRIOR_RANGE = (-3.0, 12.0)  # Of log T_f
+_FORGETTING_RANGE = (-9.0, 0.0)
+"""Of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
+_OPERATIONS = 60  # for each linear weight of a touched row
+
+
+class FeatureGradient(NamedTuple):
+    """Gradient of the loss, and its curvature, by a number of each of F features, float32 [F]."""
+
+    gradient: tf.Tensor
+    curvature: tf.Tensor
+
+
+class Posterior(NamedTuple):
+    """Linear weights w of U rows with S, the T that w was shrunk by, d V / d log k and d w / d log k; float32 [U]."""
+
+    weight: tf.Tensor
+    information: tf.Tensor
+    prior: tf.Tensor
+    variance_slope: tf.Tensor
+    weight_slope: tf.Tensor
+
+
+def prior_slope(before: Posterior, precision: tf.Tensor) -> tf.Tensor:
+    """Computes d w / d log T of each row, float32 [U], for T of each row."""
+    return -before.weight * precision / (precision + before.information)
+
+
+def feature_gradient(
+    slope: tf.Tensor, groups: tf.Tensor, count: int, gradient: tf.Tensor, curvature: tf.Tensor
+) -> FeatureGradient:
+    """Sums a batch's gradient, before the step, by a number t of each feature.
+
+    ``slope`` is d w / d t of each row, [U]; ``groups`` the feature of each, int32 [U], -1 for none.
+    """
+    return FeatureGradient(
+        tf.math.unsorted_segment_sum(gradient * slope, groups, count),
+        tf.math.unsorted_segment_sum(curvature * tf.square(slope), groups, count),
+    )
+
+
+def newton_step(
+    before: Posterior,
+    precision: tf.Tensor,
+    forgetting: tf.Tensor,
+    gradient: tf.Tensor,
+    curvature: tf.Tensor,
+    rate: tf.Tensor | float = 1.0,
+) -> Posterior:
+    """Steps weights by T, k, G and H of each row, float32 [U]; rows without curvature stay as they are."""
+    total = precision + before.information
+    shrunk = before.weight * (before.prior + before.information) / total
+    # No row is without a precision, and 0 / 0 is in none of them.
+    spread = tf.math.divide_no_nan(forgetting / precision, before.information + curvature)
+    drift = spread * curvature
+    drifted = total / (1.0 + total * drift)
+    kept = tf.maximum(precision, drifted)
+    gained = curvature + OVERDISPERSION * tf.square(gradient) / (1.0 + curvature / kept)
+    after = kept + gained
+    moved = (shrunk * kept + before.weight * gained - rate * gradient) / after
+    # S = 1 / V - T depends on k as well, and D on S.
+    steeper = drift * tf.math.divide_no_nan(tf.square(total), before.information + curvature)
+    grown = tf.square(kept / after) * (before.variance_slope * (1.0 + steeper) + drift)
+    # At the prior's variance, it depends on k no more.
+    variance_slope = tf.where(drifted > precision, grown, 0.0)
+    weight_slope = before.weight_slope * (1.0 - curvature / after) - rate * gradient * variance_slope
+    touched = curvature > 0
+    found = Posterior(moved, after - precision, precision, variance_slope, weight_slope)
+    return Posterior(*(tf.where(touched, new, old) for new, old in zip(found, before, strict=True)))
+
+
+def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, float]) -> list[tf.Tensor]:
+    """A Newton step on ``logs``, float32 [F, 2], each feature's logarithm and the information on it."""
+    known = logs[:, 1] + found.curvature
+    step = tf.clip_by_value(found.gradient / known, -_MAX_STEP, _MAX_STEP)
+    return [tf.clip_by_value(logs[:, 0] - step, *limits), known]
+
+
+def _step_of_copy(
+    before: Posterior, logs: Sequence[tf.Tensor], one: RowGradient, at: int, rate: tf.Tensor, owners: Workers
+) -> tuple[Posterior, list[list[tf.Tensor]]]:
+    """A step of the linear weights of one copy, which are column ``at``, and of log T and log k."""
+    assert one.curvature is not None and one.groups is not None
+    count, gradient = logs[0].shape[0], one.gradient[:, at]
+    precision, forgetting = (tf.gather(tf.exp(part[:, 0]), tf.maximum(one.groups, 0)) for part in logs)
+    slopes = prior_slope(before, precision), before.weight_slope
+    of_rows = [feature_gradient(slope, one.groups, count, gradient, one.curvature) for slope in slopes]
+    sums = owners.all_reduce([part for both in of_rows for part in both])
+    found = FeatureGradient(*sums[:2]), FeatureGradient(*sums[2:])
+    learned = [
+        _learn_logs(part, own, limits)
+        for part, own, limits in zip(logs, found, (_PRIOR_RANGE, _FORGETTING_RANGE), strict=True)
+    ]
+    return newton_step(before, precision, forgetting, gradient, one.curvature, rate), learned
+
+
+class RowNewton(RowAdaGrad):
+    """Newton's steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
+
+    The information S is where AdaGrad would have the sum of squares of a linear weight, the last column of each of
+    the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` are the numbers of each
+    table's features, whose T begins as ``precision``.
+    """
+
+    row_state: tuple[str, ...] = (
+        "rows_accumulator",
+        "rows_prior",
+        "rows_variance_slope",
+        "rows_weight_slope",
+    )
+    feature_state: tuple[str, ...] = ("prior_precision", "forgetting")
+    needs_curvature = True
+
+    def __init__(
+        self,
+        rates: Sequence[np.ndarray],
+        initial_accumulators: Sequence[np.ndarray],
+        features: Sequence[int],
+        copies: int,
+        precision: float,
+        limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
+    ) -> None:
+        super().__init__(rates, initial_accumulators, limit, owners)
+        self.features, self.copies = tuple(features), copies
+        self.starts = (precision, 0.0, 0.0)
+        self.learned: dict[str, tuple[tf.Variable, ...]] = {}
+
+    def first_state(self, table: int) -> Sequence[np.ndarray]:
+        starts = (np.full(self.copies, start, np.float32) for start in self.starts)
+        return *super().first_state(table), *starts
+
+    def build(self, weights: Mapping[str, Rows]) -> None:
+        super().build(weights)
+        # Of each feature and copy the logarithm, and the information on it.
+        begins = ((np.log(self.starts[0]), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION))
+        for name, features in zip(weights, self.features, strict=True):
+            self.learned[name] = tuple(
+                tf.Variable(np.tile(np.array([begin], np.float32), (features, self.copies)), trainable=False)
+                for begin in begins
+            )
+
+    @property
+    def variables(self) -> dict[str, Rows]:
+        """State of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
+        return super().variables | {
+            f"{kind}/{name}": learned[number]
+            for number, kind in enumerate(self.feature_state)
+            for name, learned in self.learned.items()
+        }
+
+    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        width = given.values.shape[1] // self.copies
+        learned_of_table = list(self.learned.values())[table]
+        sums, *kept = given.state
+        direction, squared = row_direction(sums, given.gradient)
+        logs = [variable.read_value() for variable in learned_of_table]
+        values, accumulators, posteriors, learned = [], [], [], []
+        for copy in range(self.copies):
+            begin, at = copy * width, (copy + 1) * width - 1
+            own, pair = slice(begin, at), slice(2 * copy, 2 * copy + 2)
+            values.append(given.values[:, own] - rates[own] * direction[:, own])
+            accumulators.append(sums[:, own] + squared[:, own])
+            before = Posterior(given.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
+            after, own_logs = _step_of_copy(
+                before, [part[:, pair] for part in logs], given, at, rates[at], self.owners[table]
+            )
+            values.append(after.weight[:, tf.newaxis])
+            accumulators.append(after.information[:, tf.newaxis])
+            posteriors.append(after[2:])
+            learned.append(own_logs)
+        for variable, pairs in zip(learned_of_table, zip(*learned, strict=True), strict=True):
+            variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
+        moved = tf.concat(values, axis=1)
+        if self.limit is not None:
+            moved = given.values - self.limited(table, given.values, given.values - moved)
+        kept_after = [tf.stack(parts, axis=1) for parts in zip(*posteriors, strict=True)]
+        return moved, (tf.concat(accumulators, axis=1), *kept_after)
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        linear = sum(_OPERATIONS * rows * self.copies for rows, _ in shapes)
+        return Cost(update=super().cost(shapes).update + linear)

@@ -1,0 +1,146 @@
+"""One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
+
+The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
+without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots
+come from the host, as those of dense weights do (``shampoo.py``).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
+from ctr.optim.rows.rule import State
+from ctr.optim.rows.variables import Rows
+from ctr.optim.shampoo import exchange, grafting, statistics
+from ctr.optim.shampoo.division import Division
+from ctr.optim.shampoo.exchange import when
+from ctr.optim.shampoo.host import HostPipeline
+from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
+from ctr.optim.shampoo.state import STATUS, ShampooState, lay_out, report
+from ctr.workers.collectives import Workers
+
+
+class RowOneSided(RowAdaGrad):
+    """One-sided Shampoo for rows of ``copies`` embeddings, each with its linear weight."""
+
+    _shares: tf.Tensor
+
+    def __init__(
+        self,
+        rates: Sequence[np.ndarray],
+        initial_accumulators: Sequence[np.ndarray],
+        copies: int,
+        options: OneSidedOptions,
+        limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
+    ) -> None:
+        super().__init__(rates, initial_accumulators, limit, owners)
+        self.copies = copies
+        given = {name: getattr(options, name) for name in OneSidedOptions.names()}
+        self.options = ShampooOptions(**given, sparse="one_sided")
+
+    def build(self, weights: Mapping[str, Rows]) -> None:
+        super().build(weights)
+        # To the exchange of roots, each copy is a table of a single row.
+        shapes = [
+            (1, table.shape[1] // self.copies - 1) for table in weights.values() for _ in range(self.copies)
+        ]
+        self._layout = lay_out(self.options, shapes, range(len(shapes)))
+        self._division = Division(self._layout)
+        self.state = ShampooState(self.options, self._layout, [tf.float32] * len(shapes))
+        self._host = HostPipeline(self._layout.factors, self.options)
+
+    @property
+    def variables(self) -> dict[str, Rows]:
+        own = {
+            f"one_sided/{name}": variable
+            for name, variable in self.state.variables.items()
+            if not name.startswith("tensor")
+        }
+        return super().variables | own
+
+    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+        step = self.state.step.assign_add(1, read_value=True)
+        self._collect(gradients, step)
+        if not compiled:
+            self.exchange()
+        share = grafting.blend_weight(self.options, step, tf.float32)
+        certified = tf.cast(self.state.status[STATUS.index("certified")], tf.float32)
+        self._shares = share * certified
+        super().update(gradients, rate, compiled)
+
+    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        (sums,) = given.state
+        direction, squared = row_direction(sums, given.gradient)
+        direction = self._precondition(table, given.gradient, direction, self._shares, self.owners[table])
+        return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
+
+    def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
+        return tf.split(columns, self.copies, axis=1)
+
+    def _collect(self, gradients: Sequence[RowGradient], step: tf.Tensor) -> None:
+        if not self._layout.factors:
+            return
+        found: dict[int, dict[int, tf.Tensor]] = {}
+        for number, (one, owners) in enumerate(zip(gradients, self.owners, strict=True)):
+            for copy, part in enumerate(self._parts(one.gradient)):
+                index = number * self.copies + copy
+                if index in self._layout.table_factors:
+                    factor, place = self._layout.table_factors[index]
+                    (products,) = owners.all_reduce([statistics.row_statistics(part[:, :-1])])
+                    found.setdefault(factor, {})[place] = products
+        weight = exchange.collection_weight(self.options, step, self.state.dtype)
+
+        def collect() -> None:
+            for factor, products in found.items():
+                ordered = tf.concat([products[place] for place in range(len(products))], axis=0)
+                statistics.collect(self.state.windows[factor], ordered, self.options.beta2, weight)
+            self.state.collections.assign_add(1)
+            self.state.window_collections.assign_add(1)
+
+        last = self.state.exchanged_at.read_value()
+        when(exchange.collection_due(self.options, step, last), collect)
+
+    def _precondition(
+        self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers
+    ) -> tf.Tensor:
+        parts = []
+        split = zip(self._parts(gradient), self._parts(direction), strict=True)
+        for copy, (values, graft) in enumerate(split):
+            index = number * self.copies + copy
+            if index not in self._layout.table_factors:
+                parts.append(graft)
+                continue
+            factor, place = self._layout.table_factors[index]
+            own, step = tf.matmul(values[:, :-1], self.state.roots[factor][place]), graft[:, :-1]
+            squares = owners.all_reduce([tf.reduce_sum(tf.square(own)), tf.reduce_sum(tf.square(step))])
+            norm, wanted = (tf.sqrt(square) for square in squares)
+            usable = (norm > 0) & tf.math.is_finite(norm)
+            share = shares[self._layout.factors[factor].offset + place]
+            share = tf.where(usable, share, tf.zeros_like(share))
+            scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))
+            moved = tf.math.multiply_no_nan(own, scale) + (1.0 - share) * step
+            parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
+        return tf.concat(parts, axis=1)
+
+    def exchange(self) -> None:
+        exchange.with_host(self.options, self._division, self.state, self._host)
+
+    def report(self) -> dict[str, float | int]:
+        found = report(self._layout, self.state)
+        return {f"tables_{name}": value for name, value in found.items() if name != "nonfinite_steps"}
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        own = super().cost(shapes)
+        products = sum(2 * rows * columns * columns / self.copies for rows, columns in shapes)
+        roots = sum(14 * self.copies * (columns / self.copies) ** 3 for _, columns in shapes)
+        return dataclasses.replace(
+            own,
+            statistics=products / self.options.statistics_frequency,
+            preconditioning=products,
+            roots=roots / self.options.precondition_frequency,
+        )

@@ -1,0 +1,94 @@
+"""Base of the rules that train the touched rows of tables: the state of rows, and their replacement."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.protocol import RowGradient, WithoutHost
+from ctr.optim.rows.variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
+from ctr.optim.update_limit import limit_update
+from ctr.workers.collectives import ALONE, Workers
+
+State = Sequence[tf.Tensor]
+
+
+class RowRule(WithoutHost):
+    """A ``ctr.optim.protocol.TableOptimizer`` but for ``first_state``, ``step`` and ``cost``.
+
+    Args:
+        rates: for each table float32 [C], the learning rates of its columns.
+        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
+        owners: for each table the workers that hold a part of its rows each; ``ALONE``, the default, for all of a
+            table that is here whole.
+
+    ``tables`` by name, and ``kept``, the state of their rows in the order of ``row_state``, exist from ``build`` on.
+    """
+
+    name = "embeddings"
+    row_state: tuple[str, ...] = ()
+    feature_state: tuple[str, ...] = ()
+    embedding_state: tuple[str, ...] = ()
+    table_state: tuple[str, ...] = ()
+    needs_curvature = False
+
+    def __init__(
+        self,
+        rates: Sequence[np.ndarray],
+        limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
+    ) -> None:
+        self.rates, self.limit = rates, limit
+        self.owners = [ALONE] * len(rates) if owners is None else list(owners)
+        self.tables: dict[str, Rows] = {}
+        self.kept: dict[str, tuple[Rows, ...]] = {}
+
+    def first_state(self, table: int) -> Sequence[np.ndarray]:
+        """Returns the state of a row that was not touched yet, float32 [K] each, in the order of ``row_state``."""
+        raise NotImplementedError
+
+    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are those of its columns."""
+        raise NotImplementedError
+
+    def build(self, weights: Mapping[str, Rows]) -> None:
+        self.tables = dict(weights)
+        for number, (name, table) in enumerate(weights.items()):
+            self.kept[name] = tuple(rows_like(table, row) for row in self.first_state(number))
+
+    @property
+    def variables(self) -> dict[str, Rows]:
+        return {
+            f"{kind}/{name}": state[number]
+            for number, kind in enumerate(self.row_state)
+            for name, state in self.kept.items()
+        }
+
+    def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+        state = list(self.kept.values())[table]
+        for variable, row in zip(state, self.first_state(table), strict=True):
+            grow_rows(variable, size)
+            set_rows(variable, rows, np.broadcast_to(row, (len(rows), len(row))))
+
+    def read(self, rows: Sequence[tf.Tensor]) -> list[Any]:
+        return [
+            tuple(gather_rows(variable, touched) for variable in state)
+            for state, touched in zip(self.kept.values(), rows, strict=True)
+        ]
+
+    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+        del compiled
+        # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
+        for number, (name, given) in enumerate(zip(self.tables, gradients, strict=True)):
+            with tf.name_scope("row_update"):
+                values, state = self.step(number, given, rate * self.rates[number])
+                for variable, old, new in zip(self.kept[name], given.state, state, strict=True):
+                    replace_rows(variable, given.rows, old, new)
+                replace_rows(self.tables[name], given.rows, given.values, values)
+
+    def limited(self, table: int, values: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+        """Shortens the update of rows that are ``values`` where it exceeds the limit."""
+        if self.limit is None:
+            return update
+        return limit_update(values, update, *self.limit, self.owners[table])

@@ -1,0 +1,234 @@
+"""Blocks of tensors: dimensions merged and split, blocks of one shape stacked.
+
+A tensor is split along every preconditioned dimension into ceil(n / block_size) parts whose sizes differ by
+at most one. So there is no padding, hence no damping in it, and no thin slice at the end. Blocks of one shape, of
+whatever tensors, form one stack [N, ...], and all work on them is one batched operation.
+
+    shape          block_size   blocks                              stacks
+    [416, 1024]    256          2 x 4 of [208, 256]                 one of N = 8
+    [7, 5]         4            [4, 3] [4, 2] / [3, 3] [3, 2]       four of N = 1
+    [10000, 16]    256          one, its right side only            (max_dimension 8192)
+    [256, 1], [9]  256          none: a vector
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from ctr.optim.shampoo.options import MergeOrder, ShampooOptions
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Equal blocks that lie side by side in one tensor: ``counts`` along each dimension, the first one at ``begin``."""
+
+    begin: Shape
+    counts: Shape
+    block: Shape
+
+    @property
+    def blocks(self) -> int:
+        return math.prod(self.counts)
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """Preconditioning of one tensor, whose shape without dimensions of 1 and with small ones merged is ``merged``.
+
+    ``axes`` and ``diagonal`` are the dimensions of ``merged`` that are preconditioned by matrices and diagonals;
+    ``parts`` has along each up to two runs (offset, count, size) of equal parts.
+    """
+
+    shape: Shape
+    merged: Shape
+    axes: tuple[int, ...]
+    parts: tuple[tuple[tuple[int, int, int], ...], ...]
+    diagonal: tuple[int, ...] = ()
+
+    @property
+    def is_preconditioned(self) -> bool:
+        return bool(self.axes or self.diagonal)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        if not self.is_preconditioned:
+            return ()
+        return tuple(
+            Region(*(tuple(run[field] for run in runs) for field in range(3)))
+            for runs in itertools.product(*self.parts)
+        )
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks of one shape, preconditioned along the same axes; ``members`` has each region with its tensor's index."""
+
+    block: Shape
+    axes: tuple[int, ...]
+    members: tuple[tuple[int, Region], ...]
+    diagonal: tuple[int, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        return sum(region.blocks for _, region in self.members)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Tensor of each block."""
+        return tuple(index for index, region in self.members for _ in range(region.blocks))
+
+
+def merge_dimensions(
+    shape: Sequence[int], limit: int | None, order: MergeOrder = "left", until: int = 1
+) -> Shape:
+    """Drops dimensions of 1 and merges neighbors, from one end, while their product is at most ``limit``.
+
+    No further ones are merged once ``until`` dimensions are left.
+
+    Example:
+        >>> merge_dimensions((1, 3, 4, 5), limit=12)
+        (12, 5)
+        >>> merge_dimensions((1, 3, 4, 5), limit=20, order="right")
+        (3, 20)
+        >>> merge_dimensions((8, 3, 4, 5), limit=1000, order="right", until=2)
+        (8, 60)
+    """
+    if order == "right":
+        return merge_dimensions(shape[::-1], limit, until=until)[::-1]
+    merged: list[int] = []
+    sizes = [size for size in shape if size != 1]
+    for place, size in enumerate(sizes):
+        too_many = len(merged) + len(sizes) - place > until
+        if limit is not None and merged and too_many and merged[-1] * size <= limit:
+            merged[-1] *= size
+        else:
+            merged.append(size)
+    return tuple(merged)
+
+
+def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
+    """Runs (offset, count, size) of equal parts; parts are at most ``block_size`` and differ by at most one.
+
+    Example:
+        >>> split_evenly(10, block_size=4)
+        ((0, 1, 4), (4, 2, 3))
+    """
+    count = -(-size // block_size)
+    small, longer = divmod(size, count)
+    runs = [(0, longer, small + 1), (longer * (small + 1), count - longer, small)]
+    return tuple(run for run in runs if run[1])
+
+
+def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
+    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for what is left over."""
+    count, rest = divmod(size, block_size)
+    runs = [(0, count, block_size), (count * block_size, 1, rest)]
+    return tuple(run for run in runs if run[1] and run[2])
+
+
+def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
+    """Returns the layout of a tensor of a static shape; vectors and scalars have no preconditioned dimension."""
+    shape = tuple(int(size) for size in shape)
+    skips, merges = options.large_dimensions == "skip", options.merge_dimensions is not None
+    merged = merge_dimensions(shape, options.merge_dimensions, options.merge_order, options.merge_until)
+    if options.dimensions_of_one == "keep" and not merges:
+        merged = shape
+    # JAX's version judges by the tensor itself, before anything is merged.
+    vectors = options.precondition_vectors or (skips and merges and len(shape) > 1)
+    # Merging makes a vector of a scalar in PyTorch's version; in JAX's, which skips, a scalar is never preconditioned.
+    if vectors and not merged and (shape or (merges and not skips)):
+        merged = (1,)
+    axes, diagonal = _preconditioned(merged, options, vectors)
+    if skips and max(shape, default=1) > options.max_dimension:
+        axes = diagonal = ()
+    split = split_evenly if options.block_split == "balanced" else split_fully
+    parts = tuple(
+        split(size, options.block_size) if axis in axes else ((0, 1, size),)
+        for axis, size in enumerate(merged)
+    )
+    return TensorLayout(shape, merged, axes, parts, diagonal)
+
+
+def _preconditioned(
+    merged: Shape, options: ShampooOptions, vectors: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions that are preconditioned by matrices and by diagonals; ``vectors``: even where there is one."""
+    least = 1 if vectors else 2
+    skips = options.large_dimensions == "skip"
+    if len(merged) < least or 0 in merged or options.start_preconditioning_step is None:
+        return (), ()
+    axes = tuple(axis for axis, size in enumerate(merged) if skips or size <= options.max_dimension)
+    if axes == (0, 1) == tuple(range(len(merged))) and options.left_share in (0.0, 1.0):
+        return ((0,) if options.left_share == 1.0 else (1,)), ()
+    if options.large_dimensions != "diagonal":
+        return axes, ()
+    return axes, tuple(axis for axis in range(len(merged)) if axis not in axes)
+
+
+def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
+    """Returns the stacks of all tensors, in the order in which their first blocks come."""
+    members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[tuple[int, Region]]] = {}
+    for index, layout in enumerate(layouts):
+        for region in layout.regions:
+            members.setdefault((region.block, layout.axes, layout.diagonal), []).append((index, region))
+    return tuple(
+        Stack(block, axes, tuple(found), diagonal) for (block, axes, diagonal), found in members.items()
+    )
+
+
+def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:
+    """The blocks of a region of a merged tensor, [blocks, ...], in row-major order."""
+    extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
+    if extent != list(tensor.shape):
+        tensor = tf.slice(tensor, region.begin, extent)
+    if math.prod(region.counts[1:]) > 1:
+        order = len(extent)
+        interleaved = [n for pair in zip(region.counts, region.block, strict=True) for n in pair]
+        tensor = tf.transpose(
+            tf.reshape(tensor, interleaved), [*range(0, 2 * order, 2), *range(1, 2 * order, 2)]
+        )
+    return tf.reshape(tensor, [region.blocks, *region.block])
+
+
+def _paste(blocks: tf.Tensor, region: Region) -> tf.Tensor:
+    extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
+    if math.prod(region.counts[1:]) > 1:
+        order = len(extent)
+        blocks = tf.transpose(
+            tf.reshape(blocks, [*region.counts, *region.block]),
+            [dimension for axis in range(order) for dimension in (axis, order + axis)],
+        )
+    return tf.reshape(blocks, extent)
+
+
+def stack_blocks(stack: Stack, layouts: Sequence[TensorLayout], tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Takes the blocks of a stack, [N, *block], out of the tensors."""
+    cuts = [_cut(tf.reshape(tensors[i], layouts[i].merged), region) for i, region in stack.members]
+    return cuts[0] if len(cuts) == 1 else tf.concat(cuts, axis=0)
+
+
+def unstack_blocks(
+    stacks: Sequence[Stack], layouts: Sequence[TensorLayout], blocks: Sequence[tf.Tensor]
+) -> dict[int, tf.Tensor]:
+    """Puts blocks back: returns the tensors, in their own shapes, that have preconditioned dimensions, by index."""
+    pieces: dict[int, dict[Shape, tf.Tensor]] = {}
+    for stack, stacked in zip(stacks, blocks, strict=True):
+        sizes = [region.blocks for _, region in stack.members]
+        split = tf.split(stacked, sizes) if len(sizes) > 1 else [stacked]
+        for (index, region), part in zip(stack.members, split, strict=True):
+            pieces.setdefault(index, {})[region.begin] = _paste(part, region)
+    tensors = {}
+    for index, by_begin in pieces.items():
+        layout = layouts[index]
+        row = [by_begin[region.begin] for region in layout.regions]
+        for axis in reversed(range(len(layout.merged))):
+            runs = len(layout.parts[axis])
+            if runs > 1:
+                row = [tf.concat(row[i : i + runs], axis=axis) for i in range(0, len(row), runs)]
+        tensors[index] = tf.reshape(row[0], layout.shape)
+    return tensors

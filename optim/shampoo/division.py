@@ -1,0 +1,286 @@
+"""Division of Shampoo's state and work among workers, and how the parts make the whole again (PT 4.1, algorithm 2).
+
+Every block has one owner, which alone keeps its statistics, roots and element-wise state, and computes its
+direction. Each worker has the weights and the whole gradient. Workers exchange:
+
+    at each step        the norms of directions      a few numbers for each tensor
+                        directions                   one number for each element, padded to the largest part
+    at an exchange      the status of the roots      a few numbers for each matrix
+
+Tensors without a block, such as biases, belong to all. A process alone has all of it: then each method returns what
+it was given, and nothing is added to the graph.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.shampoo.assignment import balanced, blocks_of, step_cost
+from ctr.optim.shampoo.blocks import Region, Shape, stack_blocks, unstack_blocks
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.state import AVERAGE, DIAGONAL, ELEMENTS, MATRICES, MOMENT, Factor, ShampooLayout
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
+
+
+@dataclass(frozen=True)
+class _Piece:
+    stack: int
+    place: int
+    tensor: int
+    region: Region
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.region.block)
+
+
+class Division:
+    """Part of one worker in an optimizer: ``own`` is the layout with its own blocks only of the ``whole`` one."""
+
+    def __init__(self, whole: ShampooLayout, owners: Sequence[int] = (), workers: Workers = ALONE) -> None:
+        """Divides a layout by the rank of the owner of each block, in the order of the stacks.
+
+        Raises:
+            ValueError: tables learn by rows, which several workers do not divide.
+        """
+        self.whole = self.own = whole
+        self.workers = workers
+        if workers.size == 1:
+            return
+        if whole.tables:
+            raise ValueError(
+                f"tensors {', '.join(map(str, whole.tables))} are tables of rows, which Shampoo does not divide "
+                "among workers; allowed: dense tensors"
+            )
+        pieces = _pieces(whole)
+        self._pieces = [
+            [piece for piece, owner in zip(pieces, owners, strict=True) if owner == rank]
+            for rank in range(workers.size)
+        ]
+        self.own = _own_layout(whole, self._pieces[workers.rank])
+        layouts = [_own_layout(whole, pieces) for pieces in self._pieces]
+        self._most_matrices = max(layout.matrices for layout in layouts)
+        # Where each matrix is in what all workers send, padded to the same number.
+        self._sent_at = np.zeros(whole.matrices, np.int32)
+        for rank, layout in enumerate(layouts):
+            self._sent_at[_numbers(whole, layout)] = rank * self._most_matrices + np.arange(layout.matrices)
+        self._numbers = _numbers(whole, self.own)
+
+    # Elements of dense tensors.
+
+    def shape(self, tensor: int) -> Shape:
+        """Returns the shape of a tensor's element-wise state: its own, or, where it is divided, [its elements here]."""
+        if not self._is_divided(tensor):
+            return self.whole.tensors[tensor].shape
+        return (sum(piece.elements for piece in self._of(self.workers.rank, tensor)),)
+
+    def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns this worker's elements of tensors, by index, each in the shape of ``shape``."""
+        return {
+            index: self._take(index, tensor) if self._is_divided(index) else tensor
+            for index, tensor in tensors.items()
+        }
+
+    def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+        """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
+        filled = [
+            own[index] if index in own else tf.zeros(self.shape(index), dtype)
+            for index in range(len(self.whole.tensors))
+        ]
+        if self.workers.size == 1:
+            return [stack_blocks(stack, self.whole.tensors, filled) for stack in self.whole.stacks]
+        blocks: list[list[tf.Tensor]] = [[] for _ in self.own.stacks]
+        for index in self._divided():
+            for piece, part in self._split(index, filled[index]):
+                blocks[piece.stack].append(part)
+        return [
+            _join(parts, dtype, [len(parts), *stack.block])
+            for stack, parts in zip(self.own.stacks, blocks, strict=True)
+        ]
+
+    def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
+        if self.workers.size == 1:
+            return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
+        singles = [tf.unstack(stacked) if stacked.shape[0] else [] for stacked in blocks]
+        parts: dict[int, list[tf.Tensor]] = {index: [] for index in self._divided()}
+        # In each stack they are in the order of tensors, and in each tensor in the order of stacks.
+        for stack, members in enumerate(singles):
+            for piece, block in zip(self._in_stack(stack), members, strict=True):
+                parts[piece.tensor].append(block)
+        dtype = blocks[0].dtype
+        return {index: _join(found, dtype, self.shape(index)) for index, found in parts.items()}
+
+    def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns whole tensors of own elements of all workers, by index, in the same bits everywhere."""
+        divided = [index for index in own if self._is_divided(index)]
+        if not divided:
+            return dict(own)
+        dtype = own[divided[0]].dtype
+        sizes = [
+            [piece.elements for index in divided for piece in self._of(rank, index)]
+            for rank in range(self.workers.size)
+        ]
+        largest = max(sum(elements) for elements in sizes)
+        message = tf.concat([own[index] for index in divided], axis=0)
+        message = tf.pad(message, [[0, largest - sum(sizes[self.workers.rank])]])
+        padded = [size for elements in sizes for size in (*elements, largest - sum(elements))]
+        received = iter(tf.split(self.workers.all_gather(message), padded))
+        blocks: list[dict[int, tf.Tensor]] = [{} for _ in self.whole.stacks]
+        for rank in range(self.workers.size):
+            for index in divided:
+                for piece in self._of(rank, index):
+                    blocks[piece.stack][piece.place] = next(received)
+            next(received)  # The padding.
+        stacked = []
+        for stack, found in zip(self.whole.stacks, blocks, strict=True):
+            # A tensor that was not given is not in the result either.
+            parts = [
+                found[place] if place in found else tf.zeros([math.prod(stack.block)], dtype)
+                for place in range(stack.blocks)
+            ]
+            stacked.append(_join(parts, dtype, [stack.blocks, *stack.block]))
+        whole = unstack_blocks(self.whole.stacks, self.whole.tensors, stacked)
+        return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
+
+    def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._reduced(tf.reduce_sum, numbers)
+
+    def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._reduced(tf.reduce_max, numbers)
+
+    def _reduced(self, reduce: Callable[..., tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if self.workers.size == 1:
+            return list(numbers)
+        return tf.unstack(reduce(self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis]), axis=0))
+
+    # Matrices.
+
+    def take_status(self, status: tf.Tensor) -> tf.Tensor:
+        return status if self.workers.size == 1 else tf.gather(status, self._numbers, axis=1)
+
+    def gather_status(self, own: tf.Tensor) -> tf.Tensor:
+        if self.workers.size == 1:
+            return own
+        message = tf.pad(tf.transpose(own), [[0, self._most_matrices - self.own.matrices], [0, 0]])
+        return tf.transpose(tf.gather(self.workers.all_gather(message), self._sent_at))
+
+    def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+        if self.workers.size == 1:
+            return after
+        return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
+
+    def parts(self) -> dict[str, Part]:
+        if self.workers.size == 1:
+            return {}
+        parts: dict[str, Part] = {}
+        for factor, own in zip(self.whole.factors, self.own.factors, strict=True):
+            part = Part(np.array(own.numbers, np.int64), factor.count)
+            parts |= {f"{factor.name}/{kind}": part for kind in MATRICES}
+        for number, stack in enumerate(self.whole.stacks):
+            places = np.array([piece.place for piece in self._in_stack(number)], np.int64)
+            names = [MOMENT, AVERAGE, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
+            parts |= {f"stack{number}/{name}": Part(places, stack.blocks) for name in names}
+        for index in self._divided():
+            tensor = self.whole.tensors[index]
+            numbers = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
+            rows = [numbers[_slices(piece.region)].ravel() for piece in self._of(self.workers.rank, index)]
+            flat = np.concatenate([np.zeros(0, np.int64), *rows])
+            part = Part(flat, numbers.size, tensor.shape)
+            parts |= {f"tensor{index}/{kind}": part for kind in ELEMENTS}
+        return parts
+
+    def _is_divided(self, tensor: int) -> bool:
+        return self.workers.size > 1 and self.whole.tensors[tensor].is_preconditioned
+
+    def _divided(self) -> list[int]:
+        return [index for index in range(len(self.whole.tensors)) if self._is_divided(index)]
+
+    def _of(self, rank: int, tensor: int) -> list[_Piece]:
+        return [piece for piece in self._pieces[rank] if piece.tensor == tensor]
+
+    def _in_stack(self, stack: int) -> list[_Piece]:
+        return [piece for piece in self._pieces[self.workers.rank] if piece.stack == stack]
+
+    def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
+        merged = tf.reshape(tensor, self.whole.tensors[index].merged)
+        parts = [
+            tf.slice(merged, piece.region.begin, piece.region.block)
+            for piece in self._of(self.workers.rank, index)
+        ]
+        return _join(parts, tensor.dtype, self.shape(index))
+
+    def _split(self, index: int, own: tf.Tensor) -> list[tuple[_Piece, tf.Tensor]]:
+        pieces = self._of(self.workers.rank, index)
+        if not pieces:
+            return []
+        return list(zip(pieces, tf.split(own, [piece.elements for piece in pieces]), strict=True))
+
+
+def _pieces(layout: ShampooLayout) -> list[_Piece]:
+    pieces = []
+    for number, stack in enumerate(layout.stacks):
+        places = itertools.count()
+        for tensor, region in stack.members:
+            for block in itertools.product(*map(range, region.counts)):
+                begin = tuple(
+                    start + i * size for start, i, size in zip(region.begin, block, region.block, strict=True)
+                )
+                single = Region(begin, (1,) * len(begin), region.block)
+                pieces.append(_Piece(number, next(places), tensor, single))
+    return pieces
+
+
+def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout:
+    """The layout with these blocks only; stacks and factors without any are still there, with no matrix."""
+    stacks = []
+    factors: list[Factor] = []
+    for number, stack in enumerate(whole.stacks):
+        members = [piece for piece in pieces if piece.stack == number]
+        stacks.append(
+            dataclasses.replace(stack, members=tuple((piece.tensor, piece.region) for piece in members))
+        )
+        for index in whole.stack_factors[number]:
+            factors.append(
+                dataclasses.replace(
+                    whole.factors[index],
+                    count=len(members),
+                    owners=tuple(piece.tensor for piece in members),
+                    offset=factors[-1].matrices.stop if factors else 0,
+                    numbers=tuple(piece.place for piece in members),
+                )
+            )
+    return dataclasses.replace(whole, stacks=tuple(stacks), factors=tuple(factors))
+
+
+def _numbers(whole: ShampooLayout, own: ShampooLayout) -> np.ndarray:
+    return np.array(
+        [
+            factor.offset + number
+            for factor, part in zip(whole.factors, own.factors, strict=True)
+            for number in part.numbers
+        ],
+        np.int32,
+    )
+
+
+def _slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + size) for begin, size in zip(region.begin, region.block, strict=True))
+
+
+def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
+    if not parts:
+        return tf.zeros(list(shape), dtype)
+    return tf.reshape(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0), list(shape))
+
+
+def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
+    """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.balanced``."""
+    blocks = blocks_of(layout)
+    return balanced(blocks, [step_cost(block, options) for block in blocks], workers)

@@ -1,0 +1,150 @@
+"""Eigenvalue correction: Shampoo's eigenbases with second moments of their own (PSO App. C; SOAP; EK-FAC).
+
+Shampoo divides by L^e (x) R^e = (U (x) V) (D (x) D')^e (U (x) V)^T. The optimal diagonal in these bases is not D (x)
+D' but that of the second moments there (PSO App. C, the last two displays)::
+
+    V += (U^T G V)^2                     summed, beta2 = 1; else V = beta2 V + (1 - beta2) (U^T G V)^2
+    P = U ((U^T G V) / V^(1/2)) V^T
+
+which is AdaGrad or Adam in rotated coordinates. The bases are those of the statistics L and R; they come from the
+host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
+it.
+
+An average of gradients (beta1) is kept as U^T M V and turned when the bases change, unless a grafted step needs M
+itself (``ShampooOptions.averages_in_bases``).
+
+**When a basis changes** from U to U', ``project`` brings second moments into it, as if their matrix were diagonal in
+the old bases::
+
+    V' = P V Q^T,    P = (U'^T U)^2, Q = (V'^T V)^2    element by element
+
+P and Q are doubly stochastic: no second moment becomes negative, and their sum stays. ``keep`` leaves V as it is, as
+other implementations do; that is right as long as bases turn slowly, and LAPACK returns eigenvectors in the order of
+their eigenvalues.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.roots import (
+    TOLERANCE,
+    FloatArray,
+    Root,
+    RootError,
+    check_definite,
+    decomposition_residual,
+    scale_symmetric,
+)
+
+_CERTIFIED_ABOVE = 1e-8
+"""Times the largest eigenvalue: eigenvectors of smaller ones are certified as those of so much."""
+
+
+def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
+    """Computes the eigenvectors of A, float64 [n, n], in columns by ascending eigenvalue, with a certificate.
+
+    The residual is ``decomposition_residual``'s for A with a hundred-millionth of its largest eigenvalue added.
+
+    Raises:
+        RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not good enough.
+    """
+    scaled, _ = scale_symmetric(matrix)
+    failures: list[str] = []
+    for triangle in ("L", "U"):
+        try:
+            values, vectors = np.linalg.eigh(scaled, UPLO="L" if triangle == "L" else "U")
+        except np.linalg.LinAlgError as error:
+            failures.append(f"eigh({triangle}): {error}")
+            continue
+        check_definite(float(values[0]), float(values[-1]), scaled)
+        damping = _CERTIFIED_ABOVE * float(values[-1]) + max(-float(values[0]), 0.0)
+        damped = scaled + damping * np.eye(len(scaled))
+        residual = decomposition_residual(damped, values + damping, vectors, 0.5)
+        if residual <= tolerance:
+            condition = float((values[-1] + damping) / (values[0] + damping))
+            return Root(vectors, residual, "eigh", condition, tuple(failures))
+        failures.append(f"eigh({triangle}): residual {residual:.2g} above {tolerance:.2g}")
+    raise RootError("no eigenbasis: " + "; ".join(failures))
+
+
+def to_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Computes U^T G V, and its like for blocks [N, d_0, ..., d_k-1], by bases [N, d, d] of ``axes``."""
+    for axis, basis in zip(axes, bases, strict=True):
+        blocks = multiply(blocks, axis, basis, transposed=True)
+    return blocks
+
+
+def from_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Computes U G V^T, the opposite of ``to_bases``."""
+    for axis, basis in zip(axes, bases, strict=True):
+        blocks = multiply(blocks, axis, basis)
+    return blocks
+
+
+def update_moments(options: ShampooOptions, moments: tf.Tensor, rotated: tf.Tensor) -> tf.Tensor:
+    """Returns V after a gradient in the bases, both [N, *block]."""
+    squared = tf.square(rotated)
+    if options.beta2 == 1.0:
+        return moments + squared
+    return options.beta2 * moments + (1.0 - options.beta2) * squared
+
+
+def correct(
+    options: ShampooOptions,
+    moments: tf.Tensor,
+    rotated: tf.Tensor,
+    correction: tf.Tensor | float,
+    weights: tf.Tensor | float,
+) -> tf.Tensor:
+    """Computes the direction in the bases, G / (V^e + epsilon), of blocks [N, *block].
+
+    V is to be divided by ``correction``, and ``rotated``, the gradient or its average, by ``weights``, both scalars.
+    """
+    exponent, dtype = options.correction_exponent, rotated.dtype
+    correction, weights = tf.cast(correction, dtype), tf.cast(weights, dtype)
+    # Both numbers in one pass over the block.
+    if exponent == 0.5:
+        powers = tf.sqrt(moments * (tf.square(weights) / correction))
+    else:
+        powers = weights * tf.pow(moments / correction, tf.constant(exponent, dtype))
+    damping = options.epsilon * weights
+    if options.damping == "relative":
+        damping = options.epsilon * tf.reduce_max(
+            powers, axis=list(range(1, len(powers.shape))), keepdims=True
+        )
+    return tf.math.divide_no_nan(rotated, powers + damping)
+
+
+def project(
+    moments: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Brings V [N, *block] into other bases: P V Q^T; bases are [N, d, d] for each axis."""
+    for axis, before, after in zip(axes, old, new, strict=True):
+        moments = multiply(moments, axis, tf.square(tf.matmul(after, before, transpose_a=True)))
+    return moments
+
+
+def change_bases(
+    blocks: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Brings U^T M V into other bases: (U'^T U) (U^T M V) (V'^T V)^T."""
+    for axis, before, after in zip(axes, old, new, strict=True):
+        blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
+    return blocks
+
+
+def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool = False) -> tf.Tensor:
+    """Multiplies one dimension of blocks [N, d_0, ..., d_k-1] by M [N, d, d], sum_j M_ij G_j, or by its transpose."""
+    order, count, size = len(blocks.shape) - 1, blocks.shape[0], blocks.shape[axis + 1]
+    if axis == order - 1:
+        flat = blocks if order == 2 else tf.reshape(blocks, [count, -1, size])
+        return tf.reshape(tf.matmul(flat, matrices, transpose_b=not transposed), blocks.shape)
+    if axis == 0:
+        flat = blocks if order == 2 else tf.reshape(blocks, [count, size, -1])
+        return tf.reshape(tf.matmul(matrices, flat, transpose_a=transposed), blocks.shape)
+    swap = list(range(order + 1))
+    swap[axis + 1], swap[1] = swap[1], swap[axis + 1]
+    return tf.transpose(multiply(tf.transpose(blocks, swap), 0, matrices, transposed), swap)

@@ -1,0 +1,256 @@
+"""Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
+
+``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
+into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
+on time. After a restart a round in flight is computed again, from statistics that stay unchanged between exchanges.
+A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
+"""
+
+import concurrent.futures
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctr.io.blas import one_blas_thread
+from ctr.optim.gradients import Present
+from ctr.optim.shampoo.eigenbasis import eigenbasis
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.roots import Root, RootError, inverse_root
+from ctr.optim.shampoo.state import COUNTERS, STATUS, Factor
+
+log = logging.getLogger(__name__)
+
+Solve = Callable[..., Root]
+
+_CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP = range(len(STATUS))
+
+
+@dataclass
+class Exchange:
+    """NumPy copies of the variables of ShampooState that the pipeline reads and changes.
+
+    Attributes:
+        totals: for each factor float64 [N, d, d], which are to be divided by ``correction``.
+        roots: for each factor [N, d, d]; changed where a new one came in.
+        status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
+        identity: how much of the identity is to be added to totals before; scalar, or for each of these matrices.
+    """
+
+    totals: list[np.ndarray]
+    roots: list[np.ndarray]
+    status: np.ndarray
+    counters: np.ndarray
+    correction: float
+    identity: np.ndarray | float = 0.0
+
+    def identity_of(self, matrix: int) -> float:
+        return float(np.broadcast_to(self.identity, self.status.shape[1:])[matrix])
+
+    def count(self, counter: str, by: int = 1) -> None:
+        self.counters[COUNTERS.index(counter)] += by
+
+
+def _origin(step: int, exchange: Exchange) -> tuple[int, str]:
+    # Diagonals differ wherever statistics do, but for a coincidence.
+    digest = hashlib.sha256()
+    for total in exchange.totals:
+        digest.update(np.einsum("nii->ni", total).tobytes())
+    return step, digest.hexdigest()
+
+
+@dataclass
+class _Round:
+    origin: tuple[int, str]  # the step and the statistics it was sent from
+    futures: dict[int, concurrent.futures.Future[Root]]
+
+
+class HostPipeline:
+    """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
+
+    After ``patience`` seconds without any finished root, the rest of a round is given up. Tests give ``solve``.
+    """
+
+    def __init__(
+        self,
+        factors: Sequence[Factor],
+        options: ShampooOptions,
+        workers: int | None = None,
+        patience: float = 300.0,
+        solve: Solve = inverse_root,
+    ) -> None:
+        self.factors = factors
+        self.options = options
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.patience = patience
+        self.solve = solve
+        self.seconds_waited = 0.0
+        self.seconds_computing = 0.0
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._process = os.getpid()
+        self._round: _Round | None = None
+        self._places = [(f, i) for f, factor in enumerate(factors) for i in range(factor.count)]
+        sizes = [factors[f].size for f, _ in self._places]
+        self._largest_first = sorted(range(len(sizes)), key=lambda matrix: -sizes[matrix])
+
+    def send(self, step: int, exchange: Exchange, present: Present = None) -> None:
+        """Starts the roots of all statistics that changed enough, among the matrices present; marks them as sent."""
+        status = exchange.status
+        status[_SENT] = 0
+        for matrix, (f, i) in enumerate(self._places):
+            if present is not None and not present[matrix]:
+                if self.options.has_identities and not status[_CERTIFIED, matrix]:
+                    exchange.roots[f][i] = np.eye(self.factors[f].size)
+                    status[_CERTIFIED, matrix], status[_ROOT_STEP, matrix] = 1, step
+                continue
+            total, identity = exchange.totals[f][i], exchange.identity_of(matrix)
+            # Not by BLAS, whose sums depend on its number of threads, and that on whether roots are computed.
+            norm = float(np.sqrt(np.sum(np.square(total))))
+            # No gradient yet, as in crosses that are still switched off: not a fault.
+            if norm == 0 and not identity and not self.options.damps_zero:
+                continue
+            # What statistics begin with decays even where no gradient comes.
+            fades = norm == 0 and identity > 0 and self.options.beta2 < 1.0
+            still = status[_DRIFT, matrix] <= self.options.drift_bound * norm
+            if status[_CERTIFIED, matrix] and still and not fades:
+                exchange.count("skipped")
+                continue
+            status[_SENT, matrix] = 1
+        self._start(step, exchange)
+
+    def collect(self, sent_at: int, exchange: Exchange) -> None:
+        """Brings the roots that were sent at step ``sent_at`` into use, waiting for those that are not ready."""
+        sent = np.flatnonzero(exchange.status[_SENT])
+        if not len(sent):
+            return
+        begun = time.perf_counter()
+        # After a restart, or when the variables were set to those of another moment, it is computed here.
+        if (
+            self._round is None
+            or self._round.origin != _origin(sent_at, exchange)
+            or self._process != os.getpid()
+        ):
+            self._start(sent_at, exchange)
+        assert self._round is not None
+        futures, self._round = self._round.futures, None
+        lost = self._wait(futures)
+        for matrix in sent:
+            self._use_root(int(matrix), futures.get(int(matrix)), lost, sent_at, exchange)
+        exchange.status[_SENT] = 0
+        self.seconds_waited += time.perf_counter() - begun
+
+    def _start(self, step: int, exchange: Exchange) -> None:
+        if self._process != os.getpid():
+            # Threads do not survive a fork.
+            self._pool, self._process = None, os.getpid()
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, "shampoo-roots")
+        status = exchange.status
+        futures = {}
+        for matrix in self._largest_first:
+            if not status[_SENT, matrix]:
+                continue
+            f, i = self._places[matrix]
+            # Copies: what is given belongs to the caller, and may change or go while the workers read it.
+            statistics = exchange.totals[f][i] / exchange.correction
+            identity = exchange.identity_of(matrix)
+            if identity:
+                statistics[np.diag_indices_from(statistics)] += identity / exchange.correction
+            previous = None
+            if status[_CERTIFIED, matrix]:
+                previous = exchange.roots[f][i].astype(np.float64)
+            try:
+                futures[matrix] = self._pool.submit(
+                    self._compute, self.factors[f], statistics, previous, float(status[_CONDITION, matrix])
+                )
+            except RuntimeError as error:
+                # The pool was shut down, or the system has no thread left. What was not sent is lost, and
+                # the next round has a new pool.
+                log.warning("roots from step %d cannot be computed: %s", step, error)
+                self._pool = None
+                break
+        self._round = _Round(_origin(step, exchange), futures)
+
+    def _compute(
+        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float
+    ) -> Root:
+        begun = time.perf_counter()
+        # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
+        with one_blas_thread():
+            if not statistics.any():
+                # Absolute damping is all that there is.
+                scale = 1.0 if factor.basis else self.options.epsilon**-factor.exponent
+                root = Root(scale * np.eye(factor.size), 0.0, "eigh", 1.0, ())
+            elif factor.basis:
+                root = eigenbasis(statistics)
+            else:
+                root = self.solve(
+                    statistics,
+                    factor.exponent,
+                    epsilon=self.options.epsilon,
+                    solver=self.options.solver,
+                    previous=previous,
+                    previous_condition=condition if previous is not None else None,
+                    **({"absolute": True} if self.options.damping == "absolute" else {}),
+                )
+        self.seconds_computing += time.perf_counter() - begun
+        return root
+
+    def _wait(self, futures: dict[int, concurrent.futures.Future[Root]]) -> bool:
+        pending = set(futures.values())
+        while pending:
+            done, pending = concurrent.futures.wait(
+                pending, self.patience, concurrent.futures.FIRST_COMPLETED
+            )
+            if not done:
+                # Its threads may never come back; new ones take over.
+                if self._pool is not None:
+                    self._pool.shutdown(wait=False, cancel_futures=True)
+                self._pool = None
+                return True
+        return False
+
+    def _use_root(
+        self,
+        matrix: int,
+        future: concurrent.futures.Future[Root] | None,
+        some_lost: bool,
+        sent_at: int,
+        exchange: Exchange,
+    ) -> None:
+        f, i = self._places[matrix]
+        factor = self.factors[f]
+
+        def keep_previous(counter: str, problem: str) -> None:
+            exchange.count(counter)
+            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+            log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
+
+        if future is None or (some_lost and (future.cancelled() or not future.done())):
+            keep_previous("lost", ": no worker delivered it")
+            return
+        try:
+            root = future.result()
+        except BaseException as error:
+            # Whatever ended the worker's task, training does not die of a root.
+            keep_previous("failed" if isinstance(error, RootError) else "lost", f": {error}")
+            return
+        with np.errstate(over="ignore"):
+            matrix_root = root.matrix.astype(exchange.roots[f].dtype)
+        if not np.isfinite(matrix_root).all():
+            keep_previous("failed", " is beyond float32")
+            return
+        exchange.roots[f][i] = matrix_root
+        exchange.count("refreshed")
+        exchange.count(root.solver)
+        status = exchange.status
+        status[_CERTIFIED, matrix] = 1
+        # Statistics changed last before they were sent.
+        status[_DRIFT, matrix] = 0
+        status[_CONDITION, matrix] = root.condition
+        status[_RESIDUAL, matrix] = root.residual
+        status[_ROOT_STEP, matrix] = sent_at

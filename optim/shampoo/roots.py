@@ -1,0 +1,324 @@
+"""Inverse roots A^-e of symmetric positive semidefinite matrices, each certified by its true residual.
+
+For Shampoo's statistics (PSO 2; PT 3.2). The root is that of
+
+    A_damped = A + (epsilon * lambda_max(A) + max(-lambda_min(A), 0)) I
+
+The damping is relative to the largest eigenvalue, since an absolute one loses its meaning as sums grow. The second
+term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0. A matrix that is further
+from semidefinite than rounding explains is refused. The damping is never raised to get a result.
+
+A root leaves this module only if its residual on the matrix itself is within tolerance; else another solver is
+tried, and at last RootError reports what each one gave. All in float64, and safe in threads.
+
+**Certificates.** For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
+positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner
+& Heinz), so with e = 1/p
+
+    (1 + s)^-e X <= A^-e <= (1 - s)^-e X:
+
+in every direction X is right to a relative e s or so. Any matrix with the eigenvalues of S and any norm not below
+the spectral one serve as an upper bound: X^p A - I, and the Frobenius norm. Rounding of A already changes its small
+eigenvalues by u |A|_2, so no method brings s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
+
+By benchmarks/bench_roots.py (2 cores of a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a
+certified root, n x n:
+
+    n                       32     64    128    256    512   1024
+    eigh                  0.11   0.33    1.4    6.0     37    272
+    coupled, cold         0.73    1.9    8.2     52    360   2674     (21-22 iterations)
+    coupled, warm         0.51    1.2    3.2     17    109    826     (4 iterations, same eigenvectors)
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ctr.optim.shampoo.coupled import coupled_root, largest_eigenpair
+
+FloatArray = npt.NDArray[np.float64]
+
+# A residual s leaves a relative error of about s * exponent in the root: 0.5% for an exponent of 1/4. Rounding
+# alone makes s 3e-9 at condition 1e6 and n = 1024; at 1e12, 1e-3 at n = 256, and 1.1e-2 for the worst spectrum
+# tried at n = 1024 (one eigenvalue far above all others). A warm start gone wrong has 1e-2 where the condition
+# is 1e4 and a hundred-thousandth of the statistics is new, and above 1 for anything usual.
+TOLERANCE = 2e-2
+
+# Eigenvalues above -NEGATIVE * lambda_max are taken for rounding of float32 sums, which reach -1e-6.
+NEGATIVE = 1e-5
+
+# A warm start whose residual is above rounding is wrong in the way that its own error measure hides, and
+# would hand that on to the next warm start. Rounding was at most 2 * n * u * condition.
+_WARM_ROUNDING = 10 * float(np.finfo(np.float64).eps)
+
+# lambda_max by power iteration is off by less than this; where it is not, LAPACK's eigenvalues are used.
+_POWER_TOLERANCE = 1e-12
+
+# An exponent this near to 1/p is 1/p.
+_EXPONENT_ROUNDING = 1e-9
+
+
+def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
+    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: s of a positive definite X; inf where not finite."""
+    with np.errstate(all="ignore"):
+        half = _power(root, p // 2)
+        product = half @ (matrix @ half)
+        if p % 2:
+            product = product @ root
+        product[np.diag_indices_from(product)] -= 1
+        residual = float(np.linalg.norm(product))
+    return residual if np.isfinite(residual) else np.inf
+
+
+def _power(matrix: FloatArray, p: int) -> FloatArray:
+    """matrix^p of a symmetric [n, n]. NumPy forms x @ x.T, unlike x @ x, in half the time."""
+    if p < 2:
+        return matrix if p else np.eye(len(matrix))
+    half = _power(matrix, p // 2)
+    square: FloatArray = half @ half.T
+    return square @ matrix if p % 2 else square
+
+
+def decomposition_residual(
+    matrix: FloatArray, values: FloatArray, vectors: FloatArray, exponent: float
+) -> float:
+    """Computes the bound s for X = Q diag(values^-e) Q^T as an approximate ``matrix^-e``, 0 < e <= 1.
+
+    For exponents e that are not 1/p, where no power of X undoes the root. With E = A Q - Q Lambda and D = Q^T Q - I,
+
+        W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
+
+    compares A with Q^-T Lambda Q^-1 as S does above. Where Q is not quite orthogonal, d = |Lambda^(-1/2) D
+    Lambda^(1/2)| is added, before and after the power. So s = |W| + d (1 + 1 / e), to first order in D; inf where
+    not finite.
+    """
+    with np.errstate(all="ignore"):
+        error = matrix @ vectors - vectors * values
+        skew = vectors.T @ vectors - np.eye(len(values))
+        scale = np.sqrt(values)
+        relative = (vectors.T @ error + skew * values) / np.outer(scale, scale)
+        skewed = float(np.linalg.norm(skew * scale / scale[:, np.newaxis]))
+        residual = float(np.linalg.norm(relative)) + skewed * (1 + 1 / exponent)
+    return residual if np.isfinite(residual) else np.inf
+
+
+def is_positive_definite(matrix: FloatArray) -> bool:
+    """Tells whether a symmetric [n, n] is positive definite; even powers in a residual would hide that it is not."""
+    try:
+        np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
+class RootError(ArithmeticError):
+    """Error of a matrix without a certified root; the message says of what matrix, and what each solver gave."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
+
+    ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped (from the coupled
+    iteration a lower estimate, within a few percent), and ``failures`` say why attempts before were refused.
+    """
+
+    matrix: FloatArray
+    residual: float
+    solver: str
+    condition: float
+    failures: tuple[str, ...]
+
+
+class _RefusedError(Exception):
+    """One solver's attempt failed; another's may not."""
+
+
+def inverse_root(
+    matrix: FloatArray,
+    exponent: float,
+    *,
+    epsilon: float,
+    solver: str = "auto",
+    previous: FloatArray | None = None,
+    previous_condition: float | None = None,
+    tolerance: float = TOLERANCE,
+    absolute: bool = False,
+) -> Root:
+    """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
+
+    "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO App.
+    E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh; it exists for
+    exponents 1/p only. "auto" is "eigh", the fastest for every n. With ``previous_condition``, that root's
+    `condition`, large eigenvalues are projected. The damping is relative to the largest eigenvalue unless
+    ``absolute``.
+
+    Raises:
+        RootError: A is not a finite square matrix, is zero or indefinite, or no solver's residual is within
+            tolerance.
+        ValueError: another argument is not as described.
+    """
+    if not 0 < exponent <= 1 or not epsilon >= 0 or solver not in ("auto", "eigh", "coupled"):
+        raise ValueError(f"exponent {exponent}, epsilon {epsilon}, solver {solver!r}")
+    scaled, doublings = scale_symmetric(matrix)
+    scaled_epsilon = float(np.ldexp(epsilon, -doublings)) if absolute else epsilon
+
+    def damping(lowest: float, highest: float) -> float:
+        check_definite(lowest, highest, scaled)
+        return scaled_epsilon * (1.0 if absolute else highest) + max(-lowest, 0.0)
+
+    factor = float(np.exp2(-doublings * exponent))
+    start = None if previous is None else np.asarray(previous, np.float64) / factor
+    degree = whole_order(exponent)
+    failures: list[str] = []
+    for name in _attempts(solver, start is not None):
+        try:
+            if name.startswith("eigh"):
+                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
+            else:
+                root, residual, condition = _by_coupled(
+                    scaled,
+                    degree,
+                    damping,
+                    start if name == "coupled_warm" else None,
+                    previous_condition,
+                    tolerance,
+                )
+            limit = tolerance
+            if name == "coupled_warm":
+                limit = min(tolerance, _WARM_ROUNDING * len(scaled) * condition)
+            if not residual <= limit:
+                raise _RefusedError(f"residual {residual:.2g} above {limit:.2g}")
+            root = root * factor
+            if not np.isfinite(root).all():
+                raise _RefusedError("the root overflows")
+        except _RefusedError as refusal:
+            failures.append(f"{name}: {refusal}")
+        else:
+            return Root(root, residual, name.split("(")[0], condition, tuple(failures))
+    raise RootError(f"no root with exponent {exponent:g} of {_description(matrix)}: " + "; ".join(failures))
+
+
+def _attempts(solver: str, warm: bool) -> Iterator[str]:
+    if solver == "coupled":
+        if warm:
+            yield "coupled_warm"
+        yield "coupled_cold"
+    # Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does
+    # not converge, the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
+    yield "eigh(L)"
+    yield "eigh(U)"
+
+
+def _by_eigh(
+    scaled: FloatArray,
+    exponent: float,
+    degree: int | None,
+    damp: Callable[[float, float], float],
+    triangle: str,
+) -> tuple[FloatArray, float, float]:
+    try:
+        values, vectors = np.linalg.eigh(scaled, UPLO="L" if triangle == "L" else "U")
+    except np.linalg.LinAlgError as error:
+        raise _RefusedError(str(error)) from error
+    if not (np.isfinite(values).all() and np.isfinite(vectors).all()):
+        raise _RefusedError("the decomposition is not finite")
+    damping = damp(float(values[0]), float(values[-1]))
+    values = values + damping
+    if not values[0] > 0:
+        raise _RefusedError("singular")
+    damped = _plus_diagonal(scaled, damping)
+    # A power 1/2 to each side makes a product that is symmetric to the last bit.
+    half = vectors * values ** (-exponent / 2)
+    root = half @ half.T
+    if degree is None:
+        residual = decomposition_residual(damped, values, vectors, exponent)
+    else:
+        residual = root_residual(root, damped, degree)
+    return root, residual, float(values[-1] / values[0])
+
+
+def _by_coupled(
+    scaled: FloatArray,
+    degree: int | None,
+    damp: Callable[[float, float], float],
+    previous: FloatArray | None,
+    previous_condition: float | None,
+    tolerance: float,
+) -> tuple[FloatArray, float, float]:
+    if degree is None:
+        raise _RefusedError("only for exponents 1/p")
+    if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
+        raise _RefusedError("the previous root is not finite, or of another shape")
+    lowest, highest = _extreme_eigenvalues(scaled)
+    damping = damp(lowest, highest)
+    damped = _plus_diagonal(scaled, damping)
+    end = coupled_root(
+        damped, degree, previous=previous, previous_condition=previous_condition, most_skewed=tolerance
+    )
+    if previous is not None and end.iterations == 0 and not np.isfinite(end.error):
+        raise _RefusedError("the previous root does not commute with the matrix, or overflows")
+    if not np.isfinite(end.error):
+        raise _RefusedError(f"no convergence in {end.iterations} iterations")
+    if not is_positive_definite(end.root):
+        raise _RefusedError("the result is not positive definite")
+    largest = largest_eigenpair(end.root, tolerance=1e-2).value
+    return end.root, root_residual(end.root, damped, degree), (highest + damping) * largest**degree
+
+
+def _extreme_eigenvalues(scaled: FloatArray) -> tuple[float, float]:
+    """The smallest eigenvalue, or 0 if it is not below 0 but for rounding; and the largest."""
+    pair = largest_eigenpair(scaled, tolerance=_POWER_TOLERANCE)
+    rounding = 4 * len(scaled) * float(np.finfo(np.float64).eps) * pair.value
+    if pair.residual <= _POWER_TOLERANCE and is_positive_definite(_plus_diagonal(scaled, rounding)):
+        return 0.0, pair.value
+    try:
+        values = np.linalg.eigvalsh(scaled)
+    except np.linalg.LinAlgError as error:
+        raise _RefusedError(f"eigenvalues: {error}") from error
+    return float(values[0]), float(values[-1])
+
+
+def check_definite(lowest: float, highest: float, matrix: FloatArray) -> None:
+    """Raises RootError where a matrix with these extreme eigenvalues is indefinite, beyond rounding."""
+    if not highest > 0 or lowest < -NEGATIVE * highest:
+        raise RootError(
+            f"indefinite: eigenvalues from {lowest / abs(highest):.3g} to {highest / abs(highest):.3g} times "
+            f"the largest, {_description(matrix)} (scaled)"
+        )
+
+
+def scale_symmetric(matrix: FloatArray) -> tuple[FloatArray, int]:
+    """Returns the symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
+    matrix = np.asarray(matrix, np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+        raise RootError(f"not a square matrix: {list(matrix.shape)}")
+    if not np.isfinite(matrix).all():
+        raise RootError(f"not finite: {_description(matrix)}")
+    largest = float(np.max(np.abs(matrix)))
+    if largest == 0:
+        raise RootError(f"all zero: {_description(matrix)}")
+    doublings = int(np.frexp(largest)[1])
+    scaled = np.ldexp(matrix, -doublings)
+    return (scaled + scaled.T) / 2, doublings
+
+
+def _plus_diagonal(matrix: FloatArray, value: float) -> FloatArray:
+    damped = matrix.copy()
+    damped[np.diag_indices_from(damped)] += value
+    return damped
+
+
+def whole_order(exponent: float) -> int | None:
+    """Returns p where the exponent is 1/p, to rounding; None where it is not."""
+    p = round(1 / exponent)
+    return p if abs(p * exponent - 1) <= _EXPONENT_ROUNDING else None
+
+
+def _description(matrix: FloatArray) -> str:
+    finite = matrix[np.isfinite(matrix)]
+    entries = f"entries from {finite.min():.3g} to {finite.max():.3g}" if finite.size else "no finite entry"
+    broken = matrix.size - finite.size
+    return f"a {list(matrix.shape)} matrix, {entries}" + (f", {broken} not finite" if broken else "")

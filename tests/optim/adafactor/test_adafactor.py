@@ -1,0 +1,258 @@
+"""Adafactor beside a NumPy replay of its printed algorithms, for dense weights and for rows of tables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.optim.adafactor.core import AdafactorCore
+from ctr.optim.adafactor.dense import DenseAdafactor
+from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.protocol import RowGradient, Saved
+from ctr.optim.rows.adafactor import RowAdafactor
+from whole_moves import Whole
+
+SHAPES = [(6, 4), (5,), (2, 3, 4), (), (7, 1)]
+RATE = 0.05
+CASES = {
+    "algorithm 6": {},
+    "vectors alone": {"factored": False},
+    "absolute steps": {"relative_steps": False, "inverse_sqrt": False},
+    "no clipping": {"clipping": 0.0},
+    "early clipping": {"clipping": 0.2},
+    "another decay": {"decay_power": 0.5, "epsilon1": 1e-3, "epsilon2": 0.5},
+    "means over all steps": {"decay_power": 1.0},
+    "averages": {"beta1": 0.9, "weight_decay": 0.1},
+}
+
+
+def rms(values):
+    return np.sqrt(np.mean(np.square(values)))
+
+
+class Replay:
+    """Algorithms 4 and 5 for one tensor, line by line."""
+
+    def __init__(self, options, weight):
+        self.options, self.weight, self.t = options, np.array(weight, np.float64), 0
+        self.rows = self.columns = self.moment = self.average = 0.0
+
+    def step(self, gradient, rate):
+        options = self.options
+        self.t += 1
+        beta = 1 - self.t**-options.decay_power
+        rho = min(rate, 1 / np.sqrt(self.t)) if options.inverse_sqrt else rate
+        alpha = rho * max(options.epsilon2, rms(self.weight)) if options.relative_steps else rho
+        squared = gradient**2 + options.epsilon1
+        if options.factored and gradient.ndim >= 2:
+            self.rows = beta * self.rows + (1 - beta) * squared.sum(axis=-1)
+            self.columns = beta * self.columns + (1 - beta) * squared.sum(axis=-2)
+            outer = self.rows[..., :, None] * self.columns[..., None, :]
+            moment = outer / self.rows.sum(axis=-1)[..., None, None]
+        else:
+            self.moment = moment = beta * self.moment + (1 - beta) * squared
+        update = gradient / np.sqrt(moment)
+        if options.clipping:
+            update = update / max(1.0, rms(update) / options.clipping)
+        if options.beta1:
+            self.average = update = options.beta1 * self.average + (1 - options.beta1) * update
+        update = update + options.weight_decay * self.weight
+        self.weight = self.weight - alpha * update
+
+
+def gradients(steps, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        [np.asarray(rng.normal(size=shape) * 10.0 ** rng.uniform(-2, 1)) for shape in SHAPES]
+        for _ in range(steps)
+    ]
+
+
+def weights(seed=1):
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.normal(size=shape)) for shape in SHAPES]
+
+
+def make(options, dtype=tf.float64, **rest):
+    return AdafactorCore(options, [tf.Variable(tf.cast(w, dtype)) for w in weights()], **rest)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("jit", [None, False, True])
+def test_every_step_is_that_of_the_algorithms(case, jit):
+    options = AdafactorOptions(**CASES[case])
+    core, replays = make(options), [Replay(options, weight) for weight in weights()]
+    update = core.update if jit is None else tf.function(core.update, jit_compile=jit or None)
+    for found in gradients(25):
+        update([tf.constant(g) for g in found], tf.constant(RATE, tf.float64))
+        for weight, replay, gradient in zip(core.weights, replays, found, strict=True):
+            replay.step(gradient, RATE)
+            np.testing.assert_allclose(weight.numpy(), replay.weight, rtol=1e-10, atol=1e-10)
+
+
+def test_weights_without_a_gradient_and_steps_that_are_not_finite():
+    core = make(AdafactorOptions())
+    before = [weight.numpy() for weight in core.weights]
+    found = [tf.constant(g) for g in gradients(1)[0]]
+    core.update_if_finite([None, *found[1:]], RATE)
+    np.testing.assert_array_equal(core.weights[0].numpy(), before[0])
+    assert (core.weights[1].numpy() != before[1]).all()
+    kept = {name: variable.numpy() for name, variable in core.state.variables.items()}
+    core.update_if_finite([found[0] * np.nan, *found[1:]], RATE)
+    assert core.report() == {"nonfinite_steps": 1}
+    for name, variable in core.state.variables.items():
+        assert name == "nonfinite_steps" or variable.numpy().tobytes() == kept[name].tobytes()
+
+
+def test_state_is_smaller_than_the_weights_and_bfloat16_works():
+    core = AdafactorCore(AdafactorOptions(), [tf.Variable(tf.ones([64, 32], tf.bfloat16))])
+    assert sum(v.numpy().size for v in core.state.of(0).values()) == 96
+    core.update([tf.ones([64, 32], tf.bfloat16)], 0.01)
+    assert core.state.dtype == tf.float32
+    assert float(core.weights[0][0, 0]) == pytest.approx(0.99, rel=2**-7)
+    assert "Adafactor by rows and columns, 384 bytes" in core.describe(["kernel"])
+
+
+def test_rows_that_are_all_touched_are_a_matrix():
+    options = AdafactorOptions(epsilon1=0.0)
+    start = weights()[0]
+    table = AdafactorCore(options, [tf.Variable(start)], tables=[0])
+    matrix = AdafactorCore(options, [tf.Variable(start)])
+    for found in gradients(20):
+        order = np.random.default_rng(0).permutation(len(start))
+        table.update([tf.IndexedSlices(tf.constant(found[0][order]), tf.constant(order))], RATE)
+        matrix.update([tf.constant(found[0])], RATE)
+        np.testing.assert_allclose(
+            table.weights[0].numpy(), matrix.weights[0].numpy(), rtol=1e-10, atol=1e-12
+        )
+
+
+def replay_rows(options, table, history, rate):
+    """The module's own words: means over touched steps by row, over touched rows by column."""
+    table = np.array(table)
+    rows, touched = np.zeros(len(table)), np.zeros(len(table))
+    columns, steps = np.zeros(table.shape[1]), 0
+    for ids, gradient in history:
+        if not len(ids):
+            continue
+        steps += 1
+        beta = 1 - steps**-options.decay_power
+        columns = beta * columns + (1 - beta) * np.mean(gradient**2 + options.epsilon1, axis=0)
+        for i, g in zip(ids, gradient, strict=True):
+            touched[i] += 1
+            beta = 1 - touched[i] ** -options.decay_power
+            rows[i] = beta * rows[i] + (1 - beta) * np.mean(g**2 + options.epsilon1)
+        update = gradient / np.sqrt(rows[ids][:, None] * columns[None] / columns.mean())
+        update = update / max(1.0, rms(update) / options.clipping)
+        table[ids] -= min(rate, 1 / np.sqrt(steps)) * max(options.epsilon2, rms(table[ids])) * update
+    return table
+
+
+def row_history(rows, width, steps=30, seed=2):
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(steps):
+        ids = rng.permutation(rows)[: rng.integers(0, 5)]
+        found.append((ids, rng.normal(size=(len(ids), width))))
+    return found
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("jit", [None, True])
+def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit):
+    options, start = AdafactorOptions(epsilon1=1e-4), np.random.default_rng(5).normal(size=(9, 4))
+    core = AdafactorCore(options, [tf.Variable(start)], tables=[0])
+    update = core.update if jit is None else tf.function(core.update, jit_compile=jit)
+    history = row_history(9, 4)
+    for ids, gradient in history:
+        # Of repeated rows the gradients are summed, and a row without a gradient is not touched.
+        repeated = np.concatenate([gradient / 2, gradient / 2, np.zeros((1, 4))])
+        indices = np.concatenate([ids, ids, [8]])
+        update(
+            [tf.IndexedSlices(tf.constant(repeated), tf.constant(indices), tf.constant([9, 4]))],
+            tf.constant(RATE, tf.float64),
+        )
+    expected = replay_rows(options, start, history, RATE)
+    np.testing.assert_allclose(core.weights[0].numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights():
+    options, copies, width = AdafactorOptions(), 2, 3
+    start = np.random.default_rng(5).normal(size=(9, copies * (width + 1))).astype(np.float32)
+    rates = np.tile(np.float32([RATE] * width + [0.3]), copies)
+    optimizer = RowAdafactor([rates], [np.full(8, 0.1, np.float32)], copies, options)
+    # Ids that grow append rows.
+    table = tf.Variable(start, shape=[None, 8])
+    optimizer.build({"user": table})
+    history = row_history(9, copies * (width + 1))
+    for ids, gradient in history:
+        rows = tf.constant(
+            np.append(ids, 8 if 8 not in ids else next(i for i in range(9) if i not in ids)), tf.int32
+        )
+        values = tf.gather(table, rows)
+        padded = tf.constant(np.append(gradient, np.zeros((1, 8)), axis=0), tf.float32)
+        one = RowGradient(rows, values, optimizer.read([rows])[0], padded)
+        optimizer.update([one], tf.constant(1.0), False)
+    for copy in range(copies):
+        part = slice(copy * 4, copy * 4 + 3)
+        own = [(ids, gradient[:, part]) for ids, gradient in history]
+        expected = replay_rows(options, start[:, part], own, RATE)
+        np.testing.assert_allclose(table.numpy()[:, part], expected, rtol=1e-4, atol=1e-5)
+        linear, sums = start[:, copy * 4 + 3].astype(np.float64), np.full(9, 0.1)
+        for ids, gradient in history:
+            sums[ids] += gradient[:, copy * 4 + 3] ** 2
+            linear[ids] -= 0.3 * gradient[:, copy * 4 + 3] / np.sqrt(sums[ids])
+        np.testing.assert_allclose(table.numpy()[:, copy * 4 + 3], linear, rtol=1e-4, atol=1e-5)
+    optimizer.reset_rows(0, np.array([1, 2]), 12)
+    kept = optimizer.variables
+    assert kept["rows_moment/user"].numpy()[1:3].tolist() == [[0, 0], [0, 0]]
+    assert tf.shape(kept["rows_touched/user"])[0] == 12
+    assert set(optimizer.row_state) == {name.partition("/")[0] for name in kept if name.startswith("rows_")}
+
+
+def test_a_warm_start_takes_the_moments_of_whole_weights():
+    def made(**changed):
+        optimizer = DenseAdafactor(AdafactorOptions(**changed))
+        optimizer.build({str(i): tf.Variable(w, dtype=tf.float32) for i, w in enumerate(weights())})
+        return optimizer
+
+    def saved(optimizer):
+        arrays = {name: variable.numpy() for name, variable in optimizer.variables.items()}
+        return Saved({name: np.array(array) for name, array in arrays.items()}, SHAPES)
+
+    old = made()
+    for found in gradients(3):
+        old.update([tf.constant(g, tf.float32) for g in found], tf.constant(RATE), False)
+    new, before = saved(made()), saved(old)
+    moves = {index: (index, Whole()) for index in range(len(SHAPES))}
+    taken = made().take_over(new, old, before, moves)
+    assert set(taken.statuses.values()) == {"taken"}
+    for name in new.arrays:
+        np.testing.assert_array_equal(new.arrays[name], before.arrays[name])
+    differing = made(factored=False).take_over(saved(made(factored=False)), old, before, moves)
+    assert set(differing.statuses.values()) == {"fresh"}
+    assert differing.differing == ("factored was True, is False",)
+    # A weight that begins fresh would begin with the decay of a late step.
+    begun = saved(made())
+    partly = made().take_over(begun, old, before, {index: moves[index] for index in range(1, len(SHAPES))})
+    assert set(partly.statuses.values()) == {"fresh"}
+    assert "some weights begin fresh" in partly.why
+    assert not any(array.any() for array in begun.arrays.values())
+    assert made().cost(SHAPES).update > 0
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match=r"decay_power is 1.1; allowed: \[0.0, 1.0\]"):
+        AdafactorOptions(decay_power=1.1)
+    with pytest.raises(ValueError, match="factored is 1; allowed: True, False"):
+        AdafactorOptions(factored=1)
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    weight = tf.Variable(tf.ones([3, 4]))
+    core = AdafactorCore(AdafactorOptions(), [weight])
+    for shape in ([1, 4], [4, 3]):
+        with pytest.raises(
+            ValueError, match=r"gradient 0 is of shape .*; allowed: that of its weight, \(3, 4\)"
+        ):
+            core.update([tf.ones(shape)], 0.1)
+    assert (weight.numpy() == 1).all()

@@ -1,0 +1,431 @@
+"""Statistics of a batch beside loops over rows, whole Gauss-Newton matrices and Hessians, in float64."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.optim import statistics_of
+from ctr.optim.kfac.output_losses import LOSSES
+from ctr.optim.kfac.record import Product
+
+keras = tf.keras
+ROWS = 7
+LABELS = {
+    "mse": lambda rng: rng.normal(size=(ROWS, 3)),
+    "binary_crossentropy": lambda rng: rng.integers(0, 2, size=(ROWS, 3)).astype(np.float64),
+    "categorical_crossentropy": lambda rng: rng.integers(0, 3, size=ROWS),
+}
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    """Keras would round inputs to float32 on their way into a model."""
+    before = keras.backend.floatx()
+    keras.backend.set_floatx("float64")
+    yield
+    keras.backend.set_floatx(before)
+
+
+def smelu(z):
+    """SmeLU, whose second derivative is not zero (FF eq. 1)."""
+    return tf.where(z < -1, tf.zeros_like(z), tf.where(z < 1, (z + 1) ** 2 / 4, z))
+
+
+def make(activation="tanh", outputs=3):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.layers.Flatten(dtype="float64"),
+            keras.layers.Dense(4, activation=activation, dtype="float64", name="first"),
+            keras.layers.Dropout(0.5, dtype="float64"),
+            keras.layers.Dense(5, activation=activation, dtype="float64", name="second", use_bias=False),
+            keras.layers.Dense(outputs, dtype="float64", name="last"),
+        ]
+    )
+    model.build([None, 2, 3])
+    return model
+
+
+def batch(loss):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(ROWS, 2, 3)), LABELS[loss](rng)
+
+
+def by_weight(found):
+    """The quantities of weights and biases in the order of the model's."""
+    return [
+        quantities
+        for layer in found.values()
+        for quantities in (layer.weight, *([layer.bias] if layer.bias else []))
+    ]
+
+
+def row_gradients(model, loss, inputs, labels):
+    """[weight][N, ...] of the losses of single rows, one at a time."""
+    found = []
+    for row in range(len(inputs)):
+        with tf.GradientTape() as tape:
+            outputs = model(inputs[row : row + 1])
+            value = tf.reduce_sum(LOSSES[loss].values(tf.constant(labels[row : row + 1]), outputs))
+        found.append(tape.gradient(value, model.trainable_weights))
+    return [
+        np.stack([tf.convert_to_tensor(one).numpy() for one in weight]) for weight in zip(*found, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("loss", LABELS)
+def test_first_order_is_that_of_single_rows(loss):
+    model, (inputs, labels) = make(), batch(loss)
+    quantities = ("gradient", "individual", "norms", "second_moment", "variance")
+    found = by_weight(statistics_of(model, loss, (inputs, labels), quantities))
+    expected = row_gradients(model, loss, inputs, labels)
+    assert len(found) == len(expected) == 5
+    for one, rows in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one["individual"], rows / ROWS, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(one["gradient"], rows.mean(0), rtol=1e-12, atol=1e-15)
+        norms = np.sum((rows / ROWS) ** 2, axis=tuple(range(1, rows.ndim)))
+        np.testing.assert_allclose(one["norms"], norms, rtol=1e-12)
+        np.testing.assert_allclose(one["second_moment"], (rows**2).mean(0), rtol=1e-12, atol=1e-18)
+        np.testing.assert_allclose(one["variance"], rows.var(0), rtol=1e-9, atol=1e-15)
+
+
+def test_only_what_is_asked_for_and_of_each_query():
+    model, (inputs, labels) = make(), batch("mse")
+    groups = np.array([0, 0, 1, 2, 2, 2, 1])
+    found = by_weight(
+        statistics_of(model, "mse", (inputs, labels), ("individual", "variance"), groups=groups)
+    )
+    for one, rows in zip(found, row_gradients(model, "mse", inputs, labels), strict=True):
+        assert set(one) == {"individual", "variance"}
+        sums = np.stack([rows[groups == query].sum(0) for query in range(3)])
+        np.testing.assert_allclose(one["individual"], sums / 3, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(one["variance"], sums.var(0), rtol=1e-9, atol=1e-15)
+
+
+def test_a_ranking_loss_has_gradients_of_queries():
+    model = make(outputs=1)
+    inputs = np.random.default_rng(1).normal(size=(6, 2, 3))
+    groups, labels = np.array([0, 0, 0, 1, 1, 1]), np.array([1.0, 0, 0, 0, 1, 0])
+
+    def ranknet(labels, outputs):
+        scores = tf.reshape(outputs, [-1])
+        same = tf.constant(groups[:, None] == groups[None])
+        better = same & (labels[:, None] > labels[None])
+        pairs = tf.where(better, tf.nn.softplus(scores[None] - scores[:, None]), tf.zeros([], tf.float64))
+        return tf.math.unsorted_segment_sum(tf.reduce_sum(pairs, 1), groups, 2)
+
+    found = by_weight(statistics_of(model, ranknet, (inputs, labels), ("individual",), groups=groups))
+    for query in range(2):
+        with tf.GradientTape() as tape:
+            value = ranknet(tf.constant(labels), model(inputs))[query]
+        for one, weight in zip(found, tape.gradient(value, model.trainable_weights), strict=True):
+            np.testing.assert_allclose(one["individual"][query] * 2, weight.numpy(), rtol=1e-12, atol=1e-15)
+
+
+def jacobians(model, inputs):
+    """[weight][N, C, elements] of the outputs."""
+    with tf.GradientTape(persistent=True) as tape:
+        outputs = model(inputs)
+    return [
+        np.reshape(tape.jacobian(outputs, weight), [len(inputs), outputs.shape[1], -1])
+        for weight in model.trainable_weights
+    ]
+
+
+def output_hessians(loss, outputs, labels):
+    """[N, C, C] of each row's loss, by automatic differentiation."""
+    with tf.GradientTape() as second:
+        second.watch(outputs)
+        with tf.GradientTape() as first:
+            first.watch(outputs)
+            value = tf.reduce_sum(LOSSES[loss].values(labels, outputs))
+        gradient = first.gradient(value, outputs)
+    return second.batch_jacobian(gradient, outputs).numpy()
+
+
+@pytest.mark.parametrize("loss", LABELS)
+def test_the_diagonal_of_the_gauss_newton_matrix(loss):
+    model, (inputs, labels) = make(), batch(loss)
+    found = by_weight(statistics_of(model, loss, (inputs, labels), ("ggn",)))
+    outer = output_hessians(loss, model(inputs), tf.constant(labels))
+    root = LOSSES[loss].hessian_root(model(inputs)).numpy()
+    np.testing.assert_allclose(np.einsum("nck,ndk->ncd", root, root), outer, rtol=1e-12, atol=1e-14)
+    for one, jacobian in zip(found, jacobians(model, inputs), strict=True):
+        expected = np.einsum("nce,ncd,nde->e", jacobian, outer, jacobian) / ROWS
+        np.testing.assert_allclose(one["ggn"].ravel(), expected, rtol=1e-11, atol=1e-15)
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("activation", ["tanh", "relu", smelu])
+def test_the_diagonal_of_the_hessian_has_its_residual_terms(activation):
+    model, (inputs, labels) = make(activation), batch("categorical_crossentropy")
+    found = by_weight(statistics_of(model, "categorical_crossentropy", (inputs, labels), ("hessian", "ggn")))
+    for one, weight in zip(found, model.trainable_weights, strict=True):
+        with tf.GradientTape() as second:
+            with tf.GradientTape() as first:
+                value = tf.reduce_mean(
+                    LOSSES["categorical_crossentropy"].values(tf.constant(labels), model(inputs))
+                )
+            gradient = first.gradient(value, weight)
+        hessian = np.reshape(second.jacobian(gradient, weight), [gradient.numpy().size, -1])
+        np.testing.assert_allclose(one["hessian"].ravel(), np.diag(hessian), rtol=1e-10, atol=1e-14)
+    first = found[0]
+    # Piecewise linear networks have no residual terms.
+    assert (np.abs(first["hessian"] - first["ggn"]).max() < 1e-12) == (activation == "relu")
+
+
+def test_kronecker_factors_are_the_averages_of_their_definitions():
+    loss = "categorical_crossentropy"
+    model, (inputs, labels) = make(), batch(loss)
+    found = statistics_of(model, loss, (inputs, labels), ("kflr", "kfra", "kfac"), samples=2)
+    outer = output_hessians(loss, model(inputs), tf.constant(labels))
+    assert [set(layer.factors) for layer in found.values()] == [{"kflr", "kfra", "kfac"}] * 3
+    # Of the last layer B is the mean Hessian by the outputs, whichever the rule.
+    for rule in ("kflr", "kfra"):
+        np.testing.assert_allclose(found["last"].factors[rule].outputs, outer.mean(0), rtol=1e-12)
+    kernel, last = (layer.kernel.numpy() for layer in model.layers if layer.name in ("second", "last"))
+    flat = inputs.reshape(ROWS, -1)
+    first = np.tanh(flat @ model.layers[1].kernel.numpy() + model.layers[1].bias.numpy())
+    second = np.tanh(first @ kernel)
+    slopes = 1 - second**2
+    sent = [
+        (last @ matrix @ last.T) * np.outer(slope, slope) for matrix, slope in zip(outer, slopes, strict=True)
+    ]
+    np.testing.assert_allclose(found["second"].factors["kflr"].outputs, np.mean(sent, 0), rtol=1e-11)
+    np.testing.assert_allclose(found["second"].factors["kflr"].inputs, first.T @ first / ROWS, rtol=1e-12)
+    averaged = (last @ outer.mean(0) @ last.T) * (slopes.T @ slopes / ROWS)
+    np.testing.assert_allclose(found["second"].factors["kfra"].outputs, averaged, rtol=1e-11)
+
+
+def test_an_activation_may_be_a_layer_of_its_own():
+    found = []
+    for parts in ([("tanh",)], [(None,), "tanh"], [(None,), "relu"], [(lambda z: tf.nn.softmax(z),)]):
+        keras.utils.set_random_seed(3)
+        first = [
+            keras.layers.Activation(part, dtype="float64")
+            if isinstance(part, str)
+            else keras.layers.Dense(4, activation=part[0], dtype="float64", name="first")
+            for part in parts
+        ]
+        model = keras.Sequential([*first, keras.layers.Dense(3, dtype="float64", name="last")])
+        model.build([None, 6])
+        inputs, labels = batch("mse")
+        data = inputs.reshape(ROWS, -1), labels
+        if parts[0][0] is not None and parts[0][0] != "tanh":
+            with pytest.raises(ValueError, match="nothing but element-wise functions follows first"):
+                statistics_of(model, "mse", data, ("kfra",))
+            continue
+        found.append(statistics_of(model, "mse", data, ("kfra",))["first"].factors["kfra"].outputs)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-13)
+    assert np.abs(found[2] - found[1]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss"),
+    [
+        ("sigmoid", "binary_crossentropy"),
+        ("softmax", "categorical_crossentropy"),
+        (None, "binary_crossentropy"),
+    ],
+)
+def test_probabilities_are_not_read_as_logits(activation, loss):
+    layers = [keras.layers.Dense(3, activation=activation)]
+    if activation is None:
+        layers.append(keras.layers.Activation("sigmoid"))
+    model = keras.Sequential(layers)
+    model.build([None, 6])
+    data = np.ones((ROWS, 6)), LABELS[loss](np.random.default_rng(0))
+    with pytest.raises(ValueError, match=f"has the activation .*, and {loss} takes logits"):
+        statistics_of(model, loss, data)
+    statistics_of(model, "mse", (data[0], np.ones((ROWS, 3))))
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("loss", LABELS)
+def test_drawn_gradients_agree_with_the_exact_ones_within_their_interval(loss):
+    model, data = make(), batch(loss)
+    exact = by_weight(statistics_of(model, loss, data, ("ggn",)))
+    drawn = [by_weight(statistics_of(model, loss, data, ("ggn_mc",), samples=60, seed=s)) for s in range(12)]
+    for number, one in enumerate(exact):
+        runs = np.stack([found[number]["ggn_mc"] for found in drawn])
+        error = runs.std(0, ddof=1) / np.sqrt(len(runs))
+        # Of a few dozen numbers none is beyond six standard errors.
+        assert (np.abs(runs.mean(0) - one["ggn"]) < 6 * error + 1e-12).all()
+    again = by_weight(statistics_of(model, loss, data, ("ggn_mc",), samples=60, seed=0))
+    np.testing.assert_array_equal(again[0]["ggn_mc"], drawn[0][0]["ggn_mc"])
+
+
+class TwoCrosses:
+    """A model of one's own: crosses, whose products are not in sequence."""
+
+    def __init__(self):
+        rng = np.random.default_rng(2)
+        self.weights = [tf.Variable(rng.normal(size=shape)) for shape in ((4, 2), (2, 4), (4, 1))]
+
+    def record(self, inputs):
+        inputs = tf.convert_to_tensor(inputs)
+        low = inputs @ self.weights[0]
+        high = low @ self.weights[1]
+        crossed = inputs * high + inputs
+        outputs = crossed @ self.weights[2]
+        pairs = (("u", inputs, low), ("v", low, high), ("head", crossed, outputs))
+        return outputs, [Product((name,), before, after, False) for name, before, after in pairs]
+
+
+def test_a_model_that_records_its_products():
+    model, rng = TwoCrosses(), np.random.default_rng(0)
+    inputs, labels = rng.normal(size=(ROWS, 4)), rng.integers(0, 2, ROWS)
+    found = statistics_of(model, "binary_crossentropy", (inputs, labels), ("individual", "hessian"))
+    assert list(found) == ["u", "v", "head"]
+    for number, one in enumerate(found.values()):
+        for row in range(ROWS):
+            with tf.GradientTape() as tape:
+                outputs = model.record(inputs[row : row + 1])[0]
+                value = tf.reduce_sum(
+                    LOSSES["binary_crossentropy"].values(tf.constant(labels[row : row + 1]), outputs)
+                )
+            expected = tape.gradient(value, model.weights[number]).numpy() / ROWS
+            np.testing.assert_allclose(one.weight["individual"][row], expected, rtol=1e-12, atol=1e-15)
+        weight = model.weights[number]
+        with tf.GradientTape() as second:
+            with tf.GradientTape() as first:
+                value = tf.reduce_mean(
+                    LOSSES["binary_crossentropy"].values(tf.constant(labels), model.record(inputs)[0])
+                )
+            gradient = first.gradient(value, weight)
+        hessian = np.reshape(second.jacobian(gradient, weight), [gradient.numpy().size, -1])
+        np.testing.assert_allclose(one.weight["hessian"].ravel(), np.diag(hessian), rtol=1e-10, atol=1e-14)
+
+
+def test_what_is_not_defined_is_refused():
+    model, data = make(), batch("mse")
+    for given, words in (
+        ((model, "hinge", data), "loss is 'hinge'; allowed: mse, "),
+        ((model, "mse", data, ("trace",)), "'trace' is no quantity; allowed: gradient, "),
+        ((model, lambda y, z: z[:, 0], data, ("ggn",)), "ggn requires a loss by name"),
+        ((object(), "mse", data), "object reports no products"),
+        ((keras.Sequential([keras.layers.BatchNormalization()]), "mse", data), "BatchNormalization"),
+    ):
+        if isinstance(given[0], keras.Sequential) and not given[0].built:
+            given[0].build([None, 2, 3])
+        with pytest.raises(ValueError, match=words):
+            statistics_of(*given)
+    with pytest.raises(ValueError, match="ggn is not defined for groups"):
+        statistics_of(model, "mse", data, ("ggn",), groups=np.zeros(ROWS, int))
+    data = np.random.default_rng(0).normal(size=(3, 4)), np.ones(3)
+    with pytest.raises(
+        ValueError, match="kfra requires that nothing but element-wise functions follows head"
+    ):
+        statistics_of(TwoCrosses(), "binary_crossentropy", data, ("kfra",))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_loss_that_is_reduced_or_does_not_depend_on_the_outputs_is_refused():
+    model, (inputs, labels) = make(), batch("mse")
+
+    def of_rows(labels, outputs):
+        return tf.reduce_mean(tf.square(outputs - labels), axis=1)
+
+    found = statistics_of(model, of_rows, (inputs, labels), ["gradient"])
+    expected = statistics_of(model, "mse", (inputs, labels), ["gradient"])
+    for one, other in zip(by_weight(found), by_weight(expected), strict=True):
+        np.testing.assert_allclose(one["gradient"], other["gradient"], rtol=1e-12, atol=1e-14)
+    for loss, message in (
+        (keras.losses.MeanSquaredError(), r"returned the shape \[\]; allowed: the loss of each row, \[7\]"),
+        (lambda labels, outputs: tf.square(outputs - labels), r"returned the shape \[7, 3\]"),
+        (
+            lambda labels, outputs: tf.constant(np.square(outputs.numpy())[:, 0]),
+            "does not depend on the outputs",
+        ),
+        (None, "loss is None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            statistics_of(model, loss, (inputs, labels), ["gradient"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "message"),
+    [
+        ("mse", np.zeros((3, 7)), r"labels are of shape \(3, 7\).*of shape \[7, 3\]"),
+        ("mse", np.zeros(21), r"labels are of shape \(21,\)"),
+        ("binary_crossentropy", np.zeros((1, 3)), r"labels are of shape \(1, 3\)"),
+        ("categorical_crossentropy", np.arange(7), r"labels are in 0..6; allowed for \w+: 0..2"),
+        ("categorical_crossentropy", np.full((7, 3), 9.0), r"labels are in 9..9; allowed for \w+: 0..1"),
+        ("categorical_crossentropy", np.eye(3)[[0, 1, 2, 0, 1, 2, 0]] / 2, "of row 0 add up to 0.5; allowed"),
+        ("binary_crossentropy", np.full((7, 3), 5.0), r"labels are in 5..5; allowed for \w+: 0..1"),
+        (
+            "categorical_crossentropy",
+            np.zeros(6, np.int64),
+            r"allowed for categorical_crossentropy: .*\[7\] or \[7, 1\]",
+        ),
+        ("categorical_crossentropy", np.full(7, "a"), "labels are of shape"),
+    ],
+)
+def test_labels_of_another_shape_or_class_are_refused(loss, labels, message):
+    with pytest.raises(ValueError, match=message):
+        statistics_of(make(), loss, (batch("mse")[0], labels), ["gradient"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": np.arange(6)}, r"groups is of shape \[6\]"),
+        ({"groups": [0, 0, 1, 1, 2, 2, -1]}, "whole number from 0 up"),
+        ({"groups": [0, 0, 1, 1, 3, 3, 3]}, "leaves out numbers"),
+        ({"samples": 0}, "samples is 0"),
+        ({"quantities": "gradient"}, "allowed: a list of names"),
+        ({"batch": (np.zeros((0, 2, 3)), np.zeros((0, 3)))}, "the batch has no rows"),
+        (
+            {"batch": (np.zeros((7, 5)), np.zeros((7, 3)))},
+            r"the layer first has inputs of shape \(7, 5\).*\[rows, 6\]",
+        ),
+        ({"batch": np.zeros((7, 2, 3))}, "allowed: inputs and labels"),
+    ],
+)
+def test_other_arguments_that_are_refused(changes, message):
+    given = {"batch": batch("mse"), "quantities": ["gradient"], **changes}
+    with pytest.raises(ValueError, match=message):
+        statistics_of(make(), "mse", given.pop("batch"), **given)
+
+
+def test_a_layer_of_ones_own_that_is_called_dense_is_no_dense_layer():
+    class Dense(keras.layers.Dense):
+        def call(self, inputs):
+            return super().call(inputs) ** 2
+
+    model = keras.Sequential([Dense(2), keras.layers.Dense(1)])
+    model.build([None, 3])
+    with pytest.raises(ValueError, match="has trainable weights whose gradients"):
+        statistics_of(model, "mse", (np.zeros((2, 3)), np.zeros((2, 1))), ["gradient"])
+
+
+def test_the_activation_softmax_is_known_by_either_name():
+    model = keras.Sequential([keras.layers.Dense(3, activation=tf.nn.softmax)])
+    model.build([None, 2])
+    with pytest.raises(ValueError, match="takes logits"):
+        statistics_of(
+            model, "categorical_crossentropy", (np.zeros((2, 2)), np.zeros(2, np.int64)), ["gradient"]
+        )
+
+
+def test_the_variance_of_rows_that_are_nearly_the_same():
+    """In float32 a difference of squares would leave rounding alone, and less than nothing."""
+    keras.backend.set_floatx("float32")
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.build([None, 3])
+    rng = np.random.default_rng(5)
+    inputs = (100 + 1e-3 * rng.normal(size=(50, 3))).astype(np.float32)
+    labels = np.zeros((50, 2), np.float32)
+    found = next(iter(statistics_of(model, "mse", (inputs, labels), ["variance"]).values())).weight[
+        "variance"
+    ]
+    kernel, bias = (weight.numpy().astype(np.float64) for weight in model.trainable_weights)
+    outputs = inputs.astype(np.float64) @ kernel + bias
+    each = np.einsum("ni,nj->nij", inputs.astype(np.float64), outputs)
+    np.testing.assert_allclose(found, each.var(axis=0), rtol=1e-2)
+    assert found.dtype == np.float32
+    same = np.repeat(inputs[:1], 50, axis=0)
+    (again,) = statistics_of(model, "mse", (same, labels), ["variance"]).values()
+    assert (again.weight["variance"] >= 0).all() and again.weight["variance"].max() < 1e-4

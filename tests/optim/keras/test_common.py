@@ -1,0 +1,55 @@
+"""Which variables are tables by their names."""
+
+import re
+
+import pytest
+
+from ctr.optim.keras.common import TABLES
+
+
+@pytest.mark.parametrize(
+    ("name", "is_table"),
+    [
+        ("words/embeddings", True),
+        ("model/words/embeddings:0", True),
+        ("embeddings:0", True),
+        ("user/embedding:0", True),
+        ("dense_features/ids_embedding/embedding_weights:0", True),
+        ("tpu_embedding/users:0", True),
+        ("model/tpu_embedding_1/table_0", True),
+        ("words_embeddings:0", False),
+        ("embedding/kernel:0", False),
+        ("embedding_1/dense/kernel", False),
+        ("tpu_embedding/users/scale", False),
+        ("my_tpu_embedding/kernel", False),
+        ("tpu_embedding", False),
+        ("dense/kernel", False),
+    ],
+)
+def test_names_of_tables(name, is_table):
+    assert bool(re.search(TABLES, name)) == is_table
+
+
+def test_the_tables_of_tpu_embedding_and_of_feature_columns_learn_by_rows():
+    import tensorflow as tf
+    import tensorflow_recommenders as tfrs
+
+    from ctr.optim.keras.keras2 import Adafactor, Shampoo
+
+    embedding, columns = tf.tpu.experimental.embedding, tf.feature_column
+    tables = {"user": embedding.TableConfig(20, 4, name="users"), "item": embedding.TableConfig(30, 3)}
+    layer = tfrs.layers.embedding.TPUEmbedding(
+        {name: embedding.FeatureConfig(table=table) for name, table in tables.items()}, optimizer="adagrad"
+    )
+    layer({"user": tf.constant([1]), "item": tf.constant([2])})
+    column = columns.embedding_column(columns.categorical_column_with_identity("ids", 10), 4)
+    features = tf.keras.layers.DenseFeatures([column])
+    features({"ids": tf.constant([[1]])})
+    dense = tf.keras.layers.Dense(5, name="embedding")
+    dense.build([None, 6])
+    variables = [*layer.trainable_variables, *features.trainable_variables, dense.kernel]
+    for make in (Shampoo, Adafactor):
+        optimizer = make()
+        optimizer.build(variables)
+        core = optimizer.core
+        assert tuple(core.layout.tables if make is Shampoo else core.tables) == (0, 1, 2)

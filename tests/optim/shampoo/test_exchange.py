@@ -1,0 +1,267 @@
+"""When roots are sent for and come into use, on the host and on the device; and that no fault ends a run."""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import shampoo_reference as reference
+from ctr.optim.shampoo.exchange import due
+from ctr.optim.shampoo.host import HostPipeline
+from ctr.optim.shampoo.roots import RootError, inverse_root
+from ctr.optim.shampoo.state import STATUS
+
+RATE = 0.125
+SHAPES = [(5, 4), (4, 4)]
+
+
+def make(solve=inverse_root, patience=60.0, workers=2, dtype=tf.float64, shapes=SHAPES, **changed):
+    """A core of one block a tensor with a solver of its own."""
+    options = reference.options(block_size=8, **changed)
+    core = reference.make_core(options, reference.initial(shapes), dtype)
+    core.host = HostPipeline(core.layout.factors, options, workers, patience, solve)
+    return core
+
+
+def status(core, name):
+    return core.state.status.numpy()[STATUS.index(name)]
+
+
+def steps_of_roots(core, history, **rest):
+    """After each step, of which step's statistics the first root is; 0: none yet."""
+    found = []
+    for gradients in history:
+        reference.train(core, [gradients], RATE, **rest)
+        found.append(int(status(core, "root_step")[0]) if status(core, "certified")[0] else 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        # Exchanges at 3, 7, 11, 15: the first waits for itself, that of 7 comes in at 11.
+        ({"precondition_frequency": 4}, [0, 0, *[3] * 8, *[7] * 4, *[11] * 2]),
+        ({"precondition_frequency": 4, "asynchronous": False}, [0, 0, *[3] * 4, *[7] * 4, *[11] * 4, 15, 15]),
+        ({"start_preconditioning_step": 0, "precondition_frequency": 5}, [*[1] * 10, *[6] * 5, 11]),
+        ({"start_preconditioning_step": 16}, [*[0] * 15, 16]),
+        ({"start_preconditioning_step": 17}, [0] * 16),
+        # Half of the steps so far until that is 4: at 2, 3, 4, 6, 9, 13; those before 8 wait for themselves.
+        (
+            {"start_preconditioning_step": 2, "precondition_frequency": 4, "early_growth": 0.5},
+            [0, 2, 3, 4, 4, 6, 6, 6, 6, 6, 6, 6, 9, 9, 9, 9],
+        ),
+        # Statistics of steps 5, 10, 15 only: until then there is nothing to root.
+        ({"precondition_frequency": 4, "statistics_frequency": 5}, [0, 0, *[3] * 8, *[7] * 4, *[11] * 2]),
+    ],
+)
+def test_exchanges_and_what_is_in_use_by_step(changed, expected):
+    assert steps_of_roots(make(**changed), reference.drifting(SHAPES, 16)) == expected
+
+
+def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
+    core = make(precondition_frequency=4)
+    history = reference.drifting(SHAPES, 9)
+    for gradients in history:
+        core.update([tf.constant(g) for g in gradients], RATE, roots="between_steps")
+    assert due(core.options, core.layout, core.state)
+    core.exchange()
+    assert not due(core.options, core.layout, core.state)
+    assert status(core, "root_step").tolist() == [9] * 4
+
+
+def test_roots_every_k_steps_are_those_of_every_kth_step_alone():
+    # Statistics are the same sums; only roots of steps 2, 5, 8, ... are ever in use.
+    history = reference.drifting(SHAPES, 14)
+    calls = []
+
+    def solve(matrix, *arguments, **keywords):
+        calls.append(matrix)
+        return inverse_root(matrix, *arguments, **keywords)
+
+    core = make(solve, workers=1, asynchronous=False, start_preconditioning_step=2, precondition_frequency=3)
+    reference.train(core, history, RATE)
+    taken = [matrix for matrix in calls if len(matrix) == 5]
+    assert len(taken) == 5
+    for step, matrix in zip((2, 5, 8, 11, 14), taken, strict=True):
+        expected = sum(h[0] @ h[0].T for h in history[:step])
+        np.testing.assert_allclose(matrix, expected, rtol=1e-10, atol=1e-12)
+
+
+class Faults:
+    """A solver whose roots of size 5, one an exchange, have faults in a given order, and none after that."""
+
+    def __init__(self, *faults):
+        self.faults = list(faults)
+
+    def __call__(self, matrix, *arguments, **keywords):
+        fault = self.faults.pop(0) if len(matrix) == 5 and self.faults else None
+        if fault is not None:
+            raise fault
+        return inverse_root(matrix, *arguments, **keywords)
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, caplog):
+    history = reference.drifting(SHAPES, 23)
+    failed, gone = RootError("not today"), SystemExit("gone")
+    core = make(Faults(None, failed, failed, gone), precondition_frequency=4)
+    step = tf.function(core.update) if compiled else core.update
+
+    def train(begin, end):
+        for gradients in history[begin:end]:
+            step([tf.constant(g) for g in gradients], tf.constant(RATE))
+        reported = core.report()
+        return reported["refreshed"], reported["failed"], reported["lost"], int(status(core, "root_step")[0])
+
+    # Exchanges at 3, 7, 11, ...: those sent at 7 and 11 fail, that of 15 is lost, that of 19 comes at 23.
+    assert train(0, 10) == (4, 0, 0, 3)
+    before = core.state.roots[0].numpy()
+    with caplog.at_level(logging.WARNING):
+        assert train(10, 11) == (7, 1, 0, 3)
+    assert "not today; the previous root is kept" in caplog.text and "from step 7" in caplog.text
+    np.testing.assert_array_equal(core.state.roots[0], before)
+    assert train(11, 15) == (10, 2, 0, 3)
+    assert train(15, 19) == (13, 2, 1, 3)
+    assert "gone; the previous root is kept" in caplog.text
+    assert status(core, "root_step").tolist() == [3, 15, 15, 15]
+    np.testing.assert_array_equal(core.state.roots[0], before)
+    assert train(19, 23) == (17, 2, 1, 19)
+    assert core.report()["layers_ready"] == 2 and np.isfinite(core.weights[0]).all()
+
+
+def test_a_step_without_its_new_root_is_that_of_the_old_root():
+    faults = [RootError("no")] * 8
+    # With both sides of size 5 all of a layer's new roots fail.
+    shapes = [(5, 5)]
+    history = reference.drifting(shapes, 12)
+    core = make(Faults(None, None, *faults), precondition_frequency=4, shapes=shapes)
+    frozen = make(precondition_frequency=1000, shapes=shapes)
+    one, other = reference.train(core, history, RATE), reference.train(frozen, history, RATE)
+    for weights, others in zip(one, other, strict=True):
+        np.testing.assert_array_equal(weights[0], others[0])
+    assert core.report()["failed"] == 2
+
+
+def test_a_worker_that_hangs_costs_its_patience_and_no_more(caplog):
+    release, calls = threading.Event(), []
+
+    def solve(matrix, *arguments, **keywords):
+        calls.append(None)
+        # The first round has four; of the second both workers hang, and two roots are never begun.
+        if 4 < len(calls) < 7:
+            release.wait(60)
+        return inverse_root(matrix, *arguments, **keywords)
+
+    core = make(solve, precondition_frequency=4)
+    history = reference.drifting(SHAPES, 15)
+    try:
+        reference.train(core, history[:10], RATE)
+        core.host.patience = 0.1
+        reference.train(core, history[10:11], RATE)
+        core.host.patience = 60.0
+        assert core.report()["lost"] == 4 and "no worker delivered it" in caplog.text
+        reference.train(core, history[11:], RATE)
+        assert status(core, "root_step").tolist() == [11] * 4
+    finally:
+        release.set()
+
+
+def test_statistics_that_became_infinite_leave_the_last_root_and_other_layers_alone():
+    core = make(precondition_frequency=2)
+    history = reference.drifting(SHAPES, 14)
+    reference.train(core, history[:8], RATE)
+    core.state.totals[0][0, 2].assign(np.inf)
+    # What was sent at 7 is in flight and good.
+    reference.train(core, history[8:9], RATE)
+    before = core.state.roots[0].numpy()
+    reference.train(core, history[9:], RATE)
+    reported = core.report()
+    assert reported["failed"] == 2 and reported["layers_ready"] == 2
+    np.testing.assert_array_equal(core.state.roots[0], before)
+    assert status(core, "root_step").tolist() == [7, 11, 11, 11]
+    assert all(np.isfinite(weight).all() for weight in core.weights)
+
+
+def test_drift_is_skipped_while_small_and_refreshed_once_it_has_added_up():
+    # Sums of equal increments: at n the drift since k is (n - k) / n. Bound 1/4, exchanges at 3, 4, 5, ...:
+    # 4 - 3 is 1/4 of 4 and kept, 5 - 3 is more; 6 - 5 is kept, 7 - 5 is more; 9 - 7 is kept, 10 - 7 is more.
+    core = make(asynchronous=False, precondition_frequency=1, drift_bound=0.2500001, shapes=[(4, 3)])
+    gradient = reference.drifting([(4, 3)], 1)[0]
+    assert steps_of_roots(core, [gradient] * 14) == [0, 0, 3, 3, 5, 5, 7, 7, 7, 10, 10, 10, 10, 14]
+    reported = core.report()
+    assert reported["refreshed"] == 2 * 5 and reported["skipped"] == 2 * 7
+    always = make(asynchronous=False, precondition_frequency=1, drift_bound=0.0, shapes=[(4, 3)])
+    assert steps_of_roots(always, [gradient] * 6) == [0, 0, 3, 4, 5, 6]
+
+
+# On the device.
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize(("jit", "dtype"), [(False, tf.float64), (True, tf.float32)])
+def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
+    history = reference.drifting(SHAPES, 8, condition=30)
+    changed = {"precondition_frequency": 3, "beta2": 0.9, "dtype": dtype}
+    device, host = make(**changed), make(asynchronous=False, **changed)
+    step = tf.function(
+        lambda gradients: device.update(gradients, tf.constant(RATE), roots="device"), jit_compile=jit
+    )
+    for gradients in history:
+        step([tf.constant(g, dtype) for g in gradients])
+    reference.train(host, history, RATE)
+    for root, expected in zip(device.state.roots, host.state.roots, strict=True):
+        np.testing.assert_allclose(root, expected, atol=1e-5 * np.abs(expected).max())
+    for weight, expected in zip(device.weights, host.weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5)
+    reported = device.report()
+    assert (
+        reported["device"] == reported["refreshed"] == 8
+        and reported["failed"] == 0
+        and reported["layers_ready"] == 2
+    )
+    assert status(device, "root_step").tolist() == [6] * 4
+    assert 0 < reported["residual_max"] < 1e-6
+
+
+def test_the_device_refuses_roots_without_whole_order_and_says_what_to_do():
+    core = make(exponent_multiplier=1.82)
+    gradients = [tf.zeros(shape, tf.float64) for shape in SHAPES]
+    with pytest.raises(ValueError, match=r"exponent_multiplier 1\.82 .*order 2\.1978.*ShampooCallback"):
+        core.update(gradients, RATE, roots="device")
+    shares = make(left_share=0.3)
+    with pytest.raises(
+        ValueError, match=r"^left_share 0\.3 requires roots of order 6\.66667.*ShampooCallback"
+    ):
+        shares.update(gradients, RATE, roots="device")
+    for changed in ({"exponent_override": 49}, {"exponent_multiplier": 0.6, "exponent_override": 3}):
+        make(**changed).update(gradients, RATE, roots="device")
+
+
+def test_an_uncertified_root_of_the_device_leaves_the_previous_one():
+    core = make(precondition_frequency=2, start_preconditioning_step=2)
+    history = reference.drifting(SHAPES, 4)
+    nothing = [np.zeros(SHAPES[0]), None]
+
+    def step(gradients):
+        values = zip(gradients, (w.dtype for w in core.weights), strict=True)
+        core.update([g if g is None else tf.constant(g, d) for g, d in values], RATE, roots="device")
+
+    # No statistics yet is no fault.
+    step([nothing[0], history[0][1]])
+    step([nothing[0], history[1][1]])
+    assert core.report()["failed"] == 0 and core.report()["layers_ready"] == 1
+    step(history[2])
+    step(history[3])
+    assert core.report()["layers_ready"] == 2
+    before = core.state.roots[0].numpy()
+    # Negative: not what a sum of squares can be, and nothing that damping lifts.
+    core.state.totals[0].assign(-3 * core.state.totals[0])
+    step(history[2])
+    step(history[3])
+    reported = core.report()
+    assert reported["failed"] == 1 and reported["layers_ready"] == 2
+    assert status(core, "root_step").tolist() == [4, 6, 6, 6]
+    np.testing.assert_array_equal(core.state.roots[0], before)

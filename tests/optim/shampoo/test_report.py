@@ -1,0 +1,151 @@
+"""What is reported of an optimizer: figures worked by hand, bytes that are those of its variables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import shampoo_reference as reference
+from ctr.optim.shampoo.state import COUNTERS, STATUS
+
+
+def test_a_report_by_hand():
+    # Layers: [5, 3] in two blocks, a vector, [4, 4], and a table.
+    core = reference.make_core(
+        reference.options(sparse="one_sided"),
+        [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))],
+        tables=[3],
+    )
+    assert core.layout.owners.tolist() == [0, 0, 0, 0, 2, 2, 3]
+    empty = core.report()
+    assert empty == dict.fromkeys(COUNTERS, 0) | {
+        "layers": 3,
+        "layers_ready": 0,
+        "staleness_max": 0,
+        "staleness_mean": 0.0,
+        "residual_max": 0.0,
+    }
+    core.state.step.assign(100)
+    core.state.counters.assign(range(1, len(COUNTERS) + 1))
+    rows = dict(zip(STATUS, np.zeros((len(STATUS), 7)), strict=True))
+    rows["certified"][:] = [1, 1, 1, 0, 1, 1, 1]
+    rows["root_step"][:] = [90, 80, 90, 0, 60, 100, 90]
+    # What is not in use does not count.
+    rows["residual"][:] = [1e-9, 2e-3, 1e-9, 0.5, 1e-9, 3e-3, 0]
+    core.state.status.assign(np.stack(list(rows.values())))
+    assert core.report() == dict(zip(COUNTERS, range(1, len(COUNTERS) + 1), strict=True)) | {
+        "layers": 3,
+        "layers_ready": 2,
+        "staleness_max": 40,
+        "staleness_mean": (10 + 20 + 10 + 40 + 0 + 10) / 6,
+        "residual_max": 3e-3,
+    }
+
+
+def test_staleness_of_a_run_by_hand():
+    core = reference.make_core(reference.options(precondition_frequency=4), [np.zeros((4, 3))])
+    history = reference.drifting([(4, 3)], 12)
+    found = []
+    for gradients in history:
+        reference.train(core, [gradients], 0.1)
+        found.append(core.report()["staleness_max"])
+    # Exchanges at 3, 7, 11: that of 3 brings its own, that of 11 those of 7.
+    assert found == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5]
+    timing = core.timing()
+    assert timing["seconds_waited"] > 0 and timing["seconds_computing"] > 0
+
+
+def rows_of(text):
+    """Cells of each line by tensor."""
+    return {
+        line.split("  ")[0]: [c.strip() for c in line.split("  ") if c.strip()] for line in text.split("\n")
+    }
+
+
+def size(cell):
+    number, unit = cell.split()
+    return float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"momentum": 0.9, "beta1": 0.5, "sparse": "one_sided"},
+        {"grafting": "sgd", "sparse": "adagrad_row", "momentum": 0.9},
+        {"start_preconditioning_step": None},
+    ],
+)
+def test_bytes_are_those_of_the_variables(changed, dtype):
+    shapes = [(11, 7), (5,), (3, 4, 2), (9, 4), ()]
+    core = reference.make_core(reference.options(**changed), [np.zeros(s) for s in shapes], dtype, tables=[3])
+    real = {"statistics": 0, "roots": 0, "first-order": 0}
+    for name, variable in core.state.variables.items():
+        kind = name.rpartition("/")[2]
+        column = {"window": "statistics", "total": "statistics", "root": "roots"}.get(kind, "first-order")
+        if "/" in name:
+            real[column] += variable.numpy().nbytes
+    total = rows_of(core.describe(list("abcde")))["total"]
+    for cell, (column, expected) in zip(total[1:4], real.items(), strict=True):
+        # A tenth of a KiB is as much as is reported.
+        assert size(cell) == pytest.approx(expected, abs=0.05 * 1024 * (expected >= 1024)), column
+    assert (real["statistics"] == 0) == (changed.get("start_preconditioning_step", 3) is None)
+
+
+def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
+    options = reference.options(
+        block_size=256, max_dimension=600, sparse="one_sided", momentum=0.9, statistics_frequency=4
+    )
+    shapes = {
+        "kernel": (416, 1024),
+        "deep": (300, 200),
+        "wide": (2000, 16),
+        "filter": (3, 3, 8, 16),
+        "bias": (64,),
+        "scale": (),
+        "ids": (1000, 8),
+    }
+    weights = [np.zeros(shape, np.float32) for shape in shapes.values()]
+    core = reference.make_core(options, weights, tf.float32, tables=[6])
+    rows = rows_of(core.describe(list(shapes)))
+    assert rows["tensor"] == [
+        "tensor",
+        "shape",
+        "treatment",
+        "statistics",
+        "roots",
+        "first-order",
+        "Mflop/step",
+    ]
+    assert rows["kernel"][1:3] == ["416x1024", "Shampoo along 0, 2 blocks of 208x1024, exponent -0.5"]
+    assert rows["deep"][1:3] == ["300x200", "Shampoo, 2 blocks of 150x200, exponent -0.25"]
+    assert rows["wide"][1:3] == ["2000x16", "Shampoo along 1, 1 block of 2000x16, exponent -0.5"]
+    assert rows["filter"][1:3] == ["3x3x8x16", "Shampoo, 1 block of 3x3x8x16, exponent -0.125"]
+    assert rows["bias"][1:] == ["64", "adagrad", "0 B", "0 B", "512 B", "-"]
+    assert rows["scale"][1:] == ["scalar", "adagrad", "0 B", "0 B", "8 B", "-"]
+    assert rows["ids"][1:3] == ["1000x8", "rows: right side, exponent -0.5; AdaGrad's step"]
+    # Two blocks, sides of 150 and 200: triangles of window and total are 12 bytes an element, roots 4; AdaGrad and
+    # momentum.
+    triangles, roots = 150 * 151 + 200 * 201, 2 * (150**2 + 200**2)
+    assert rows["deep"][3] == f"{triangles * 12 / 2**10:.1f} KiB"
+    assert rows["deep"][4] == f"{roots * 4 / 2**10:.1f} KiB"
+    assert rows["deep"][5] == f"{300 * 200 * 8 / 2**10:.1f} KiB"
+    # Each side multiplies once a step, and once more every fourth for its statistics.
+    assert rows["deep"][6] == f"{2 * 300 * 200 * (150 + 200) * 1.25 / 1e6:.1f}"
+    assert rows["ids"][5] == f"{1000 * 8 * 4 / 2**10:.1f} KiB"
+
+
+@pytest.mark.parametrize(
+    ("sparse", "treatment"),
+    [("adagrad", "rows: AdaGrad, one sum per element"), ("adagrad_row", "rows: AdaGrad, one sum per row")],
+)
+def test_tables_without_roots_are_described_too(sparse, treatment):
+    core = reference.make_core(reference.options(sparse=sparse), [np.zeros((5, 3))], tf.float32, tables=[0])
+    row = rows_of(core.describe(["ids"]))["ids"]
+    assert row[1:] == ["5x3", treatment, "0 B", "0 B", "60 B" if sparse == "adagrad" else "20 B", "-"]
+
+
+def test_names_are_those_of_the_variables_unless_given():
+    weights = [tf.Variable(tf.zeros([2, 2]), name="dense/kernel")]
+    core = type(reference.make_core(reference.options(), []))(reference.options(), weights)
+    assert "dense/kernel" in rows_of(core.describe())

@@ -1,0 +1,437 @@
+"""Certified inverse roots against 50-digit arithmetic, known spectra, plain eigh, and faults."""
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.optim.shampoo import roots
+from ctr.optim.shampoo.roots import (
+    NEGATIVE,
+    TOLERANCE,
+    RootError,
+    decomposition_residual,
+    inverse_root,
+    is_positive_definite,
+    root_residual,
+)
+
+EXPONENTS = (1 / 2, 1 / 4, 1 / 6, 1 / 8, 1.82 / 4)
+ROUNDING = 1e-13
+
+
+def orthogonal(size, seed=0):
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
+
+
+def spectrum(kind, size, condition):
+    """Eigenvalues, largest 1. "deficient" has zeros, which only damping lifts."""
+    return {
+        "even": np.geomspace(1, 1 / condition, size),
+        "one huge": np.r_[1.0, np.linspace(3, 1, size - 1) / condition],
+        "clustered": np.repeat([1.0, 1.0 - 1e-9, 10 / condition, 1 / condition], -(-size // 4))[:size],
+        "repeated": np.repeat([1.0, 1 / condition], -(-size // 2))[:size],
+        "deficient": np.r_[np.geomspace(1, 1e-3, size - size // 2), np.zeros(size // 2)],
+    }[kind]
+
+
+def matrix_of(values, seed=0):
+    basis = orthogonal(len(values), seed)
+    matrix = (basis * values) @ basis.T
+    return (matrix + matrix.T) / 2, basis
+
+
+def relative_error(root, values, basis, exponent):
+    """|A^(e/2) X A^(e/2) - I|, spectral: the largest relative error in any direction."""
+    half = (basis * values ** (exponent / 2)) @ basis.T
+    return np.linalg.norm(half @ root @ half - np.eye(len(root)), 2)
+
+
+def plain_eigh(matrix, damping, exponent):
+    values, basis = np.linalg.eigh(matrix)
+    return (basis * (values - min(values[0], 0.0) + damping) ** -exponent) @ basis.T
+
+
+@functools.cache
+def exact(kind, size, condition, epsilon):
+    """A float64 matrix, and the eigenvalues and vectors of its damped self to 50 digits."""
+    matrix, _ = matrix_of(spectrum(kind, size, condition))
+    with mpmath.workdps(50):
+        values, vectors = mpmath.eigsy(mpmath.matrix(matrix.tolist()))
+        values = list(values)
+        damping = epsilon * max(values) - min(0, *values)
+        return matrix, [value + damping for value in values], vectors, float(damping)
+
+
+def exact_error(root, values, vectors, exponent):
+    """`relative_error`, with A^(e/2) from 50 digits."""
+    size = len(root)
+    with mpmath.workdps(50):
+        scale = mpmath.diag([value ** mpmath.mpf(exponent / 2) for value in values])
+        half = np.array((vectors * scale * vectors.T).tolist(), float).reshape(size, size)
+    return np.linalg.norm(half @ root @ half - np.eye(size), 2)
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e7, 1e12])
+@pytest.mark.parametrize("kind", ["even", "one huge", "clustered", "repeated", "deficient"])
+@pytest.mark.parametrize("size", [2, 9])
+def test_small_roots_are_as_near_to_50_digits_as_eigh(kind, size, condition):
+    epsilon = 1 / condition
+    matrix, values, vectors, damping = exact(kind, size, condition, epsilon)
+    for exponent in EXPONENTS:
+        reference = exact_error(plain_eigh(matrix, damping, exponent), values, vectors, exponent)
+        # At this size eigh may be exact by luck; what the matrix's own rounding costs is no one's fault.
+        allowed = max(10 * reference, ROUNDING, exponent * 1e-15 * condition)
+        for solver in ("eigh", "coupled"):
+            root = inverse_root(matrix, exponent, epsilon=epsilon, solver=solver)
+            assert exact_error(root.matrix, values, vectors, exponent) <= allowed
+            assert root.residual <= TOLERANCE
+            assert root.condition == pytest.approx(float(max(values) / min(values)), rel=0.2)
+            if solver == "coupled" and exponent != 1.82 / 4:
+                assert root.solver == "coupled_cold" and not root.failures
+
+
+def test_a_root_of_32_is_as_near_to_50_digits_as_eigh():
+    matrix, values, vectors, damping = exact("even", 32, 1e9, 0.0)
+    reference = exact_error(plain_eigh(matrix, damping, 0.25), values, vectors, 0.25)
+    for solver in ("eigh", "coupled"):
+        root = inverse_root(matrix, 0.25, epsilon=0.0, solver=solver)
+        assert exact_error(root.matrix, values, vectors, 0.25) <= 10 * reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", [1e2, 1e6, 1e12])
+@pytest.mark.parametrize("kind", ["even", "one huge", "clustered", "repeated", "deficient"])
+@pytest.mark.parametrize(("size", "exponents"), [(64, EXPONENTS), (256, (1 / 4, 1.82 / 4))])
+def test_larger_roots_follow_their_spectrum_as_well_as_eigh(kind, size, exponents, condition):
+    epsilon = 1 / condition
+    matrix, basis = matrix_of(spectrum(kind, size, condition))
+    values = spectrum(kind, size, condition) + epsilon
+    for exponent in exponents:
+        reference = relative_error(plain_eigh(matrix, epsilon, exponent), values, basis, exponent)
+        for solver in ("eigh", "coupled"):
+            for previous_condition in (None, condition)[: 1 if solver == "eigh" else 2]:
+                root = inverse_root(
+                    matrix, exponent, epsilon=epsilon, solver=solver, previous_condition=previous_condition
+                )
+                error = relative_error(root.matrix, values, basis, exponent)
+                assert error <= max(10 * reference, ROUNDING)
+                assert root.residual <= TOLERANCE
+                # The certificate is a bound, up to what A's own rounding did to the truth.
+                assert error <= 1.1 * exponent * root.residual + 1e-15 * size * condition * exponent
+                if exponent == 1 / 4:
+                    assert root.solver == {"eigh": "eigh", "coupled": "coupled_cold"}[solver]
+
+
+@pytest.mark.parametrize("drift", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize("commuting", [False, True], ids=["new directions", "same directions"])
+@pytest.mark.parametrize("size", [24, 96])
+def test_a_drifting_sequence_with_warm_starts_stays_as_exact_as_eigh(size, commuting, drift):
+    rng = np.random.default_rng(3)
+    basis = orthogonal(size)
+    values = np.geomspace(1, 1e-5, size)
+    state = (basis * values) @ basis.T
+    epsilon, exponent = 1e-6, 1 / 4
+    root, solvers = None, []
+    for _ in range(8):
+        root = inverse_root(
+            state,
+            exponent,
+            epsilon=epsilon,
+            solver="coupled",
+            previous=None if root is None else root.matrix,
+            previous_condition=None if root is None else root.condition,
+        )
+        solvers.append(root.solver)
+        # The truth: eigh is the yardstick as well, so its own error is that of a matrix moved by rounding.
+        true_values, true_basis = np.linalg.eigh(state)
+        damped = np.maximum(true_values, 0) + epsilon * true_values[-1]
+        assert relative_error(root.matrix, damped, true_basis, exponent) <= 10 * exponent * 1e-15 * 1e6
+        assert root.residual <= TOLERANCE
+        if commuting:
+            new = (basis * (values * rng.uniform(0.5, 2, size))) @ basis.T
+        else:
+            gradients = (basis * np.sqrt(values)) @ rng.standard_normal((size, 16))
+            new = gradients @ gradients.T / 16
+        state = (1 - drift) * state + drift * new
+    assert solvers[0] == "coupled_cold"
+    if commuting:
+        # A warm start multiplies rounding by the condition: the next one may be too much, never wrong.
+        assert solvers[1] == "coupled_warm" and solvers.count("coupled_warm") >= 3
+    else:
+        assert set(solvers) == {"coupled_cold"}
+
+
+def test_the_silent_failure_of_a_warm_start_is_refused_and_repaired():
+    matrix, _ = matrix_of(np.geomspace(1, 1e-4, 64))
+    rng = np.random.default_rng(1)
+    gradients = rng.standard_normal((64, 8))
+    drifted = matrix + 1e-3 * gradients @ gradients.T / np.linalg.norm(gradients) ** 2
+    before = inverse_root(matrix, 0.25, epsilon=1e-6)
+    after = inverse_root(drifted, 0.25, epsilon=1e-6, solver="coupled", previous=before.matrix)
+    assert after.solver == "coupled_cold"
+    assert len(after.failures) == 1 and "coupled_warm: " in after.failures[0]
+    np.testing.assert_allclose(after.matrix, inverse_root(drifted, 0.25, epsilon=1e-6).matrix, atol=1e-9)
+
+
+def test_a_warm_start_that_passes_the_first_look_meets_the_residual(monkeypatch):
+    monkeypatch.setattr("ctr.optim.shampoo.coupled.skewness", lambda product: 0.0)
+    matrix, _ = matrix_of(np.geomspace(1, 1e-4, 64))
+    drifted = matrix + 1e-5 * np.diag(np.linspace(0, 1, 64))
+    before = inverse_root(matrix, 0.25, epsilon=1e-6)
+    after = inverse_root(drifted, 0.25, epsilon=1e-6, solver="coupled", previous=before.matrix)
+    assert after.solver == "coupled_cold" and "coupled_warm: residual" in after.failures[0]
+
+
+@pytest.mark.parametrize("previous", [np.full((8, 8), np.nan), np.eye(7), 1e200 * np.eye(8), -np.eye(8)])
+def test_a_useless_previous_root_only_costs_its_attempt(previous):
+    matrix, _ = matrix_of(np.geomspace(1, 1e-3, 8))
+    root = inverse_root(matrix, 0.25, epsilon=1e-6, solver="coupled", previous=previous)
+    assert root.solver == "coupled_cold" and len(root.failures) == 1
+
+
+random_matrices = st.builds(
+    lambda size, seed, decades: matrix_of(
+        np.random.default_rng(seed).permutation(np.geomspace(1, 10.0**-decades, size)), seed
+    )[0],
+    st.integers(1, 12),
+    st.integers(0, 10**6),
+    st.floats(0, 6),
+)
+solvers = st.sampled_from(["eigh", "coupled"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(random_matrices, st.sampled_from(EXPONENTS), st.integers(-30, 30), solvers)
+def test_the_root_of_a_multiple_is_a_multiple_of_the_root(matrix, exponent, decade, solver):
+    factor = 10.0**decade
+    root = inverse_root(matrix, exponent, epsilon=1e-6, solver=solver)
+    multiple = inverse_root(factor * matrix, exponent, epsilon=1e-6, solver=solver)
+    scale = np.max(np.abs(root.matrix))
+    np.testing.assert_allclose(multiple.matrix * factor**exponent, root.matrix, atol=1e-8 * scale, rtol=0)
+    assert multiple.condition == pytest.approx(root.condition, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(random_matrices, st.sampled_from(EXPONENTS), st.integers(0, 10**6), solvers)
+def test_roots_turn_with_their_matrix_are_symmetric_and_commute_with_it(matrix, exponent, seed, solver):
+    root = inverse_root(matrix, exponent, epsilon=1e-6, solver=solver).matrix
+    turn = orthogonal(len(matrix), seed)
+    turned = inverse_root(turn @ matrix @ turn.T, exponent, epsilon=1e-6, solver=solver).matrix
+    scale = np.max(np.abs(root))
+    np.testing.assert_allclose(turn @ root @ turn.T, turned, atol=1e-8 * scale, rtol=0)
+    np.testing.assert_array_equal(root, root.T)
+    np.testing.assert_allclose(root @ matrix, matrix @ root, atol=1e-12 * scale)
+
+
+@pytest.mark.parametrize("solver", ["eigh", "coupled"])
+def test_powers_of_two_scale_without_any_rounding_and_extremes_work(solver):
+    matrix, _ = matrix_of(np.geomspace(1, 1e-4, 8))
+    root = inverse_root(matrix, 0.25, epsilon=1e-6, solver=solver).matrix
+    for doublings in (-1000, -100, 100, 1000):
+        scaled = inverse_root(np.ldexp(matrix, doublings), 0.25, epsilon=1e-6, solver=solver).matrix
+        np.testing.assert_array_equal(scaled, np.ldexp(root, -doublings // 4))
+
+
+@pytest.mark.parametrize("solver", ["eigh", "coupled"])
+def test_damping_is_relative_to_the_largest_eigenvalue(solver):
+    # Its trace, norm or entries would all give another number.
+    matrix, basis = matrix_of(np.r_[8.0, np.full(15, 2.0)])
+    root = inverse_root(matrix, 0.5, epsilon=0.125, solver=solver).matrix
+    expected = (basis * np.r_[9.0, np.full(15, 3.0)] ** -0.5) @ basis.T
+    np.testing.assert_allclose(root, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("solver", ["eigh", "coupled"])
+def test_eigenvalues_below_zero_by_rounding_are_lifted_by_the_shift(solver):
+    values = np.r_[1.0, 0.1, 1e-3, np.zeros(4), -9e-7]
+    matrix, basis = matrix_of(values)
+    root = inverse_root(matrix, 0.25, epsilon=1e-6, solver=solver)
+    assert root.solver.startswith(solver)
+    assert relative_error(root.matrix, values + 1e-6 + 9e-7, basis, 0.25) < 1e-8
+
+
+@pytest.mark.parametrize("solver", ["auto", "eigh", "coupled"])
+def test_an_indefinite_matrix_is_refused_however_large_the_damping(solver):
+    for values in ([1.0, 0.5, -2 * NEGATIVE], [1.0, -1.0, 0.1], [-1.0, -2.0, -3.0]):
+        with pytest.raises(RootError, match=r"indefinite.*\[3, 3\]"):
+            inverse_root(matrix_of(np.array(values))[0], 0.25, epsilon=1.0, solver=solver)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (np.zeros((3, 3)), r"all zero: a \[3, 3\]"),
+        (np.array([[1.0, np.nan], [0.0, 1.0]]), r"not finite: .* 1 not finite"),
+        (np.full((2, 2), np.inf), "not finite: .*no finite entry"),
+        (np.ones((2, 3)), r"not a square matrix: \[2, 3\]"),
+        (np.ones(3), "not a square matrix"),
+        (np.zeros((0, 0)), "not a square matrix"),
+    ],
+)
+def test_what_has_no_root_is_diagnosed(matrix, message):
+    with pytest.raises(RootError, match=message):
+        inverse_root(matrix, 0.25, epsilon=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["eigh", "coupled"])
+def test_a_singular_matrix_without_damping_has_no_root(solver):
+    with pytest.raises(RootError, match=r"entries from .*eigh\(L\): .*eigh\(U\): "):
+        inverse_root(np.diag([1.0, 0.5, 0.0]), 0.25, epsilon=0.0, solver=solver)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"exponent": 0.0}, {"exponent": 1.5}, {"epsilon": -1.0}, {"epsilon": np.nan}, {"solver": "svd"}],
+)
+def test_wrong_arguments_are_named(arguments):
+    with pytest.raises(ValueError, match="exponent"):
+        inverse_root(np.eye(2), **{"exponent": 0.25, "epsilon": 1e-6, **arguments})
+
+
+def failing(calls, times):
+    real = np.linalg.eigh
+
+    def eigh(matrix, UPLO="L"):
+        calls.append(UPLO)
+        if len(calls) <= times:
+            raise np.linalg.LinAlgError("Eigenvalues did not converge")
+        return real(matrix, UPLO=UPLO)
+
+    return eigh
+
+
+def test_a_decomposition_that_fails_once_is_retried_from_the_other_triangle(monkeypatch):
+    calls = []
+    monkeypatch.setattr(np.linalg, "eigh", failing(calls, 1))
+    root = inverse_root(matrix_of(np.geomspace(1, 1e-3, 8))[0], 0.25, epsilon=1e-6)
+    assert calls == ["L", "U"] and root.solver == "eigh"
+    assert root.failures == ("eigh(L): Eigenvalues did not converge",)
+
+
+def test_a_decomposition_that_always_fails_is_an_error_with_a_diagnosis(monkeypatch):
+    monkeypatch.setattr(np.linalg, "eigh", failing([], 9))
+    matrix = matrix_of(np.geomspace(1, 1e-3, 8))[0]
+    for exponent in (0.25, 0.455):
+        with pytest.raises(
+            RootError, match=r"\[8, 8\].*eigh\(L\): Eigenvalues did.*eigh\(U\): Eigenvalues did"
+        ):
+            inverse_root(matrix, exponent, epsilon=1e-6)
+    assert inverse_root(matrix, 0.25, epsilon=1e-6, solver="coupled").solver == "coupled_cold"
+
+
+def test_the_coupled_chain_ends_in_eigh(monkeypatch):
+    def broken(*arguments, **options):
+        end = real(*arguments, **options)
+        return type(end)(1.1 * end.root, end.error, end.iterations)
+
+    real = roots.coupled_root
+    monkeypatch.setattr(roots, "coupled_root", broken)
+    matrix = matrix_of(np.geomspace(1, 1e-3, 8))[0]
+    previous = inverse_root(matrix, 0.25, epsilon=1e-6).matrix
+    root = inverse_root(matrix, 0.25, epsilon=1e-6, solver="coupled", previous=previous)
+    assert root.solver == "eigh"
+    assert [failure.split(":")[0] for failure in root.failures] == ["coupled_warm", "coupled_cold"]
+
+
+@pytest.mark.parametrize("exponent", [0.25, 1.82 / 4])
+@pytest.mark.parametrize("fault", ["values", "vectors", "nan"])
+def test_a_wrong_decomposition_is_not_returned(monkeypatch, exponent, fault):
+    real = np.linalg.eigh
+
+    def wrong(matrix, UPLO="L"):
+        values, vectors = real(matrix, UPLO=UPLO)
+        if fault == "values":
+            # The smallest one off by a fifth moves no entry of A by more than 2e-5.
+            return values * np.r_[1.2, np.ones(len(values) - 1)], vectors
+        if fault == "vectors":
+            return values, np.roll(vectors, 1, axis=1)
+        return values, np.full_like(vectors, np.nan)
+
+    monkeypatch.setattr(np.linalg, "eigh", wrong)
+    with pytest.raises(RootError, match=r"residual|not finite"):
+        inverse_root(matrix_of(np.geomspace(1, 1e-4, 16))[0], exponent, epsilon=0.0)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 8])
+def test_the_residual_bounds_the_error_of_any_positive_definite_matrix(p):
+    rng = np.random.default_rng(p)
+    values = np.geomspace(1, 1e-5, 12)
+    matrix, basis = matrix_of(values)
+    true = (basis * values ** (-1 / p)) @ basis.T
+    half = (basis * values ** (-0.5 / p)) @ basis.T
+    for size in (1e-6, 1e-3, 1e-2):
+        noise = rng.standard_normal((12, 12))
+        root = true + half @ (noise + noise.T) @ half * size / 20
+        residual = root_residual(root, matrix, p)
+        # A^-e <= (1 - s)^-e X and >= (1 + s)^-e X, as eigenvalues of A^-e relative to X.
+        inverse_half = (basis * values ** (0.5 / p)) @ basis.T
+        relative = 1 / np.linalg.eigvalsh(inverse_half @ root @ inverse_half)
+        if residual < 1:
+            assert (1 + residual) ** (-1 / p) - 1e-9 <= relative.min()
+            assert relative.max() <= (1 - residual) ** (-1 / p) + 1e-9
+        assert residual > 0.01 * size
+
+
+def test_a_residual_alone_would_miss_a_wrong_sign():
+    wrong = np.diag([1.0, -1.0])
+    assert root_residual(wrong, np.eye(2), 4) == 0
+    assert not is_positive_definite(wrong)
+
+
+@pytest.mark.parametrize("exponent", [0.1, 0.455, 1.0])
+def test_the_residual_of_a_decomposition_bounds_its_error(exponent):
+    rng = np.random.default_rng(0)
+    values = np.geomspace(1, 1e-4, 12)
+    matrix, basis = matrix_of(values)
+    for size in (1e-8, 1e-5, 1e-4):
+        # Neither the vectors nor their orthogonality are right.
+        vectors = basis + size * 1e-3 * rng.standard_normal((12, 12))
+        moved = values * (1 + size * rng.standard_normal(12))
+        residual = decomposition_residual(matrix, moved, vectors, exponent)
+        root = (vectors * moved**-exponent) @ vectors.T
+        error = relative_error(root, values, basis, exponent)
+        assert error <= 1.05 * exponent * residual + 1e-11
+        assert residual < 1000 * size + 1e-10
+    assert decomposition_residual(matrix, np.full(12, np.nan), basis, exponent) == np.inf
+
+
+def test_stretched_eigenvectors_show_although_they_diagonalise_the_matrix():
+    values = np.geomspace(1, 1e-4, 12)
+    matrix, basis = matrix_of(values)
+    stretched, moved = 1.01 * basis, 1.01**2 * values
+    error = relative_error((stretched * moved**-0.1) @ stretched.T, values, basis, 0.1)
+    assert 0.01 < error <= 0.1 * decomposition_residual(matrix, moved, stretched, 0.1)
+
+
+def test_a_tolerance_that_nothing_meets_is_an_error_not_a_root():
+    with pytest.raises(RootError, match="residual"):
+        inverse_root(matrix_of(np.geomspace(1, 1e-6, 32))[0], 0.25, epsilon=0.0, tolerance=1e-14)
+
+
+@pytest.mark.parametrize("size", [1, 2, 40, 300])
+def test_auto_decomposes_whatever_the_size(size):
+    matrix = matrix_of(np.geomspace(1, 1e-4, size))[0]
+    previous = np.eye(size)
+    found, expected = (
+        inverse_root(matrix, 0.25, epsilon=1e-6, solver=solver, previous=previous)
+        for solver in ("auto", "eigh")
+    )
+    assert found.solver == "eigh"
+    np.testing.assert_array_equal(found.matrix, expected.matrix)
+
+
+@pytest.mark.parametrize("solver", ["eigh", "coupled"])
+def test_threads_get_the_same_bits_and_arguments_stay_as_they_were(solver):
+    matrices = [matrix_of(np.geomspace(1, 1e-4, 40), seed)[0] for seed in range(8)]
+    copies = [matrix.copy() for matrix in matrices]
+    alone = [inverse_root(matrix, 0.25, epsilon=1e-6, solver=solver).matrix for matrix in matrices]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(inverse_root, matrix, 0.25, epsilon=1e-6, solver=solver) for matrix in matrices]
+        together = [job.result().matrix for job in jobs]
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(matrices, copies)
