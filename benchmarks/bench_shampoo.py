@@ -45,8 +45,8 @@ SETTLED = 10_000
 
 
 def settle(core: ShampooCore) -> None:
-    core.state.step.assign(SETTLED)
-    core.state.exchanged_at.assign(SETTLED)
+    core.step.assign(SETTLED)
+    core.exchanged.exchanged_at.assign(SETTLED)
 
 
 def steps_in_turns(
@@ -210,7 +210,7 @@ def family_step(rounds: int) -> dict[str, float]:
         )
         step()
         settle(core)
-        core.state.status[0].assign(tf.ones_like(core.state.status[0]))
+        core.exchanged.status[0].assign(tf.ones_like(core.exchanged.status[0]))
         steps[name] = step
     adafactor = AdafactorCore(AdafactorOptions(), [tf.Variable(tf.zeros(shape)) for shape in shapes])
     steps["adafactor"] = tf.function(lambda: adafactor.update(gradients, 0.0), autograph=False)
@@ -233,7 +233,7 @@ def memory() -> dict[str, float]:
         weights = [tf.Variable(tf.zeros(shape)) for shape in shapes]
         core = ShampooCore(ShampooOptions(block_size=size), weights)
         found[f"{name}_entries"] = float(sum(f.count * f.size**2 for f in core.layout.factors))
-        matrices = [*core.state.windows, *core.state.totals, *core.state.roots]
+        matrices = [*core.statistics.windows, *core.statistics.totals, *core.exchanged.roots]
         found[f"{name}_bytes"] = float(sum(v.dtype.size * np.prod(v.shape) for v in matrices))
     assert found["whole_entries"] == sum(m**2 + n**2 for m, n in shapes)
     return found

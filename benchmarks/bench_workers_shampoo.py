@@ -18,8 +18,8 @@ from reference import table
 
 from ctr.optim.shampoo.assignment import blocks_of, loads, step_cost
 from ctr.optim.shampoo.division import Division, assign
+from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.state import ShampooLayout, lay_out
 from ctr.optim.shampoo.triangles import packed_size
 from ctr.workers.cluster import Cluster
 from ctr.workers.collectives import Workers
@@ -52,7 +52,7 @@ def measure(options: ShampooOptions, size: int) -> dict[str, Any]:
     layout = lay_out(options, reference_shapes())
     divisions = divided(options, layout, size)
     held = [state_bytes(options, division) for division in divisions]
-    alone = state_bytes(options, Division(layout))
+    alone = state_bytes(options, Blocks(layout))
     roots = [sum(factor.count * factor.size**3 for factor in division.own.factors) for division in divisions]
     blocks = blocks_of(layout)
     costs = [step_cost(block, options) for block in blocks]

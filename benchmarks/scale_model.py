@@ -43,8 +43,8 @@ from reference import MODEL, REFERENCE, ZIPF, Size, table
 from scipy.special import zeta
 
 from ctr.optim.shampoo.assignment import balanced, blocks_of, loads, step_cost
+from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.state import lay_out
 
 FLOAT = 4
 """Bytes of a float32."""

@@ -1,9 +1,15 @@
-"""Options of optimizers as frozen dataclasses whose annotations say which values are allowed."""
+"""Options of optimizers as frozen dataclasses whose annotations say which values are allowed.
+
+A field may be a group of options of its own, or one of several groups, each of which has a ``kind``. Such a field also
+takes a mapping of what differs from its default, with ``kind`` where it is of another one, or that kind alone.
+"""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Self, get_args, get_type_hints
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,69 @@ Share = Annotated[float, Real(0.0, 1.0)]
 Decay = Annotated[float, Real(0.0, 1.0, high_open=True)]
 NotNegative = Annotated[float, Real(0.0, math.inf, high_open=True)]
 Steps = Annotated[int, Whole(0, 2**62)]
-# float32 sums collect for so many steps before they go into float64 (see state.py).
+# float32 sums collect for so many steps before they go into float64 (see statistics.py of Shampoo).
 Frequency = Annotated[int, Whole(1, 100_000)]
 Size = Annotated[int, Whole(1, 65536)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options that check their values when they are made."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.integer | np.floating):
+                # As sweeps over NumPy ranges give them; JSON would not take them.
+                object.__setattr__(self, field.name, value.item())
+            elif isinstance(value, str | Mapping) and groups_of(type(self), field.name):
+                groups = groups_of(type(self), field.name)
+                object.__setattr__(self, field.name, _changed_group(field.name, field.default, groups, value))
+        check_options(self)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+    def changed(self, content: Mapping[str, Any], without: Collection[str] = ()) -> Self:
+        """Returns these options with what a mapping says, in groups too.
+
+        Raises ValueError: there is no such option, or it is one ``without`` which this is, by its path.
+        """
+        allowed = [name for name in self.names() if name not in without and name != "kind"]
+        found = {}
+        for name, value in content.items():
+            if name not in allowed:
+                raise ValueError(f"unknown key {name}; allowed: {', '.join(sorted(allowed))}")
+            groups = groups_of(type(self), name)
+            if groups and isinstance(value, str | Mapping):
+                below = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
+                value = _changed_group(name, getattr(self, name), groups, value, below)
+            found[name] = value
+        return replace(self, **found)
+
+
+def groups_of(options: type, name: str) -> tuple[type[Options], ...]:
+    """Returns the groups that an option may be; none where it is a plain value."""
+    hint = get_type_hints(options)[name]
+    candidates = get_args(hint) or (hint,)
+    return tuple(one for one in candidates if isinstance(one, type) and issubclass(one, Options))
+
+
+def _changed_group(
+    name: str, now: Any, groups: tuple[type[Options], ...], content: Any, without: Collection[str] = ()
+) -> Any:
+    kinds = {getattr(group, "kind", ""): group for group in groups}
+    given = {"kind": content} if isinstance(content, str) else dict(content)
+    kind = given.pop("kind", getattr(now, "kind", ""))
+    if kind not in kinds or (isinstance(content, str) and not kind):
+        allowed = ", ".join(kinds) if any(kinds) else "a group of keys"
+        raise ValueError(f"{name} is {content!r}; allowed: {allowed}")
+    start = now if type(now) is kinds[kind] else kinds[kind]()
+    try:
+        return start.changed(given, without)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def refuse_unknown(title: str, given: Iterable[str], allowed: Iterable[str]) -> None:
@@ -64,14 +130,22 @@ def refuse_unknown(title: str, given: Iterable[str], allowed: Iterable[str]) -> 
 
 def check_options(options: Any) -> None:
     """Raises ValueError where an option of a dataclass has a value that its annotation does not allow."""
-    for name, hint in get_type_hints(type(options), include_extras=True).items():
-        _check(name, getattr(options, name), hint)
+    hints = get_type_hints(type(options), include_extras=True)
+    for field in fields(options):
+        _check(
+            field.name, getattr(options, field.name), hints[field.name], groups_of(type(options), field.name)
+        )
 
 
-def _check(name: str, value: Any, hint: Any) -> None:
+def _check(name: str, value: Any, hint: Any, groups: tuple[type[Options], ...]) -> None:
     ranges = [part for part in _parts(hint) if isinstance(part, Whole | Real)]
-    if ranges:
-        optional = type(None) in get_args(hint)
+    optional = type(None) in get_args(hint)
+    if groups:
+        fits = (value is None and optional) or isinstance(value, groups)
+        allowed = ", ".join(getattr(group, "kind", "a group of keys") for group in groups) + (
+            " or None" if optional else ""
+        )
+    elif ranges:
         fits = (value is None and optional) or ranges[0].holds(value)
         allowed = ranges[0].allowed + (" or None" if optional else "")
     elif hint is bool:

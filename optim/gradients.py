@@ -10,7 +10,7 @@ corrected as those of all others. Adafactor's moments decay by the steps in whic
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -139,7 +139,7 @@ class GradientSteps:
 
     weights: list[tf.Variable]
     tables: tuple[int, ...]
-    state: Any
+    dtype: tf.DType
 
     def update(
         self,
@@ -152,7 +152,7 @@ class GradientSteps:
 
         Raises ValueError: the options ask for roots that the device does not compute.
         """
-        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
         self._update(dense, rows, learning_rate, decayed, roots)
 
     def update_if_finite(
@@ -163,7 +163,7 @@ class GradientSteps:
         roots: RootSource = "host",
     ) -> tf.Tensor:
         """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
-        dense, rows = split_gradients(gradients, self.weights, self.tables, self.state.dtype)
+        dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
 
         def update() -> tf.Tensor:
@@ -192,8 +192,8 @@ class GradientSteps:
     def _rate(self, learning_rate: tf.Tensor | float) -> tf.Tensor:
         # A number would otherwise be rounded to float32 on its way to float64.
         if isinstance(learning_rate, int | float):
-            return tf.constant(learning_rate, self.state.dtype)
-        return tf.cast(learning_rate, self.state.dtype)
+            return tf.constant(learning_rate, self.dtype)
+        return tf.cast(learning_rate, self.dtype)
 
     def _names(self) -> list[str]:
         return [weight.name.partition(":")[0] for weight in self.weights]

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ctr.config import Dumper, StrictModel
-from ctr.config.options import Options
+from ctr.config.options import OptionsKey
 from ctr.io.errors import InputError
 from ctr.io.words import did_you_mean
 
@@ -67,7 +67,7 @@ def describe(model: type, values: Mapping[str, Any] | None = None, without: Coll
         default = _default(shown, field)
         if shown in values:
             default = values[shown]
-        options = next((item for item in field.metadata if isinstance(item, Options)), None)
+        options = next((item for item in field.metadata if isinstance(item, OptionsKey)), None)
         if options is None:
             many, groups = _groups_in(field.annotation, default)
         else:

@@ -26,6 +26,7 @@ from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
 from ctr.objective.ramps import Ramp
+from ctr.optim.first_order.options import AdaGrad
 from ctr.search.config import SearchConfig
 from ctr.search.controller import entropy, new_controller
 from ctr.search.cost import Cost, Operations
@@ -105,12 +106,13 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
             "config: with method supernet there is one network with one loss; not allowed: model.ensemble.components "
             "above 1, objective.ranking"
         )
-    start = DEFAULT_SHAMPOO.initial_accumulator
-    is_adagrad = replace(optimizer.dense.shampoo, initial_accumulator=start) == DEFAULT_SHAMPOO
-    if optimizer.dense.rule != "shampoo" or not is_adagrad:
+    given = optimizer.dense.shampoo
+    initial = getattr(given.grafting, "initial_accumulator", 0.0)
+    plain = replace(DEFAULT_SHAMPOO, grafting=AdaGrad(initial_accumulator=initial))
+    if optimizer.dense.rule != "shampoo" or given != plain:
         raise InputError(
             "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, Adafactor or K-FAC; allowed with "
-            "method supernet: of optimizer.dense.shampoo initial_accumulator alone"
+            "method supernet: optimizer.dense.shampoo.grafting.initial_accumulator alone"
         )
     if optimizer.embeddings.rule != "adagrad":
         raise InputError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.config.options import Options
+from ctr.config.options import OptionsKey
 from ctr.data.schema import Schema, Tower
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
@@ -18,6 +18,8 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.contrib.muon_options import MuonOptions
+from ctr.optim.contrib.presets import PRESETS
+from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
 from ctr.training.ids.config import IdsConfig
@@ -75,38 +77,24 @@ class BatchConfig(StrictModel):
         return self
 
 
-_COMPATIBILITY = frozenset(
-    {
-        "block_split",
-        "large_dimensions",
-        "merge_order",
-        "merge_until",
-        "dimensions_of_one",
-        "beta3",
-        "bias_correction",
-        "initial_statistics",
-        "basis_change",
-        "first_exchange",
-        "exchange_phase",
-        "grafting_scope",
-        "grafting_epsilon",
-        "adagrad_epsilon",
-        "separate_momenta",
-        "weight_decay_kind",
-        "solver",
-    }
-)
-"""Options by which ``ctr.optim.Shampoo`` computes what other implementations do."""
-
-ROW_ADAFACTOR = Options(RowAdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
-ADAFACTOR = Options(AdafactorOptions(), ROW_ADAFACTOR.without)
-KFAC = Options(KfacOptions(), frozenset({"relative_damping", "seed"}))
-MUON = Options(MuonOptions(), frozenset({"nesterov", "iterations", "beta1", "beta2", "epsilon"}))
-ONE_SIDED = Options(
+ROW_ADAFACTOR = OptionsKey(RowAdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
+ADAFACTOR = OptionsKey(AdafactorOptions(), ROW_ADAFACTOR.without)
+KFAC = OptionsKey(KfacOptions(), frozenset({"relative_damping", "seed"}))
+MUON = OptionsKey(MuonOptions(), frozenset({"nesterov", "iterations", "beta1", "beta2", "epsilon"}))
+ONE_SIDED = OptionsKey(
     OneSidedOptions(),
-    frozenset({"exponent_multiplier", "blend_steps", "early_growth", "drift_bound", "solver"}),
-    # Which options go together is checked there.
-    check=lambda options: ShampooOptions(**vars(options)),
+    frozenset(
+        {
+            "statistics.initial",
+            "statistics.bias_correction",
+            "roots.solver",
+            "roots.drift_bound",
+            "roots.early_growth",
+            "roots.first",
+            "roots.phase",
+            "roots.identity",
+        }
+    ),
 )
 
 
@@ -192,12 +180,16 @@ TRAINER_SHAMPOO = ShampooOptions(exponent_override=2, momentum=0.9, nesterov=Tru
 """Shampoo's options where a configuration gives some of them; better than its own defaults on simulated logs."""
 
 DEFAULT_SHAMPOO = replace(
-    TRAINER_SHAMPOO, start_preconditioning_step=None, momentum=0.0, nesterov=False, initial_accumulator=1e-3
+    TRAINER_SHAMPOO,
+    start_preconditioning_step=None,
+    momentum=0.0,
+    nesterov=False,
+    grafting=AdaGrad(initial_accumulator=1e-3),
 )
 """Where it gives none: plain AdaGrad, which fits the many small steps of a short log."""
 
 
-SHAMPOO = Options(TRAINER_SHAMPOO, _COMPATIBILITY | {"sparse"})
+SHAMPOO = OptionsKey(TRAINER_SHAMPOO, frozenset({"rows"}), presets=PRESETS)
 
 
 def _without_momentum(content: Any) -> Any:

@@ -109,10 +109,8 @@ def _check_chips(config: TrainConfig, device: str) -> None:
     dense, embeddings = config.optimizer.dense, config.optimizer.embeddings
     if dense.rule == "kfac":
         raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor, muon")
-    if dense.shampoo.eigenvalue_correction:
-        raise InputError(
-            f"config: optimizer.dense.shampoo.eigenvalue_correction: true is {where}; allowed: false"
-        )
+    if dense.shampoo.corrects:
+        raise InputError(f"config: optimizer.dense.shampoo.method: eigenvalue_corrected is {where}")
     if embeddings.rule == "one_sided":
         raise InputError(
             f"config: optimizer.embeddings.rule: one_sided is {where}; allowed: adagrad, adafactor"

@@ -23,8 +23,8 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.first_order.momentum import add_weight_decay, update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
 from ctr.optim.protocol import WithoutHost
-from ctr.optim.shampoo.state import Create, create_variable
 from ctr.optim.update_limit import clip_update
+from ctr.optim.variables import Create, create_variable
 from ctr.workers.collectives import ALONE, Workers
 
 
@@ -200,6 +200,7 @@ class AdafactorCore(GradientSteps, WithoutHost):
         self.tables = tuple(tables)
         shapes = [tuple(int(size) for size in weight.shape) for weight in weights]
         self.state = AdafactorState(options, shapes, tables, [weight.dtype for weight in weights], create)
+        self.dtype, self.step, self.variables = self.state.dtype, self.state.step, self.state.variables
 
     def replica(
         self, weights: Sequence[tf.Variable], create: Create, leader: "AdafactorCore | None"

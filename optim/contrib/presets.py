@@ -15,18 +15,27 @@ before the first roots, newer ones and this one plain gradients.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctr.optim.checked import refuse_unknown
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.first_order.options import SGD, AdaGrad, Adam, AnyGraft, Momentum, RMSprop, Sign
+from ctr.optim.shampoo.options import (
+    KL,
+    Blocking,
+    EigenvalueCorrected,
+    GradientAverage,
+    Roots,
+    Shampoo,
+    ShampooOptions,
+    Statistics,
+)
 
 _SYNCHRONOUS: dict[str, Any] = {
     "asynchronous": False,
     "early_growth": 0.0,
     "drift_bound": 0.0,
-    "statistics_frequency": 1,
-    "block_split": "full",
+    "identity": True,
 }
 """Every root comes from the statistics of its own step, and is computed anew."""
 _LARGEST = 65536
@@ -92,7 +101,7 @@ class Preset:
     @property
     def arguments(self) -> dict[str, Any]:
         tables = {"tables": None} if self.tables_are_matrices else {}
-        return {"learning_rate": self.learning_rate, **tables, **asdict(self.options)}
+        return {"learning_rate": self.learning_rate, **tables, **vars(self.options)}
 
 
 def torch_shampoo(
@@ -139,42 +148,49 @@ def torch_shampoo(
     merging = _merging(distributed_config, max_preconditioner_dim if use_merge_dims else None)
     is_merged_whole = math.isinf(max_preconditioner_dim) and "merge_until" in merging
     highest = merging["merge_until"] if is_merged_whole else _HIGHEST_ORDER
-    method = _preconditioner(preconditioner_config, highest)
+    method, override = _preconditioner(preconditioner_config, highest)
     beta1, beta2 = betas
     start = precondition_frequency if start_preconditioning_step == -1 else start_preconditioning_step
     block_size = _LARGEST if math.isinf(max_preconditioner_dim) else int(max_preconditioner_dim)
-    if inv_root_override and "exponent_override" in method:
+    if inv_root_override and override:
         raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
-    _check_start(method, grafting_config, start)
-    options = {
-        **_SYNCHRONOUS,
-        **_torch_graft(
-            grafting_config, beta2, epsilon, bool(method.get("eigenvalue_correction")), use_bias_correction
+    corrects = isinstance(method, EigenvalueCorrected)
+    if exponent_multiplier != 1.0:
+        if corrects:
+            raise ValueError("there is no equal here of exponent_multiplier with eigenvalue correction")
+        method = replace(method, exponent_multiplier=exponent_multiplier)
+    if corrects and override not in (None, 2) and grafting_config is None and start > 1:
+        raise ValueError(
+            "there is no equal here of an inverse_exponent_override other than 1/2 of "
+            "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the "
+            "steps have that exponent, too; allowed: start_preconditioning_step 1"
+        )
+    decay, l2 = _weight_decay(weight_decay, weight_decay_type, use_decoupled_weight_decay, lr)
+    options = ShampooOptions(
+        method=method,
+        exponent_override=inv_root_override or override,
+        grafting=_torch_graft(grafting_config, beta2, epsilon, corrects, use_bias_correction),
+        beta2=beta2,
+        epsilon=epsilon,
+        momentum=momentum,
+        nesterov=use_nesterov and momentum > 0,
+        weight_decay=decay,
+        block_size=block_size,
+        blocking=Blocking(split="full", max_dimension=_LARGEST, ones="keep", vectors=True, **merging),
+        precondition_frequency=precondition_frequency,
+        start_preconditioning_step=start,
+        statistics=Statistics(frequency=1, bias_correction=use_bias_correction),
+        roots=Roots(damping="absolute", phase=0, **_SYNCHRONOUS),
+        gradient=GradientAverage(
+            beta1=beta1,
+            beta3=None if beta3 in (-1.0, beta1) or not beta1 else beta3,
+            bias_correction=use_bias_correction,
+            l2=l2,
         ),
-        **({"exponent_override": inv_root_override} if inv_root_override else {}),
-        **method,
-        "beta1": beta1,
-        "beta3": None if beta3 in (-1.0, beta1) or not beta1 else beta3,
-        "beta2": beta2,
-        "damping": "absolute",
-        "epsilon": epsilon,
-        "momentum": momentum,
-        "nesterov": use_nesterov and momentum > 0,
-        **_weight_decay(weight_decay, weight_decay_type, use_decoupled_weight_decay, lr),
-        "block_size": block_size,
-        "max_dimension": _LARGEST,
-        **merging,
-        "dimensions_of_one": "keep",
-        "precondition_vectors": True,
-        "precondition_frequency": precondition_frequency,
-        "start_preconditioning_step": start,
-        "exchange_phase": 0,
-        "exponent_multiplier": exponent_multiplier,
-        "bias_correction": use_bias_correction,
-    }
+    )
     # M = mu M + (1 - d) P there is (1 - d) / (1 - mu) times the average here.
     scale = (1.0 - dampening) / (1.0 - momentum) if momentum else 1.0
-    return Preset(lr * scale, ShampooOptions(**options))
+    return Preset(lr * scale, options)
 
 
 def jax_shampoo(
@@ -224,33 +240,37 @@ def jax_shampoo(
     for what, wrong in refused.items():
         if wrong:
             raise ValueError(f"there is no equal here of {what}")
-    options = {
-        **_SYNCHRONOUS,
-        **_jax_graft(graft_type, beta2, diagonal_epsilon),
-        "momentum": beta1,
-        "nesterov": nesterov and beta1 > 0,
-        "separate_momenta": beta1 > 0,
-        "beta2": beta2,
-        "bias_correction": False,
-        "initial_statistics": matrix_epsilon,
-        "epsilon": matrix_epsilon,
-        "damping": "relative" if relative_matrix_epsilon else "absolute",
-        "weight_decay": weight_decay,
-        "block_size": block_size if block_size > 0 else _LARGEST,
-        "max_dimension": min(skip_preconditioning_dim_size_gt, _LARGEST),
-        "large_dimensions": "skip",
-        "merge_dimensions": merge_small_dims_block_size if best_effort_shape_interpretation else None,
-        "dimensions_of_one": "keep",
-        "precondition_vectors": skip_preconditioning_rank_lt == 1,
-        "precondition_frequency": preconditioning_compute_steps,
+    options = ShampooOptions(
+        grafting=_jax_graft(graft_type, beta2, diagonal_epsilon, "separate" if beta1 else "after"),
+        momentum=beta1,
+        nesterov=nesterov and beta1 > 0,
+        beta2=beta2,
+        epsilon=matrix_epsilon,
+        weight_decay=weight_decay,
+        block_size=block_size if block_size > 0 else _LARGEST,
+        blocking=Blocking(
+            split="full",
+            max_dimension=min(skip_preconditioning_dim_size_gt, _LARGEST),
+            skip_larger=True,
+            merge=merge_small_dims_block_size if best_effort_shape_interpretation else None,
+            ones="keep",
+            vectors=skip_preconditioning_rank_lt == 1,
+        ),
+        precondition_frequency=preconditioning_compute_steps,
         # Steps are counted from 0 there.
-        "first_exchange": 1,
-        "start_preconditioning_step": start_preconditioning_step + 1,
-        "exchange_phase": 1 % preconditioning_compute_steps,
-        "exponent_override": exponent_override or None,
-    }
+        start_preconditioning_step=start_preconditioning_step + 1,
+        statistics=Statistics(frequency=1, initial=matrix_epsilon, bias_correction=False),
+        roots=Roots(
+            damping="relative" if relative_matrix_epsilon else "absolute",
+            first=1,
+            phase=1 % preconditioning_compute_steps,
+            **_SYNCHRONOUS,
+        ),
+        gradient=GradientAverage(bias_correction=False),
+        exponent_override=exponent_override or None,
+    )
     scale = 1.0 if moving_average_for_momentum else 1.0 / (1.0 - beta1)
-    return Preset(learning_rate * scale, ShampooOptions(**options))
+    return Preset(learning_rate * scale, options)
 
 
 def soap(
@@ -276,14 +296,11 @@ def soap(
     """
     refuse_unknown("Shampoo", changed, ShampooOptions.names())
     options: dict[str, Any] = {
-        "eigenvalue_correction": True,
-        "grafting": "adam",
-        "grafting_beta2": beta2,
-        "grafting_epsilon": epsilon,
-        "grafted_norm": False,
-        "beta1": beta1,
+        "method": EigenvalueCorrected(),
+        "grafting": Adam(beta2=beta2, epsilon=epsilon, norm="none"),
+        "gradient": GradientAverage(beta1=beta1),
+        "roots": Roots(damping="absolute"),
         "beta2": beta2,
-        "damping": "absolute",
         "epsilon": epsilon,
     }
     return Preset(learning_rate, ShampooOptions(**options | changed), tables_are_matrices=False)
@@ -319,34 +336,41 @@ def _member(value: Any) -> str:
 
 def _torch_graft(
     config: Any, beta2: float, epsilon: float, corrected: bool, bias_correction: bool
-) -> dict[str, Any]:
+) -> AnyGraft:
     if config is None:
         # Before its first roots the other one has identities: plain gradients, or second moments as they are.
-        own: dict[str, Any] = {"grafted_norm": False, "grafting": "sgd"}
+        if corrected and beta2 < 1.0 and bias_correction:
+            return Adam(norm="none", beta2=beta2, epsilon=epsilon)
         if corrected and beta2 < 1.0:
-            kind = "adam" if bias_correction else "rmsprop"
-            own |= {"grafting": kind, "grafting_beta2": beta2, "grafting_epsilon": epsilon}
-        elif corrected:
-            own |= {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": epsilon}
-        return own
+            return RMSprop(norm="none", beta2=beta2, epsilon=epsilon)
+        if corrected:
+            return AdaGrad(norm="none", initial_accumulator=0.0, epsilon=epsilon)
+        return SGD(norm="none")
     name, fields = _named(config)
-    kind = name.removesuffix("GraftingConfig").removesuffix("PreconditionerConfig").lower()
-    if kind not in ("sgd", "adagrad", "rmsprop", "adam"):
+    kinds: dict[str, type[SGD | AdaGrad | RMSprop | Adam]] = {
+        "sgd": SGD,
+        "adagrad": AdaGrad,
+        "rmsprop": RMSprop,
+        "adam": Adam,
+    }
+    kind = kinds.get(name.removesuffix("GraftingConfig").removesuffix("PreconditionerConfig").lower())
+    if kind is None:
         raise ValueError(f"grafting_config is {name}; allowed: those of SGD, AdaGrad, RMSprop, Adam, None")
-    options: dict[str, Any] = {"grafting_scope": "block", "grafting": kind}
-    if kind == "adagrad":
-        options |= {"initial_accumulator": 0.0, "adagrad_epsilon": fields.pop("epsilon", 1e-10)}
-    elif kind != "sgd":
+    options: dict[str, Any] = {"norm": "block"}
+    if kind is AdaGrad:
+        options |= {"initial_accumulator": 0.0, "epsilon": fields.pop("epsilon", 1e-10)}
+    elif kind is not SGD:
         _drop_unless_changed(name, fields, {"drop_weighting_factor_on_gsquare": False})
-        decay = fields.pop("beta2", 0.99 if kind == "rmsprop" else 0.999)
+        decay = fields.pop("beta2", 0.99 if kind is RMSprop else 0.999)
         added = fields.pop("epsilon", 1e-8 if name.endswith("GraftingConfig") else 1e-10)
+        options["epsilon"] = added
         if decay == 1.0:
             # They add up there, without a correction.
-            options |= {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": added}
+            kind, options["initial_accumulator"] = AdaGrad, 0.0
         else:
-            options |= {"grafting_beta2": decay, "grafting_epsilon": added}
+            options["beta2"] = decay
     _refuse_others(name, fields)
-    return options
+    return kind(**options)
 
 
 def _refuse_others(name: str, fields: Mapping[str, Any]) -> None:
@@ -393,24 +417,22 @@ def _check_roots(config: Any) -> None:
     _refuse_others(name, fields)
 
 
-def _preconditioner(config: Any, highest: int) -> dict[str, Any]:
+def _preconditioner(config: Any, highest: int) -> tuple[Shampoo | KL | EigenvalueCorrected, int | None]:
+    """The method, and p of its exponents 1/p, or None."""
     if config is None:
-        return {}
+        return Shampoo(), None
     name, fields = _named(config)
-    methods: dict[str, dict[str, Any]] = {
-        "ShampooPreconditionerConfig": {},
-        "RootInvShampooPreconditionerConfig": {},
-        "EigendecomposedShampooPreconditionerConfig": {},
-        "RootInvKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
-        "EigendecomposedKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
-        "EigenvalueCorrectedShampooPreconditionerConfig": {
-            "eigenvalue_correction": True,
-            "basis_change": "keep",
-        },
+    methods: dict[str, Shampoo | KL | EigenvalueCorrected] = {
+        "ShampooPreconditionerConfig": Shampoo(),
+        "RootInvShampooPreconditionerConfig": Shampoo(),
+        "EigendecomposedShampooPreconditionerConfig": Shampoo(),
+        "RootInvKLShampooPreconditionerConfig": KL(divided=False),
+        "EigendecomposedKLShampooPreconditionerConfig": KL(divided=False),
+        "EigenvalueCorrectedShampooPreconditionerConfig": EigenvalueCorrected(basis_change="keep"),
     }
     if name not in methods:
         raise ValueError(f"preconditioner_config is {name}; allowed: {', '.join(sorted(methods))}")
-    found = methods[name] | _exponents(fields.pop("inverse_exponent_override", None) or {}, name, highest)
+    override = _exponents(fields.pop("inverse_exponent_override", None) or {}, name, highest)
     _check_roots(fields.pop("amortized_computation_config", None))
     _drop_unless_changed(
         name,
@@ -430,20 +452,10 @@ def _preconditioner(config: Any, highest: int) -> dict[str, Any]:
         "trace_scaling_exponent",
     )
     _refuse_others(name, fields)
-    return found
+    return methods[name], override
 
 
-def _check_start(method: Mapping[str, Any], grafting_config: Any, start: int) -> None:
-    is_square_root = not method.get("eigenvalue_correction") or method.get("exponent_override", 2) == 2
-    if not is_square_root and grafting_config is None and start > 1:
-        raise ValueError(
-            "there is no equal here of an inverse_exponent_override other than 1/2 of "
-            "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the "
-            "steps have that exponent, too; allowed: start_preconditioning_step 1"
-        )
-
-
-def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> dict[str, Any]:
+def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> int | None:
     """One exponent for tensors of all orders up to ``highest``: here they have one number for all."""
     corrected = name.startswith("EigenvalueCorrected")
 
@@ -460,7 +472,7 @@ def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> dict[st
         is_one = all(isinstance(one, int | float) and one == along[0] for one in along)
         exponents[order] = (along[0] if along else default(order)) if is_one else math.nan
     if all(math.isclose(value, default(order)) for order, value in exponents.items()):
-        return {}
+        return None
     # Orders that are not listed have their own.
     listed = [exponents.get(order, default(order)) for order in range(1, max(exponents) + 1)]
     p = round(1 / listed[0]) if listed and listed[0] > 0 else 0
@@ -474,7 +486,7 @@ def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> dict[st
             f"inverse_exponent_override is {dict(overrides)!r}; allowed: all orders up to {highest}, since "
             "those that are not listed have another exponent"
         )
-    return {"exponent_override": p}
+    return p
 
 
 def _merging(config: Any, limit: float | None) -> dict[str, Any]:
@@ -482,14 +494,15 @@ def _merging(config: Any, limit: float | None) -> dict[str, Any]:
     fields = {} if config is None else _named(config)[1]
     target = fields.get("target_parameter_dimensionality")
     if limit is None or target == math.inf:
-        return {"merge_dimensions": None}
-    merged = {"merge_dimensions": _NO_LIMIT if math.isinf(limit) else int(limit)}
-    return merged if target is None else merged | {"merge_order": "right", "merge_until": target}
+        return {"merge": None}
+    merged = {"merge": _NO_LIMIT if math.isinf(limit) else int(limit)}
+    return merged if target is None else merged | {"merge_from": "right", "merge_until": target}
 
 
-def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> dict[str, Any]:
+def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> tuple[float, float]:
+    """Decoupled weight decay, and L2 regularization."""
     if kind is None:
-        return {"weight_decay": decay, "weight_decay_kind": "decoupled" if decoupled else "coupled"}
+        return (decay, 0.0) if decoupled else (0.0, decay)
     # CORRECTED scales by the rate over its peak, which is 1 where the rate is a number.
     kinds = dict.fromkeys(("DECOUPLED", "CORRECTED", "INDEPENDENT"), "decoupled") | {"L2": "coupled"}
     if _member(kind) not in kinds:
@@ -499,19 +512,44 @@ def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> dict[s
         if not lr > 0:
             raise ValueError(f"lr is {lr!r}; allowed with weight_decay_type INDEPENDENT: above 0")
         decay /= lr
-    return {"weight_decay": decay, "weight_decay_kind": kinds[_member(kind)]}
+    return (decay, 0.0) if kinds[_member(kind)] == "decoupled" else (0.0, decay)
 
 
-def _jax_graft(kind: Any, beta2: float, epsilon: float) -> dict[str, Any]:
-    adagrad = {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": epsilon}
-    rmsprop = {"grafting": "rmsprop", "grafting_beta2": beta2, "grafting_epsilon": epsilon}
-    kinds: dict[str, dict[str, Any]] = {
-        "NONE": {"grafted_norm": False, "grafting": "sgd"},
-        "SGD": {"grafting": "sgd"},
-        "SQRT_N": {"grafting": "sign"},
+def _jax_graft(kind: Any, beta2: float, epsilon: float, momentum: Momentum) -> AnyGraft:
+    adagrad = AdaGrad(initial_accumulator=0.0, epsilon=epsilon)
+    kinds: dict[str, AnyGraft] = {
+        "NONE": SGD(norm="none"),
+        "SGD": SGD(),
+        "SQRT_N": Sign(),
         "ADAGRAD": adagrad,
-        "RMSPROP": adagrad if beta2 == 1.0 else rmsprop,
+        "RMSPROP": adagrad if beta2 == 1.0 else RMSprop(beta2=beta2, epsilon=epsilon),
     }
     if _member(kind) not in kinds:
         raise ValueError(f"graft_type is {_member(kind)}; allowed: {', '.join(kinds)}")
-    return kinds[_member(kind)]
+    return replace(kinds[_member(kind)], momentum=momentum)
+
+
+FF = ShampooOptions(
+    momentum=0.9,
+    nesterov=True,
+    statistics=Statistics(frequency=1),
+    roots=Roots(early_growth=0.0, drift_bound=0.0),
+    start_preconditioning_step=50,
+)
+"""FF 4.2: AdaGrad's step size for each layer, Nesterov momentum of the preconditioned gradient, blocks, and roots
+L^(-1/4) in float64 on the host, every 50 steps and while the device goes on."""
+
+PSO = ShampooOptions(
+    momentum=0.9,
+    epsilon=0.0,
+    grafting=AdaGrad(initial_accumulator=0.0, momentum="before"),
+    statistics=Statistics(frequency=1, initial=1e-6),
+    roots=Roots(damping="absolute", early_growth=0.0, drift_bound=0.0, first=50, phase=0, identity=True),
+    start_preconditioning_step=51,
+)
+"""PSO algorithm II with tau1 = 50, tau2 = 1: statistics from 1e-6 I, and the norm of AdaGrad's momentum."""
+
+PT = torch_shampoo(grafting_config={"type": "AdaGradGraftingConfig"}, precondition_frequency=50).options
+"""PT algorithm 2 with AdaGrad's step sizes: everything in the step that it is due at, and its averages corrected."""
+
+PRESETS = {"ff": FF, "pso": PSO, "pt": PT}

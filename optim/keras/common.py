@@ -16,7 +16,7 @@ from ctr.optim.checked import refuse_unknown
 from ctr.optim.gradients import Gradient, RootSource, in_xla
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.state import Create
+from ctr.optim.variables import Create
 
 Core = ShampooCore | AdafactorCore
 
@@ -229,16 +229,16 @@ def make_replicas(core: Core) -> list[Core]:
         return [core]
     local = strategy.experimental_local_results
     replicas: list[Core] = []
-    for number in range(len(local(core.state.step))):
+    for number in range(len(local(core.step))):
 
         def create(
             name: str, shape: Sequence[int], dtype: tf.DType, value: float, number: int = number
         ) -> tf.Variable:
-            return local(core.state.variables[name])[number]
+            return local(core.variables[name])[number]
 
         weights = [local(weight)[number] for weight in core.weights]
-        leader: Any = replicas[0] if replicas else None
-        replicas.append(core.replica(weights, create, leader))
+        replica: Any = type(core)
+        replicas.append(replica(core.options, weights, core.tables, create))
     return replicas
 
 
@@ -298,7 +298,7 @@ def apply(
                 return found[number] if len(found) > 1 else found[0]
 
             own = {index: component(gradient) for index, gradient in gradients.items()}
-            with tf.device(core.state.step.device):
+            with tf.device(core.step.device):
                 _step(core, own, component(learning_rate), decayed, roots)
                 after(component)
 
@@ -375,7 +375,7 @@ class CallbackMixin:
         if self._writer is None:
             return
         core = self._optimizer().core
-        step = int(core.state.step.numpy())
+        step = int(core.step.numpy())
         # A batch may be several steps, or, with a gradient that is not finite, none.
         if step // self._every == self._written:
             return

@@ -8,7 +8,7 @@ import tf_keras
 
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
-from ctr.optim.shampoo.exchange import when
+from ctr.optim.shampoo.schedule import when
 
 # The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")

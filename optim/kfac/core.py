@@ -22,8 +22,8 @@ from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.shampoo.assignment import PRODUCT, ROOT, Block, balanced
-from ctr.optim.shampoo.exchange import when
-from ctr.optim.shampoo.state import Create, create_variable
+from ctr.optim.shampoo.schedule import when
+from ctr.optim.variables import Create, create_variable
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 

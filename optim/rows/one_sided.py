@@ -15,12 +15,15 @@ from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
 from ctr.optim.rows.rule import State
 from ctr.optim.rows.variables import Rows
-from ctr.optim.shampoo import exchange, grafting, statistics
-from ctr.optim.shampoo.division import Division
-from ctr.optim.shampoo.exchange import when
-from ctr.optim.shampoo.host import HostPipeline
+from ctr.optim.shampoo.exchange import RootExchange
+from ctr.optim.shampoo.grafting import blend_weight
+from ctr.optim.shampoo.layout import Blocks, lay_out
 from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
-from ctr.optim.shampoo.state import STATUS, ShampooState, lay_out, report
+from ctr.optim.shampoo.options import Rows as RowOptions
+from ctr.optim.shampoo.products import gram
+from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
+from ctr.optim.shampoo.statistics import Statistics
+from ctr.optim.variables import Variables, create_variable
 from ctr.workers.collectives import Workers
 
 
@@ -41,7 +44,7 @@ class RowOneSided(RowAdaGrad):
         super().__init__(rates, initial_accumulators, limit, owners)
         self.copies = copies
         given = {name: getattr(options, name) for name in OneSidedOptions.names()}
-        self.options = ShampooOptions(**given, sparse="one_sided")
+        self.options = ShampooOptions(**given, rows=RowOptions(rule="one_sided"))
 
     def build(self, weights: Mapping[str, Rows]) -> None:
         super().build(weights)
@@ -50,27 +53,21 @@ class RowOneSided(RowAdaGrad):
             (1, table.shape[1] // self.copies - 1) for table in weights.values() for _ in range(self.copies)
         ]
         self._layout = lay_out(self.options, shapes, range(len(shapes)))
-        self._division = Division(self._layout)
-        self.state = ShampooState(self.options, self._layout, [tf.float32] * len(shapes))
-        self._host = HostPipeline(self._layout.factors, self.options)
+        self.own = Variables(create_variable, tf.float32)
+        self._step = self.own.make("step", [], tf.int64)
+        self.statistics = Statistics(self.options, self._layout, self.own)
+        self.exchanged = RootExchange(self.options, Blocks(self._layout), self.own)
 
     @property
     def variables(self) -> dict[str, Rows]:
-        own = {
-            f"one_sided/{name}": variable
-            for name, variable in self.state.variables.items()
-            if not name.startswith("tensor")
-        }
-        return super().variables | own
+        return super().variables | {f"one_sided/{name}": variable for name, variable in self.own.items()}
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
-        step = self.state.step.assign_add(1, read_value=True)
+        step = self._step.assign_add(1, read_value=True)
         self._collect(gradients, step)
         if not compiled:
             self.exchange()
-        share = grafting.blend_weight(self.options, step, tf.float32)
-        certified = tf.cast(self.state.status[STATUS.index("certified")], tf.float32)
-        self._shares = share * certified
+        self._shares = blend_weight(self.options, 0, step, tf.float32) * self.exchanged.certified
         super().update(gradients, rate, compiled)
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
@@ -91,19 +88,15 @@ class RowOneSided(RowAdaGrad):
                 index = number * self.copies + copy
                 if index in self._layout.table_factors:
                     factor, place = self._layout.table_factors[index]
-                    (products,) = owners.all_reduce([statistics.row_statistics(part[:, :-1])])
+                    (products,) = owners.all_reduce([gram(part[tf.newaxis, :, :-1], 1)])
                     found.setdefault(factor, {})[place] = products
-        weight = exchange.collection_weight(self.options, step, self.state.dtype)
-
-        def collect() -> None:
-            for factor, products in found.items():
-                ordered = tf.concat([products[place] for place in range(len(products))], axis=0)
-                statistics.collect(self.state.windows[factor], ordered, self.options.beta2, weight)
-            self.state.collections.assign_add(1)
-            self.state.window_collections.assign_add(1)
-
-        last = self.state.exchanged_at.read_value()
-        when(exchange.collection_due(self.options, step, last), collect)
+        weight = collection_weight(self.options, step, tf.float32)
+        ordered = {
+            factor: tf.concat([products[place] for place in range(len(products))], axis=0)
+            for factor, products in found.items()
+        }
+        last = self.exchanged.exchanged_at.read_value()
+        when(collection_due(self.options, step, last), lambda: self.statistics.add(ordered, weight))
 
     def _precondition(
         self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers
@@ -116,7 +109,7 @@ class RowOneSided(RowAdaGrad):
                 parts.append(graft)
                 continue
             factor, place = self._layout.table_factors[index]
-            own, step = tf.matmul(values[:, :-1], self.state.roots[factor][place]), graft[:, :-1]
+            own, step = tf.matmul(values[:, :-1], self.exchanged.roots[factor][place]), graft[:, :-1]
             squares = owners.all_reduce([tf.reduce_sum(tf.square(own)), tf.reduce_sum(tf.square(step))])
             norm, wanted = (tf.sqrt(square) for square in squares)
             usable = (norm > 0) & tf.math.is_finite(norm)
@@ -128,10 +121,10 @@ class RowOneSided(RowAdaGrad):
         return tf.concat(parts, axis=1)
 
     def exchange(self) -> None:
-        exchange.with_host(self.options, self._division, self.state, self._host)
+        self.exchanged.update(self.statistics, self._step.read_value())
 
     def report(self) -> dict[str, float | int]:
-        found = report(self._layout, self.state)
+        found = self.exchanged.report(int(self._step.numpy()))
         return {f"tables_{name}": value for name, value in found.items() if name != "nonfinite_steps"}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
@@ -140,7 +133,7 @@ class RowOneSided(RowAdaGrad):
         roots = sum(14 * self.copies * (columns / self.copies) ** 3 for _, columns in shapes)
         return dataclasses.replace(
             own,
-            statistics=products / self.options.statistics_frequency,
+            statistics=products / self.options.statistics.frequency,
             preconditioning=products,
             roots=roots / self.options.precondition_frequency,
         )

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctr.optim.shampoo.blocks import Shape
+from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.state import ShampooLayout
 
 Cubic = tuple[float, float, float]  # (a, b, c) of a d^3 + b d^2 + c
 
@@ -88,7 +88,7 @@ def product_cost(block: Block) -> float:
 
 def step_cost(block: Block, options: ShampooOptions) -> float:
     """Estimates the owner's seconds for a block a step, on one core; an upper bound, as late roots are often kept."""
-    collected = 1.0 / options.statistics_frequency
+    collected = 1.0 / options.statistics.frequency
     return product_cost(block) * (1.0 + collected) + root_cost(block) / options.precondition_frequency
 
 

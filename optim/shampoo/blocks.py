@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from ctr.optim.shampoo.options import MergeOrder, ShampooOptions
+from ctr.optim.shampoo.options import Diagonal, ShampooOptions
 
 Shape = tuple[int, ...]
 
@@ -83,9 +83,7 @@ class Stack:
         return tuple(index for index, region in self.members for _ in range(region.blocks))
 
 
-def merge_dimensions(
-    shape: Sequence[int], limit: int | None, order: MergeOrder = "left", until: int = 1
-) -> Shape:
+def merge_dimensions(shape: Sequence[int], limit: int | None, order: str = "left", until: int = 1) -> Shape:
     """Drops dimensions of 1 and merges neighbors, from one end, while their product is at most ``limit``.
 
     No further ones are merged once ``until`` dimensions are left.
@@ -134,19 +132,20 @@ def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
 def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
     """Returns the layout of a tensor of a static shape; vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
-    skips, merges = options.large_dimensions == "skip", options.merge_dimensions is not None
-    merged = merge_dimensions(shape, options.merge_dimensions, options.merge_order, options.merge_until)
-    if options.dimensions_of_one == "keep" and not merges:
+    how = options.blocking
+    skips, merges = how.skip_larger, how.merge is not None
+    merged = merge_dimensions(shape, how.merge, how.merge_from, how.merge_until)
+    if how.ones == "keep" and not merges:
         merged = shape
     # JAX's version judges by the tensor itself, before anything is merged.
-    vectors = options.precondition_vectors or (skips and merges and len(shape) > 1)
+    vectors = how.vectors or (skips and merges and len(shape) > 1)
     # Merging makes a vector of a scalar in PyTorch's version; in JAX's, which skips, a scalar is never preconditioned.
     if vectors and not merged and (shape or (merges and not skips)):
         merged = (1,)
     axes, diagonal = _preconditioned(merged, options, vectors)
-    if skips and max(shape, default=1) > options.max_dimension:
+    if skips and max(shape, default=1) > how.max_dimension:
         axes = diagonal = ()
-    split = split_evenly if options.block_split == "balanced" else split_fully
+    split = split_evenly if how.split == "balanced" else split_fully
     parts = tuple(
         split(size, options.block_size) if axis in axes else ((0, 1, size),)
         for axis, size in enumerate(merged)
@@ -159,13 +158,13 @@ def _preconditioned(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The dimensions that are preconditioned by matrices and by diagonals; ``vectors``: even where there is one."""
     least = 1 if vectors else 2
-    skips = options.large_dimensions == "skip"
+    how = options.blocking
     if len(merged) < least or 0 in merged or options.start_preconditioning_step is None:
         return (), ()
-    axes = tuple(axis for axis, size in enumerate(merged) if skips or size <= options.max_dimension)
-    if axes == (0, 1) == tuple(range(len(merged))) and options.left_share in (0.0, 1.0):
-        return ((0,) if options.left_share == 1.0 else (1,)), ()
-    if options.large_dimensions != "diagonal":
+    axes = tuple(axis for axis, size in enumerate(merged) if how.skip_larger or size <= how.max_dimension)
+    if axes == (0, 1) == tuple(range(len(merged))) and options.one_side is not None:
+        return (options.one_side,), ()
+    if not isinstance(options.method, Diagonal):
         return axes, ()
     return axes, tuple(axis for axis in range(len(merged)) if axis not in axes)
 

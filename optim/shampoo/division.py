@@ -7,8 +7,7 @@ direction. Each worker has the weights and the whole gradient. Workers exchange:
                         directions                   one number for each element, padded to the largest part
     at an exchange      the status of the roots      a few numbers for each matrix
 
-Tensors without a block, such as biases, belong to all. A process alone has all of it: then each method returns what
-it was given, and nothing is added to the graph.
+Tensors without a block, such as biases, belong to all.
 """
 
 import dataclasses
@@ -16,16 +15,20 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.optim.shampoo.assignment import balanced, blocks_of, step_cost
-from ctr.optim.shampoo.blocks import Region, Shape, stack_blocks, unstack_blocks
+from ctr.optim.shampoo.blocks import Region, Shape, unstack_blocks
+from ctr.optim.shampoo.layout import Blocks, Factor, ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.state import AVERAGE, DIAGONAL, ELEMENTS, MATRICES, MOMENT, Factor, ShampooLayout
-from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.collectives import Workers
 from ctr.workers.parts import Part
+
+_ELEMENTS = ("accumulator", "gradient_average", "momentum", "graft_momentum")
+"""State of single elements."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,17 @@ class _Piece:
         return math.prod(self.region.block)
 
 
-class Division:
-    """Part of one worker in an optimizer: ``own`` is the layout with its own blocks only of the ``whole`` one."""
+class Division(Blocks):
+    """Blocks of one worker: ``own`` is the layout with its own blocks only of the ``whole`` one."""
 
-    def __init__(self, whole: ShampooLayout, owners: Sequence[int] = (), workers: Workers = ALONE) -> None:
+    def __init__(self, whole: ShampooLayout, owners: Sequence[int], workers: Workers) -> None:
         """Divides a layout by the rank of the owner of each block, in the order of the stacks.
 
         Raises:
             ValueError: tables learn by rows, which several workers do not divide.
         """
-        self.whole = self.own = whole
+        super().__init__(whole)
         self.workers = workers
-        if workers.size == 1:
-            return
         if whole.tables:
             raise ValueError(
                 f"tensors {', '.join(map(str, whole.tables))} are tables of rows, which Shampoo does not divide "
@@ -93,8 +94,6 @@ class Division:
             own[index] if index in own else tf.zeros(self.shape(index), dtype)
             for index in range(len(self.whole.tensors))
         ]
-        if self.workers.size == 1:
-            return [stack_blocks(stack, self.whole.tensors, filled) for stack in self.whole.stacks]
         blocks: list[list[tf.Tensor]] = [[] for _ in self.own.stacks]
         for index in self._divided():
             for piece, part in self._split(index, filled[index]):
@@ -106,8 +105,6 @@ class Division:
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
-        if self.workers.size == 1:
-            return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
         singles = [tf.unstack(stacked) if stacked.shape[0] else [] for stacked in blocks]
         parts: dict[int, list[tf.Tensor]] = {index: [] for index in self._divided()}
         # In each stack they are in the order of tensors, and in each tensor in the order of stacks.
@@ -156,36 +153,32 @@ class Division:
         return self._reduced(tf.reduce_max, numbers)
 
     def _reduced(self, reduce: Callable[..., tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        if self.workers.size == 1:
-            return list(numbers)
         return tf.unstack(reduce(self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis]), axis=0))
 
     # Matrices.
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:
-        return status if self.workers.size == 1 else tf.gather(status, self._numbers, axis=1)
+        return tf.gather(status, self._numbers, axis=1)
 
     def gather_status(self, own: tf.Tensor) -> tf.Tensor:
-        if self.workers.size == 1:
-            return own
         message = tf.pad(tf.transpose(own), [[0, self._most_matrices - self.own.matrices], [0, 0]])
         return tf.transpose(tf.gather(self.workers.all_gather(message), self._sent_at))
 
     def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        if self.workers.size == 1:
-            return after
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
+    def between_steps(self, action: Callable[[], None]) -> Callable[[], None]:
+        # What workers exchange, they exchange in graphs.
+        return cast(Callable[[], None], tf.function(action, autograph=False))
+
     def parts(self) -> dict[str, Part]:
-        if self.workers.size == 1:
-            return {}
         parts: dict[str, Part] = {}
         for factor, own in zip(self.whole.factors, self.own.factors, strict=True):
             part = Part(np.array(own.numbers, np.int64), factor.count)
-            parts |= {f"{factor.name}/{kind}": part for kind in MATRICES}
+            parts |= {f"{factor.name}/{kind}": part for kind in ("window", "total", "root")}
         for number, stack in enumerate(self.whole.stacks):
             places = np.array([piece.place for piece in self._in_stack(number)], np.int64)
-            names = [MOMENT, AVERAGE, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
+            names = ["moment", "average", *(f"diagonal{axis}" for axis in stack.diagonal)]
             parts |= {f"stack{number}/{name}": Part(places, stack.blocks) for name in names}
         for index in self._divided():
             tensor = self.whole.tensors[index]
@@ -193,11 +186,11 @@ class Division:
             rows = [numbers[_slices(piece.region)].ravel() for piece in self._of(self.workers.rank, index)]
             flat = np.concatenate([np.zeros(0, np.int64), *rows])
             part = Part(flat, numbers.size, tensor.shape)
-            parts |= {f"tensor{index}/{kind}": part for kind in ELEMENTS}
+            parts |= {f"tensor{index}/{kind}": part for kind in _ELEMENTS}
         return parts
 
     def _is_divided(self, tensor: int) -> bool:
-        return self.workers.size > 1 and self.whole.tensors[tensor].is_preconditioned
+        return self.whole.tensors[tensor].is_preconditioned
 
     def _divided(self) -> list[int]:
         return [index for index in range(len(self.whole.tensors)) if self._is_divided(index)]
@@ -278,6 +271,13 @@ def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> 
     if not parts:
         return tf.zeros(list(shape), dtype)
     return tf.reshape(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0), list(shape))
+
+
+def divide(options: ShampooOptions, workers: Workers) -> Callable[[ShampooLayout], Blocks]:
+    """Returns a function for a worker's blocks of a layout, of which owners are balanced by ``assignment``."""
+    if workers.size == 1:
+        return Blocks
+    return lambda layout: Division(layout, assign(options, layout, workers.size), workers)
 
 
 def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:

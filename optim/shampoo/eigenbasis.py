@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.products import multiply
 from ctr.optim.shampoo.roots import (
     TOLERANCE,
     FloatArray,
@@ -84,12 +85,10 @@ def from_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor
     return blocks
 
 
-def update_moments(options: ShampooOptions, moments: tf.Tensor, rotated: tf.Tensor) -> tf.Tensor:
+def update_moments(beta2: float, moments: tf.Tensor, rotated: tf.Tensor) -> tf.Tensor:
     """Returns V after a gradient in the bases, both [N, *block]."""
     squared = tf.square(rotated)
-    if options.beta2 == 1.0:
-        return moments + squared
-    return options.beta2 * moments + (1.0 - options.beta2) * squared
+    return moments + squared if beta2 == 1.0 else beta2 * moments + (1.0 - beta2) * squared
 
 
 def correct(
@@ -111,7 +110,7 @@ def correct(
     else:
         powers = weights * tf.pow(moments / correction, tf.constant(exponent, dtype))
     damping = options.epsilon * weights
-    if options.damping == "relative":
+    if options.roots.damping == "relative":
         damping = options.epsilon * tf.reduce_max(
             powers, axis=list(range(1, len(powers.shape))), keepdims=True
         )
@@ -134,17 +133,3 @@ def change_bases(
     for axis, before, after in zip(axes, old, new, strict=True):
         blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
     return blocks
-
-
-def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool = False) -> tf.Tensor:
-    """Multiplies one dimension of blocks [N, d_0, ..., d_k-1] by M [N, d, d], sum_j M_ij G_j, or by its transpose."""
-    order, count, size = len(blocks.shape) - 1, blocks.shape[0], blocks.shape[axis + 1]
-    if axis == order - 1:
-        flat = blocks if order == 2 else tf.reshape(blocks, [count, -1, size])
-        return tf.reshape(tf.matmul(flat, matrices, transpose_b=not transposed), blocks.shape)
-    if axis == 0:
-        flat = blocks if order == 2 else tf.reshape(blocks, [count, size, -1])
-        return tf.reshape(tf.matmul(matrices, flat, transpose_a=transposed), blocks.shape)
-    swap = list(range(order + 1))
-    swap[axis + 1], swap[1] = swap[1], swap[axis + 1]
-    return tf.transpose(multiply(tf.transpose(blocks, swap), 0, matrices, transposed), swap)

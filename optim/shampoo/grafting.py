@@ -1,81 +1,208 @@
-"""First-order optimizers whose step sizes Shampoo takes (PSO App. G; PT 2.4): directions P of steps W -= rate * P.
+"""Grafting: Shampoo's direction at the step size of a first-order optimizer, layer by layer (PSO App. G; PT 2.4)."""
 
-    adagrad   D += G^2                     P = G / (sqrt(D) + eps)         eps of its own, 0 by default
-    rmsprop   D = b D + (1 - b) G^2        P = G / (sqrt(D) + eps)
-    adam      as rmsprop, D bias-corrected
-    sgd                                    P = G
-    sign                                   P = sign(G)
-    lars                                   P = |W| / |G| G                 layer by layer
-    lamb      as adam, P'                  P = |W| / |P'| P'               layer by layer
-
-The second moment always takes the gradient itself; with a moving average of gradients (PT 3.1.1) the direction
-takes that. The factor of LARS and LAMB is 1 where one of the norms is 0, so that weights that begin at 0 move.
-"""
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.first_order import directions as first_order
+from ctr.optim.shampoo.host import COUNTERS
+from ctr.optim.shampoo.layout import Blocks
+from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
+from ctr.optim.variables import Variables
 
-_WITHOUT_MOMENTS = ("sgd", "sign", "lars")
-
-
-def has_accumulator(options: ShampooOptions) -> bool:
-    """Tells whether the grafted optimizer keeps second moments."""
-    return options.grafting not in _WITHOUT_MOMENTS
-
-
-def layer_factor(weight_norm: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-    """Computes |W| / |P|, scalar; 1 where one of the norms is 0."""
-    return tf.where(
-        (weight_norm > 0) & (norm > 0), tf.math.divide_no_nan(weight_norm, norm), tf.ones_like(norm)
-    )
+Tensors = Mapping[int, tf.Tensor]
 
 
-def initial_accumulator(options: ShampooOptions) -> float:
-    """Returns the value at which second moments start."""
-    return options.initial_accumulator if options.grafting == "adagrad" else 0.0
-
-
-def update_accumulator(options: ShampooOptions, accumulator: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """Returns the second moments after a gradient of their shape."""
-    squared = tf.square(gradient)
-    if options.grafting == "adagrad":
-        return accumulator + squared
-    return options.grafting_beta2 * accumulator + (1.0 - options.grafting_beta2) * squared
-
-
-def direction(
-    options: ShampooOptions, accumulator: tf.Tensor | None, gradient: tf.Tensor, step: tf.Tensor
-) -> tf.Tensor:
-    """Computes the direction, before any layer-wise factor; the accumulator has the present gradient in it."""
-    if accumulator is None:
-        return tf.sign(gradient) if options.grafting == "sign" else gradient
-    if options.grafting == "adagrad":
-        root = tf.sqrt(accumulator)
-        # A weight whose gradient and sum are both zero stays where it is.
-        return tf.math.divide_no_nan(
-            gradient, root + options.adagrad_epsilon if options.adagrad_epsilon else root
-        )
-    if options.grafting in ("adam", "lamb"):
-        base = tf.constant(options.grafting_beta2, gradient.dtype)
-        accumulator = accumulator / (1.0 - tf.pow(base, tf.cast(step, gradient.dtype)))
-    return tf.math.divide_no_nan(gradient, tf.sqrt(accumulator) + options.grafting_epsilon)
-
-
-def blend_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def blend_weight(options: OneSidedOptions, blend_steps: int, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Computes Shampoo's share of the direction at a step, scalar: 0 before the start, 1 after the blend."""
     if options.start_preconditioning_step is None:
         return tf.zeros([], dtype)
     passed = tf.cast(step - options.start_preconditioning_step + 1, dtype)
-    return tf.clip_by_value(passed / (options.blend_steps + 1.0), 0.0, 1.0)
+    return tf.clip_by_value(passed / (blend_steps + 1.0), 0.0, 1.0)
 
 
-def scale_blocks(blocks: tf.Tensor, grafts: tf.Tensor) -> tf.Tensor:
-    """Gives each block [N, ...] the norm of its graft; takes the graft where a block is zero or has no finite norm."""
+def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
+    """Computes the sum of squares, scalar."""
+    return 2.0 * tf.nn.l2_loss(tensor)
+
+
+class Grafting:
+    """The first-order optimizer of dense tensors, and directions that take its step sizes.
+
+    Attributes:
+        accumulators: its second moments by tensor; none for optimizers without.
+    """
+
+    def __init__(
+        self,
+        options: ShampooOptions,
+        blocks: Blocks,
+        tensors: Collection[int],
+        weights: Sequence[tf.Variable],
+        counters: tf.Variable,
+        variables: Variables,
+    ) -> None:
+        self.options, self.blocks, self.weights, self.counters = options, blocks, weights, counters
+        self.dtype = variables.dtype
+        initial = first_order.initial_accumulator(options.grafting)
+        self.accumulators = {
+            index: variables.make(f"tensor{index}/accumulator", blocks.shape(index), value=initial)
+            for index in (tensors if first_order.has_accumulator(options.grafting) else ())
+        }
+
+    # The first-order optimizer.
+
+    def collect(self, gradients: Tensors) -> None:
+        """Updates second moments by gradients, in place."""
+        found = {index: gradients[index] for index in gradients.keys() & self.accumulators.keys()}
+        for index, gradient in self._normalized(found).items():
+            accumulator = self.accumulators[index]
+            accumulator.assign(first_order.update_accumulator(self.options.grafting, accumulator, gradient))
+
+    def _normalized(self, gradients: Tensors) -> Tensors:
+        """Gradients by which second moments are updated (PT App. E)."""
+        if not getattr(self.options.grafting, "normalized", False):
+            return gradients
+        if self.options.grafting.norm != "block":
+            norms = self.norms(gradients)
+            return {index: tf.math.divide_no_nan(one, norms[index]) for index, one in gradients.items()}
+        scaled = [_divided_by_norms(blocks) for blocks in self.blocks.stack(gradients, self.dtype)]
+        whole = {index: tf.math.divide_no_nan(one, tf.norm(one)) for index, one in gradients.items()}
+        return {**whole, **{i: one for i, one in self.blocks.unstack(scaled).items() if i in gradients}}
+
+    def directions(self, moving: Tensors, step: tf.Tensor) -> dict[int, tf.Tensor]:
+        """Computes first-order directions from gradients or their averages."""
+        grafting = self.options.grafting
+        found = {
+            index: first_order.direction(grafting, self.accumulators.get(index), gradient, step)
+            for index, gradient in moving.items()
+        }
+        if not first_order.is_layerwise(grafting):
+            return found
+        norms = self.norms(found)
+        weights = {index: tf.norm(tf.cast(self.weights[index], self.dtype)) for index in found}
+        return {
+            index: one * first_order.layer_factor(weights[index], norms[index])
+            for index, one in found.items()
+        }
+
+    def norms(self, own: Tensors) -> dict[int, tf.Tensor]:
+        """Computes norms of tensors of which some elements may be elsewhere."""
+        squares = {index: squared_norm(part) for index, part in own.items()}
+        tensors = self.blocks.whole.tensors
+        divided = [index for index in own if tensors[index].is_preconditioned]
+        summed = self.blocks.sum([squares[index] for index in divided]) if divided else []
+        squares |= dict(zip(divided, summed, strict=True))
+        return {index: tf.sqrt(square) for index, square in squares.items()}
+
+    # What is grafted.
+
+    def share(self, certified: tf.Tensor, step: tf.Tensor) -> tf.Tensor | None:
+        """Computes Shampoo's share of the direction of each tensor, 0 to 1; None where nothing is preconditioned.
+
+        ``certified`` is 1 for matrices that have a root, [M].
+        """
+        layout = self.blocks.whole
+        if not layout.factors and not layout.stacks:
+            return None
+        ready = tf.math.unsorted_segment_min(
+            tf.cast(certified, self.dtype), tf.constant(layout.owners, tf.int64), len(layout.tensors)
+        )
+        # Of a tensor without a matrix it is the largest number that there is.
+        ready = tf.minimum(ready, 1.0)
+        grafting = self.options.grafting
+        if grafting.momentum != "separate":
+            ready *= blend_weight(self.options, grafting.blend_steps, step, self.dtype)
+        return ready
+
+    def scale_blocks(self, blocks: Sequence[tf.Tensor], grafts: Tensors) -> list[tf.Tensor]:
+        """Gives each block [N, ...] the norm of its graft, where grafts have the norms of blocks."""
+        if self.options.grafting.norm != "block":
+            return list(blocks)
+        own = self.blocks.stack(grafts, self.dtype)
+        return [_scaled(block, graft) for block, graft in zip(blocks, own, strict=True)]
+
+    def graft(
+        self,
+        shampoos: Tensors,
+        grafts: Tensors,
+        share: tf.Tensor,
+        missing: Callable[[], dict[int, tf.Tensor]],
+    ) -> dict[int, tf.Tensor]:
+        """Returns Shampoo's directions with the norms of grafts, by tensor; the graft where there is no Shampoo.
+
+        ``missing`` computes the grafts that are not given, which only a step that takes them does.
+        """
+        takes_norm = self.options.grafting.norm == "tensor"
+        scaled_to = [grafts[index] for index in shampoos] if takes_norm else []
+        found, graft_norms = self._both_norms([*shampoos.values()], scaled_to)
+        norms = dict(zip(shampoos, found, strict=True))
+        # A direction of zero has no norm to give it, and one beyond the working precision no direction.
+        usable = {index: (norm > 0) & tf.math.is_finite(norm) for index, norm in norms.items()}
+        norms = {index: tf.where(usable[index], norm, tf.ones_like(norm)) for index, norm in norms.items()}
+        shares = {
+            index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
+        }
+        factors = shares
+        if takes_norm:
+            factors = {
+                index: shares[index] * wanted / norms[index]
+                for index, wanted in zip(shampoos, graft_norms, strict=True)
+            }
+
+        def scaled() -> list[tf.Tensor]:
+            return [tf.math.multiply_no_nan(shampoo, factors[index]) for index, shampoo in shampoos.items()]
+
+        def blend() -> list[tf.Tensor]:
+            all_grafts = {**missing(), **grafts}
+            return [
+                direction + (1.0 - shares[index]) * all_grafts[index]
+                for index, direction in zip(shampoos, scaled(), strict=True)
+            ]
+
+        # Mostly nothing is left to blend.
+        whole = tf.reduce_all(tf.stack(list(shares.values())) == 1.0)
+        blended = tf.cond(whole, scaled if takes_norm else lambda: list(shampoos.values()), blend)
+        return {**grafts, **dict(zip(shampoos, blended, strict=True))}
+
+    def _both_norms(
+        self, shampoos: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
+    ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
+        """The norms of directions, of Shampoo's also where their squares leave the working precision."""
+        blocks = self.blocks
+        squares = blocks.sum([squared_norm(direction) for direction in [*shampoos, *grafts]])
+        norms = [tf.sqrt(square) for square in squares]
+        plain, graft_norms = norms[: len(shampoos)], norms[len(shampoos) :]
+
+        def scaled_first() -> list[tf.Tensor]:
+            largest = blocks.max([tf.reduce_max(tf.abs(direction)) for direction in shampoos])
+            scaled = [
+                squared_norm(tf.math.divide_no_nan(direction, size))
+                for direction, size in zip(shampoos, largest, strict=True)
+            ]
+            norms = [size * tf.sqrt(square) for size, square in zip(largest, blocks.sum(scaled), strict=True)]
+            overflowed = tf.math.count_nonzero(~tf.math.is_finite(tf.stack(norms)))
+            place = tf.one_hot(COUNTERS.index("overflowed"), len(COUNTERS), dtype=tf.int64)
+            self.counters.assign_add(overflowed * place)
+            return norms
+
+        stacked = tf.stack(plain)
+        usual = tf.reduce_all(tf.math.is_finite(stacked) & (stacked > 0))
+        return tf.cond(usual, lambda: plain, scaled_first), graft_norms
+
+
+def _block_norms(blocks: tf.Tensor) -> tf.Tensor:
     axes = list(range(1, len(blocks.shape)))
-    norms, wanted = (
-        tf.sqrt(tf.reduce_sum(tf.square(one), axis=axes, keepdims=True)) for one in (blocks, grafts)
-    )
+    return tf.sqrt(tf.reduce_sum(tf.square(blocks), axis=axes, keepdims=True))
+
+
+def _divided_by_norms(blocks: tf.Tensor) -> tf.Tensor:
+    return tf.math.divide_no_nan(blocks, _block_norms(blocks))
+
+
+def _scaled(blocks: tf.Tensor, grafts: tf.Tensor) -> tf.Tensor:
+    """Blocks with the norm of their grafts; the graft where a block is zero or has no finite norm."""
+    norms, wanted = _block_norms(blocks), _block_norms(grafts)
     usable = (norms > 0) & tf.math.is_finite(norms)
     scale = wanted / tf.where(usable, norms, tf.ones_like(norms))
     return tf.where(usable, tf.math.multiply_no_nan(blocks, scale), grafts)

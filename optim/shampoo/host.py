@@ -1,7 +1,7 @@
 """Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
 
 ``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
-into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
+into use at the next found. Which roots, from what, and when they come into use depends on the step alone, never
 on time. After a restart a round in flight is computed again, from statistics that stay unchanged between exchanges.
 A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
 """
@@ -19,23 +19,44 @@ import numpy as np
 from ctr.io.blas import one_blas_thread
 from ctr.optim.gradients import Present
 from ctr.optim.shampoo.eigenbasis import eigenbasis
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.layout import Factor
+from ctr.optim.shampoo.options import OneSidedOptions
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
-from ctr.optim.shampoo.state import COUNTERS, STATUS, Factor
 
 log = logging.getLogger(__name__)
 
 Solve = Callable[..., Root]
 
+# For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
+# were sent at the last exchange and the root is still out; by how much they changed since those of the root
+# (sum of Frobenius norms); condition and residual of the root; the step of its statistics.
+STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step")
+
+# Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
+# were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
+# one was taken; and by whom the roots were computed.
+COUNTERS = (
+    "refreshed",
+    "skipped",
+    "failed",
+    "lost",
+    "nonfinite_steps",
+    "overflowed",
+    "eigh",
+    "coupled_warm",
+    "coupled_cold",
+    "device",
+)
+
 _CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP = range(len(STATUS))
 
 
 @dataclass
-class Exchange:
-    """NumPy copies of the variables of ShampooState that the pipeline reads and changes.
+class Round:
+    """NumPy copies of what the pipeline reads and changes of statistics and roots.
 
     Attributes:
-        totals: for each factor float64 [N, d, d], which are to be divided by ``correction``.
+        totals: for each factor float64 [N, d, d], which are to be divided by ``divisor``.
         roots: for each factor [N, d, d]; changed where a new one came in.
         status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
         identity: how much of the identity is to be added to totals before; scalar, or for each of these matrices.
@@ -45,7 +66,7 @@ class Exchange:
     roots: list[np.ndarray]
     status: np.ndarray
     counters: np.ndarray
-    correction: float
+    divisor: float
     identity: np.ndarray | float = 0.0
 
     def identity_of(self, matrix: int) -> float:
@@ -55,16 +76,16 @@ class Exchange:
         self.counters[COUNTERS.index(counter)] += by
 
 
-def _origin(step: int, exchange: Exchange) -> tuple[int, str]:
+def _origin(step: int, found: Round) -> tuple[int, str]:
     # Diagonals differ wherever statistics do, but for a coincidence.
     digest = hashlib.sha256()
-    for total in exchange.totals:
+    for total in found.totals:
         digest.update(np.einsum("nii->ni", total).tobytes())
     return step, digest.hexdigest()
 
 
 @dataclass
-class _Round:
+class _Sent:
     origin: tuple[int, str]  # the step and the statistics it was sent from
     futures: dict[int, concurrent.futures.Future[Root]]
 
@@ -78,7 +99,7 @@ class HostPipeline:
     def __init__(
         self,
         factors: Sequence[Factor],
-        options: ShampooOptions,
+        options: OneSidedOptions,
         workers: int | None = None,
         patience: float = 300.0,
         solve: Solve = inverse_root,
@@ -92,22 +113,22 @@ class HostPipeline:
         self.seconds_computing = 0.0
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._process = os.getpid()
-        self._round: _Round | None = None
+        self._round: _Sent | None = None
         self._places = [(f, i) for f, factor in enumerate(factors) for i in range(factor.count)]
         sizes = [factors[f].size for f, _ in self._places]
         self._largest_first = sorted(range(len(sizes)), key=lambda matrix: -sizes[matrix])
 
-    def send(self, step: int, exchange: Exchange, present: Present = None) -> None:
+    def send(self, step: int, found: Round, present: Present = None) -> None:
         """Starts the roots of all statistics that changed enough, among the matrices present; marks them as sent."""
-        status = exchange.status
+        status = found.status
         status[_SENT] = 0
         for matrix, (f, i) in enumerate(self._places):
             if present is not None and not present[matrix]:
-                if self.options.has_identities and not status[_CERTIFIED, matrix]:
-                    exchange.roots[f][i] = np.eye(self.factors[f].size)
+                if self.options.roots.identity and not status[_CERTIFIED, matrix]:
+                    found.roots[f][i] = np.eye(self.factors[f].size)
                     status[_CERTIFIED, matrix], status[_ROOT_STEP, matrix] = 1, step
                 continue
-            total, identity = exchange.totals[f][i], exchange.identity_of(matrix)
+            total, identity = found.totals[f][i], found.identity_of(matrix)
             # Not by BLAS, whose sums depend on its number of threads, and that on whether roots are computed.
             norm = float(np.sqrt(np.sum(np.square(total))))
             # No gradient yet, as in crosses that are still switched off: not a fault.
@@ -115,54 +136,65 @@ class HostPipeline:
                 continue
             # What statistics begin with decays even where no gradient comes.
             fades = norm == 0 and identity > 0 and self.options.beta2 < 1.0
-            still = status[_DRIFT, matrix] <= self.options.drift_bound * norm
+            still = status[_DRIFT, matrix] <= self.options.roots.drift_bound * norm
             if status[_CERTIFIED, matrix] and still and not fades:
-                exchange.count("skipped")
+                found.count("skipped")
                 continue
             status[_SENT, matrix] = 1
-        self._start(step, exchange)
+        self._start(step, found)
+        if self.options.roots.identity and self.options.roots.asynchronous:
+            self._use_initial(step, found)
 
-    def collect(self, sent_at: int, exchange: Exchange) -> None:
+    def _use_initial(self, step: int, found: Round) -> None:
+        """Brings the roots of initial statistics into use where there is none yet (PSO alg. II)."""
+        for matrix in np.flatnonzero(found.status[_CERTIFIED] == 0):
+            f, i = self._places[matrix]
+            factor, initial = self.factors[f], self.options.statistics.initial
+            scale = 1.0 if factor.basis or not initial else initial**-factor.exponent
+            found.roots[f][i] = scale * np.eye(factor.size)
+            found.status[_CERTIFIED, matrix], found.status[_ROOT_STEP, matrix] = 1, step
+
+    def collect(self, sent_at: int, found: Round) -> None:
         """Brings the roots that were sent at step ``sent_at`` into use, waiting for those that are not ready."""
-        sent = np.flatnonzero(exchange.status[_SENT])
+        sent = np.flatnonzero(found.status[_SENT])
         if not len(sent):
             return
         begun = time.perf_counter()
         # After a restart, or when the variables were set to those of another moment, it is computed here.
         if (
             self._round is None
-            or self._round.origin != _origin(sent_at, exchange)
+            or self._round.origin != _origin(sent_at, found)
             or self._process != os.getpid()
         ):
-            self._start(sent_at, exchange)
+            self._start(sent_at, found)
         assert self._round is not None
         futures, self._round = self._round.futures, None
         lost = self._wait(futures)
         for matrix in sent:
-            self._use_root(int(matrix), futures.get(int(matrix)), lost, sent_at, exchange)
-        exchange.status[_SENT] = 0
+            self._use_root(int(matrix), futures.get(int(matrix)), lost, sent_at, found)
+        found.status[_SENT] = 0
         self.seconds_waited += time.perf_counter() - begun
 
-    def _start(self, step: int, exchange: Exchange) -> None:
+    def _start(self, step: int, found: Round) -> None:
         if self._process != os.getpid():
             # Threads do not survive a fork.
             self._pool, self._process = None, os.getpid()
         if self._pool is None:
             self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, "shampoo-roots")
-        status = exchange.status
+        status = found.status
         futures = {}
         for matrix in self._largest_first:
             if not status[_SENT, matrix]:
                 continue
             f, i = self._places[matrix]
             # Copies: what is given belongs to the caller, and may change or go while the workers read it.
-            statistics = exchange.totals[f][i] / exchange.correction
-            identity = exchange.identity_of(matrix)
+            statistics = found.totals[f][i] / found.divisor
+            identity = found.identity_of(matrix)
             if identity:
-                statistics[np.diag_indices_from(statistics)] += identity / exchange.correction
+                statistics[np.diag_indices_from(statistics)] += identity / found.divisor
             previous = None
             if status[_CERTIFIED, matrix]:
-                previous = exchange.roots[f][i].astype(np.float64)
+                previous = found.roots[f][i].astype(np.float64)
             try:
                 futures[matrix] = self._pool.submit(
                     self._compute, self.factors[f], statistics, previous, float(status[_CONDITION, matrix])
@@ -173,7 +205,7 @@ class HostPipeline:
                 log.warning("roots from step %d cannot be computed: %s", step, error)
                 self._pool = None
                 break
-        self._round = _Round(_origin(step, exchange), futures)
+        self._round = _Sent(_origin(step, found), futures)
 
     def _compute(
         self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float
@@ -192,10 +224,10 @@ class HostPipeline:
                     statistics,
                     factor.exponent,
                     epsilon=self.options.epsilon,
-                    solver=self.options.solver,
+                    solver=self.options.roots.solver.kind,
                     previous=previous,
                     previous_condition=condition if previous is not None else None,
-                    **({"absolute": True} if self.options.damping == "absolute" else {}),
+                    **({"absolute": True} if self.options.roots.damping == "absolute" else {}),
                 )
         self.seconds_computing += time.perf_counter() - begun
         return root
@@ -220,13 +252,13 @@ class HostPipeline:
         future: concurrent.futures.Future[Root] | None,
         some_lost: bool,
         sent_at: int,
-        exchange: Exchange,
+        found: Round,
     ) -> None:
         f, i = self._places[matrix]
         factor = self.factors[f]
 
         def keep_previous(counter: str, problem: str) -> None:
-            exchange.count(counter)
+            found.count(counter)
             name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
             log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
 
@@ -240,14 +272,14 @@ class HostPipeline:
             keep_previous("failed" if isinstance(error, RootError) else "lost", f": {error}")
             return
         with np.errstate(over="ignore"):
-            matrix_root = root.matrix.astype(exchange.roots[f].dtype)
+            matrix_root = root.matrix.astype(found.roots[f].dtype)
         if not np.isfinite(matrix_root).all():
             keep_previous("failed", " is beyond float32")
             return
-        exchange.roots[f][i] = matrix_root
-        exchange.count("refreshed")
-        exchange.count(root.solver)
-        status = exchange.status
+        found.roots[f][i] = matrix_root
+        found.count("refreshed")
+        found.count(root.solver)
+        status = found.status
         status[_CERTIFIED, matrix] = 1
         # Statistics changed last before they were sent.
         status[_DRIFT, matrix] = 0

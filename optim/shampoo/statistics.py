@@ -6,70 +6,175 @@
 and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose. ``window``, in
 the working precision, sums the collections; at an exchange it is added to ``total``, in float64: float32 alone would
 stop growing after some 2^24 equal increments; a window has at most 100,000. Both are kept as triangles
-(triangles.py).
+(triangles.py). A dimension with a diagonal has the sums of squares alone.
 """
+
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.gradients import Present, keep, powers
-from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.triangles import matrix_size, multiplicities, pack
+from ctr.optim.gradients import Present, keep, of_owners, powers
+from ctr.optim.shampoo import kl
+from ctr.optim.shampoo.layout import ShampooLayout
+from ctr.optim.shampoo.options import KL, ShampooOptions
+from ctr.optim.shampoo.products import gram
+from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
+from ctr.optim.shampoo.triangles import multiplicities, pack, packed_size
+from ctr.optim.variables import Variables
 
 
-def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
-    """Sums products along one axis of blocks [N, d_0, ..., d_k-1] over all other dimensions: [N, d_axis, d_axis]."""
-    if len(blocks.shape) == 3:
-        return tf.matmul(blocks, blocks, transpose_a=axis == 1, transpose_b=axis == 0)
-    dimensions = list(range(1, len(blocks.shape)))
-    moved = dimensions.pop(axis)
-    unfolded = tf.transpose(blocks, [0, moved, *dimensions])
-    count, size = unfolded.shape[0], unfolded.shape[1]
-    unfolded = tf.reshape(unfolded, [count, size, -1])
-    return tf.matmul(unfolded, unfolded, transpose_b=True)
+class Statistics:
+    """Statistics of the matrices of a layout.
+
+    Attributes:
+        collections, window_collections: int64, how often statistics were collected, and how often since the last
+            exchange.
+        missed: int64 [2, tensors], in how many of them each tensor had no gradient (below 0: its windows were not
+            folded when those of others were). None with summed statistics, which no collection decays.
+        windows, totals: for each factor [N, d (d + 1) / 2], packed; totals in float64.
+        diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
+    """
+
+    def __init__(self, options: ShampooOptions, layout: ShampooLayout, variables: Variables) -> None:
+        self.options, self.layout = options, layout
+        make = variables.make
+        self.dtype = variables.dtype
+        self.collections = make("collections", [], tf.int64)
+        self.window_collections = make("window_collections", [], tf.int64)
+        decays = options.beta2 < 1.0
+        self.missed = make("missed", [2, len(layout.tensors)], tf.int64) if decays else None
+        self.windows: list[tf.Variable] = []
+        self.totals: list[tf.Variable] = []
+        for factor in layout.factors:
+            packed = [factor.count, packed_size(factor.size)]
+            self.windows.append(make(f"{factor.name}/window", packed))
+            self.totals.append(make(f"{factor.name}/total", packed, tf.float64))
+        self.diagonals = [
+            {
+                axis: make(f"stack{number}/diagonal{axis}", [stack.blocks, stack.block[axis]])
+                for axis in stack.diagonal
+            }
+            for number, stack in enumerate(layout.stacks)
+        ]
+
+    def update(
+        self,
+        stacked: Sequence[tf.Tensor],
+        rows: Mapping[int, tf.Tensor],
+        roots: Sequence[tf.Variable],
+        step: tf.Tensor,
+        last: tf.Tensor,
+        present: Present = None,
+    ) -> None:
+        """Collects the products of gradients, if that is due: of stacks [N, *block], and of tables' rows [U, C].
+
+        ``roots`` are the present ones, and ``last`` is the step of the last exchange. Tensors that are not ``present``
+        have no gradient.
+        """
+        layout = self.layout
+        if not layout.factors and not layout.stacks:
+            return
+        weight = collection_weight(self.options, step, self.dtype)
+
+        def collect() -> None:
+            found: dict[int, tf.Tensor] = {}
+            for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
+                present_roots = {
+                    axis: roots[factor] for axis, factor in zip(stack.axes, factors, strict=True)
+                }
+                products = self._products(stacked[number], stack.axes, present_roots)
+                found |= dict(zip(factors, products, strict=True))
+                here = of_owners(present, stack.owners)
+                for axis, sums in self.diagonals[number].items():
+                    _collect(sums, _squares(stacked[number], axis), self.options.beta2, weight, here)
+            found |= self._of_tables(rows)
+            self.add(found, weight, present)
+
+        when(collection_due(self.options, step, last), collect)
+
+    def add(
+        self, products: Mapping[int, tf.Tensor], weight: tf.Tensor | float, present: Present = None
+    ) -> None:
+        """Adds products [N, d, d] to the windows of their factors, in place, as one collection."""
+        for number, found in products.items():
+            window, factor = self.windows[number], self.layout.factors[number]
+            # Their shape is not known where they come from several replicas.
+            packed = pack(tf.ensure_shape(found, [factor.count, factor.size, factor.size]))
+            here = of_owners(present, factor.owners)
+            _collect(window, packed, self.options.beta2, weight, here)
+        if self.missed is not None and present is not None:
+            self.missed.assign_add(tf.cast(tf.stack([~present, ~present]), tf.int64))
+        self.collections.assign_add(1)
+        self.window_collections.assign_add(1)
+
+    def _products(
+        self, blocks: tf.Tensor, axes: Sequence[int], roots: Mapping[int, tf.Variable]
+    ) -> list[tf.Tensor]:
+        method = self.options.method
+        if isinstance(method, KL):
+            return kl.products(blocks, axes, roots, method.divided)
+        return [gram(blocks, axis) for axis in axes]
+
+    def _of_tables(self, rows: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """G^T G of the distinct touched rows of each table."""
+        by_factor: dict[int, list[tf.Tensor]] = {}
+        for index, (factor, _) in self.layout.table_factors.items():
+            width = self.layout.tensors[index].shape[1]
+            values = tf.cast(rows[index], self.dtype) if index in rows else tf.zeros([1, width], self.dtype)
+            by_factor.setdefault(factor, []).append(gram(values[tf.newaxis], 1))
+        return {factor: tf.concat(products, axis=0) for factor, products in by_factor.items()}
+
+    def fold(self, present: Present = None) -> tf.Tensor:
+        """Adds windows to totals and empties them, in place; returns Frobenius norms of the changes, float64 [M]."""
+        layout, collections = self.layout, self.window_collections.read_value()
+        missed = None if self.missed is None else self.missed[1]
+        decays = powers(self.options.beta2, collections, missed, tf.float64)
+        changes = []
+        for factor, total, window in zip(layout.factors, self.totals, self.windows, strict=True):
+            here = of_owners(present, factor.owners)
+            decay = decays
+            if missed is not None:
+                decay = tf.gather(decays, tf.constant(factor.owners, tf.int64))[:, tf.newaxis]
+            change = tf.cast(window, tf.float64) + (decay - 1.0) * total
+            change = keep(change, tf.zeros_like(change), here)
+            total.assign_add(change)
+            window.assign(keep(tf.zeros_like(window), window, here))
+            squares = multiplicities(factor.size) * tf.square(change)
+            changes.append(tf.sqrt(tf.reduce_sum(squares, axis=1)))
+        if self.missed is not None and missed is not None:
+            left = keep(tf.zeros_like(missed), missed - collections, present)
+            self.missed.assign(tf.stack([self.missed[0], left]))
+        self.window_collections.assign(0)
+        return tf.concat(changes, axis=0)
+
+    def divisor(self, collections: tf.Tensor, dtype: tf.DType = tf.float64) -> tf.Tensor:
+        """Computes what decayed statistics are to be divided by, 1 - beta2^n (PT 3.1.1), scalar; 1 where nothing is."""
+        if self.options.beta2 == 1.0 or not self.options.statistics.bias_correction:
+            return tf.ones([], dtype)
+        return 1.0 - powers(self.options.beta2, collections, None, dtype)
+
+    def identity(self, collections: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+        """Computes what is left of the initial identity, scalar; [tensors] with ``missed``."""
+        return self.options.statistics.initial * powers(self.options.beta2, collections, missed, dtype)
+
+    def identity_of_matrices(self, collections: tf.Tensor, missed: tf.Tensor | None) -> tf.Tensor:
+        """Computes what is left of each matrix' initial identity, float64 [M], or of all, scalar."""
+        found = self.identity(collections, missed, tf.float64)
+        return found if missed is None else tf.gather(found, tf.constant(self.layout.owners, tf.int64))
 
 
-def row_statistics(values: tf.Tensor) -> tf.Tensor:
-    """Computes G^T G, [1, C, C], from the distinct touched rows, [U, C]."""
-    return gram(values[tf.newaxis], 1)
-
-
-def collect(
-    window: tf.Variable,
-    products: tf.Tensor,
-    beta2: float,
-    weight: tf.Tensor | float = 1.0,
-    present: Present = None,
+def _collect(
+    sums: tf.Variable, added: tf.Tensor, beta2: float, weight: tf.Tensor | float, present: Present
 ) -> None:
-    """Adds products [N, d, d] to a packed window, in place; times ``weight`` where they are summed (beta2 = 1)."""
-    size = matrix_size(window.shape[1])
-    # Their shape is not known where they come from several replicas.
-    products = pack(tf.ensure_shape(products, [window.shape[0], size, size]))
+    """Adds to the rows of [N, ...] that are present, in place; times ``weight`` where they are summed (beta2 = 1)."""
     if beta2 == 1.0:
-        added = tf.cast(weight, products.dtype) * products if isinstance(weight, tf.Tensor) else products
-        window.assign_add(keep(added, tf.zeros_like(added), present))
+        added = tf.cast(weight, added.dtype) * added if isinstance(weight, tf.Tensor) else added
+        sums.assign_add(keep(added, tf.zeros_like(added), present))
     else:
-        window.assign(keep(beta2 * window + (1.0 - beta2) * products, window, present))
+        sums.assign(keep(beta2 * sums + (1.0 - beta2) * added, sums, present))
 
 
-def fold(
-    total: tf.Variable, window: tf.Variable, size: int, decay: tf.Tensor, present: Present = None
-) -> tf.Tensor:
-    """Adds a window to its total and empties it, in place; returns the Frobenius norms of the changes, float64 [N]."""
-    added = tf.cast(window, tf.float64)
-    change = added + (decay - 1.0) * total
-    change = keep(change, tf.zeros_like(change), present)
-    total.assign_add(change)
-    window.assign(keep(tf.zeros_like(window), window, present))
-    return tf.sqrt(tf.reduce_sum(multiplicities(size) * tf.square(change), axis=1))
-
-
-def corrected_by(options: ShampooOptions, collections: tf.Tensor) -> tf.Tensor:
-    """Computes the divisor of decayed statistics, 1 - beta2^n (PT 3.1.1), float64; 1 where there is none."""
-    if options.beta2 == 1.0 or not options.bias_correction:
-        return tf.ones([], tf.float64)
-    return 1.0 - tf.pow(tf.constant(options.beta2, tf.float64), tf.cast(collections, tf.float64))
-
-
-def initial(options: ShampooOptions, collections: tf.Tensor, missed: tf.Tensor | None = None) -> tf.Tensor:
-    """Computes how much of the identity statistics still have from their start, float64 scalar; [N] with ``missed``."""
-    return options.initial_statistics * powers(options.beta2, collections, missed, tf.float64)
+def _squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
+    """The diagonal of ``gram``, [N, d_axis]."""
+    others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
+    return tf.reduce_sum(tf.square(blocks), axis=others)

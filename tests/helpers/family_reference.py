@@ -8,6 +8,8 @@ import itertools
 
 import numpy as np
 
+import shampoo_options
+
 
 def along(tensor, axis, matrix):
     """sum_j M_ij T_..j.. along an axis."""
@@ -160,6 +162,7 @@ def replay(settings, weights, history, rate):
         history: for each step the gradients; what has none stays as it is, with all that is kept of it.
         rate: the learning rate.
     """
+    settings = shampoo_options.names(settings)
     layers = [Layer(settings, weight) for weight in weights]
     trajectory, collections, start = [], 0, settings.start_preconditioning_step
     first, interval = settings.first_exchange or start, settings.precondition_frequency

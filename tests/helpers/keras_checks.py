@@ -22,8 +22,8 @@ if __name__ == "__main__":
     )
 
 from ctr.optim import Adafactor, Shampoo, ShampooCallback, ShampooOptions
+from ctr.optim.shampoo.host import STATUS
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.state import STATUS
 
 keras = tf.keras
 KERAS_3 = keras.Model.__module__.startswith("keras.")
@@ -125,7 +125,7 @@ def differ(first, second):
 
 
 def in_flight(core):
-    return bool((core.state.status.numpy()[STATUS.index("sent")] > 0).any())
+    return bool((core.exchanged.status.numpy()[STATUS.index("sent")] > 0).any())
 
 
 @contextlib.contextmanager
@@ -380,7 +380,7 @@ def fit_uses_roots_from_the_host_without_a_callback():
     assert history[1] < history[0]
     assert report["layers"] == report["layers_ready"] == 1
     assert report["eigh"] == report["refreshed"] > 0 and report["device"] == report["failed"] == 0
-    assert int(model.optimizer.core.state.step) == int(model.optimizer.iterations) == 20
+    assert int(model.optimizer.core.step) == int(model.optimizer.iterations) == 20
 
 
 @check
@@ -426,7 +426,7 @@ def batches_that_are_not_finite_are_skipped_and_counted():
     model.train_on_batch(ids, labels * np.nan)
     same(values(model), before)
     report = model.optimizer.core.report()
-    assert report["nonfinite_steps"] == 1 and int(model.optimizer.core.state.step) == 3
+    assert report["nonfinite_steps"] == 1 and int(model.optimizer.core.step) == 3
     model.train_on_batch(ids, labels)
     assert all(differ(values(model), before)) and np.isfinite(np.concatenate(values(model), None)).all()
 
@@ -436,7 +436,7 @@ def several_steps_in_one_execution_exchange_as_single_ones_do():
     model = compiled(Shampoo(0.02, **QUICK), steps_per_execution=5)
     fit(model, 10)
     core = model.optimizer.core
-    assert int(core.state.step) == 10 and int(core.state.exchanged_at) == 10
+    assert int(core.step) == 10 and int(core.exchanged.exchanged_at) == 10
     # Of steps 2 (waited for) and 6; what was sent at 10 is on its way.
     assert core.report()["refreshed"] == 4 and core.report()["staleness_max"] == 4 and in_flight(core)
 
@@ -454,7 +454,7 @@ def with_jit_compile_roots_come_from_the_callback_or_from_the_device():
     assert hosted["eigh"] == hosted["refreshed"] == 2 and hosted["device"] == 0
     fit(model, 8, start=7)
     alone = core().report()
-    assert int(core().state.step) == 15
+    assert int(core().step) == 15
     assert alone["device"] >= 4 and alone["layers_ready"] == 1 and alone["failed"] == 0
     assert alone["residual_max"] <= 2e-2 and alone["staleness_max"] <= 4
     fit(model, 8, [ShampooCallback()], start=15)
@@ -473,11 +473,11 @@ def with_jit_compile_a_fit_that_broke_off_leaves_no_training_without_roots():
     with contextlib.suppress(KeyboardInterrupt):
         fit(model, 8, [ShampooCallback(), Stop()])
     # Two steps: the roots of the second are there.
-    assert int(model.optimizer.core.state.step) == 2
+    assert int(model.optimizer.core.step) == 2
     assert model.optimizer.core.report()["refreshed"] == 2
     fit(model, 8, start=2)
     report = model.optimizer.core.report()
-    assert int(model.optimizer.core.state.step) == 10
+    assert int(model.optimizer.core.step) == 10
     assert report["refreshed"] == 4 and report["staleness_max"] <= 4 and report["failed"] == 0
 
 
@@ -504,7 +504,7 @@ def a_strategy_of_one_replica_changes_nothing_but_the_kind_of_the_variables():
         with tempfile.TemporaryDirectory() as folder:
             for model in (plain, mirrored):
                 histories.append(fit(model, 8, [ShampooCallback(log_dir=folder, every=3)]).history)
-        assert isinstance(mirrored.optimizer.core.state.step, tf.distribute.DistributedValues)
+        assert isinstance(mirrored.optimizer.core.step, tf.distribute.DistributedValues)
         report = mirrored.optimizer.core.report()
         assert report["layers_ready"] == 1 and report["refreshed"] == 2 and report["staleness_max"] == 6
         assert report == plain.optimizer.core.report()
@@ -532,13 +532,13 @@ def float16_with_loss_scaling_skips_overflows_and_goes_on():
         inner = model.optimizer.inner_optimizer
         history = fit(model, 5, [ShampooCallback()]).history
         assert history["shampoo/layers_ready"] == [1]
-        before, step, (ids, labels) = values(model), int(inner.core.state.step), example(5)
+        before, step, (ids, labels) = values(model), int(inner.core.step), example(5)
         scale = loss_scale(model)
         model.train_on_batch(ids, labels * 1e9)
         same(values(model), before)
-        assert loss_scale(model) == scale / 2 and int(inner.core.state.step) == step
+        assert loss_scale(model) == scale / 2 and int(inner.core.step) == step
         model.train_on_batch(ids, labels)
-        assert all(differ(values(model), before)) and int(inner.core.state.step) == step + 1
+        assert all(differ(values(model), before)) and int(inner.core.step) == step + 1
         assert all(np.isfinite(value).all() and value.dtype == np.float32 for value in values(model))
 
 
@@ -550,7 +550,7 @@ def bfloat16_activations_leave_weights_and_state_in_float32():
     core = model.optimizer.core
     assert history[1] < history[0] and core.report()["layers_ready"] == 1
     assert all(value.dtype == np.float32 for value in values(model))
-    assert core.state.dtype == tf.float32 and core.state.totals[0].dtype == tf.float64
+    assert core.dtype == tf.float32 and core.statistics.totals[0].dtype == tf.float64
 
 
 # Saving.
@@ -561,7 +561,7 @@ def resumes(save_and_load):
     options = {"momentum": 0.9, "beta1": 0.5, "beta2": 0.99, "sparse": "one_sided"}
     model = compiled(Shampoo(0.02, **QUICK, **options))
     advance(model, model.optimizer, 8)
-    assert in_flight(model.optimizer.core) and int(model.optimizer.core.state.exchanged_at) == 6
+    assert in_flight(model.optimizer.core) and int(model.optimizer.core.exchanged.exchanged_at) == 6
 
     def fresh():
         made = compiled(Shampoo(0.02, **QUICK, **options))
@@ -662,7 +662,7 @@ def all_of_the_family_compile():
         model = compiled(make(), jit_compile=True)
         callbacks = [] if name == "Adafactor" else [ShampooCallback()]
         assert np.isfinite(fit(model, 12, callbacks).history["loss"]).all(), name
-        assert int(model.optimizer.core.state.step) == 12
+        assert int(model.optimizer.core.step) == 12
 
 
 @check
@@ -724,7 +724,7 @@ def it_is_known_by_name_and_saved_under_it():
         with tempfile.TemporaryDirectory() as folder:
             model.save(Path(folder, "model.keras"))
             loaded = keras.models.load_model(Path(folder, "model.keras"))
-        assert type(loaded.optimizer) is Shampoo and int(loaded.optimizer.core.state.step) == 3
+        assert type(loaded.optimizer) is Shampoo and int(loaded.optimizer.core.step) == 3
         assert type(keras.models.clone_model(loaded)) is type(model)
     with policy("mixed_float16"):
         assert type(compiled("shampoo").optimizer.inner_optimizer) is Shampoo
@@ -825,7 +825,7 @@ if KERAS_3:
             by_hand.step([(a + b) / 2 for a, b in zip(*pair, strict=True)], 0.02)
         for one, other in zip(values(model), [w.numpy() for w in by_hand.weights], strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-        assert int(optimizer.core.state.step) == 4 and int(optimizer.iterations) == 4
+        assert int(optimizer.core.step) == 4 and int(optimizer.iterations) == 4
         assert optimizer.core.report()["layers_ready"] == 1
 
     @check

@@ -15,8 +15,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+import shampoo_options
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import ShampooOptions
 
 
 def options(**changed):
@@ -31,7 +31,7 @@ def options(**changed):
         "early_growth": 0.0,
         "drift_bound": 0.0,
     }
-    return ShampooOptions(**settings | changed)
+    return shampoo_options.options(**settings | changed)
 
 
 def inverse_root(matrix, exponent, epsilon):
@@ -114,6 +114,7 @@ def replay(settings, weights, history, rate, between_steps=False):
         rate: the learning rate.
         between_steps: roots come in after a step and not within it.
     """
+    settings = shampoo_options.names(settings)
     layers = [Layer(settings, weight) for weight in weights]
     trajectory, skipped, collections = [], 0, 0
     first = due = settings.start_preconditioning_step
@@ -288,7 +289,7 @@ def gaps(trajectory, expected, start):
 
 def state_of(core):
     """All that a checkpoint holds."""
-    return {name: variable.numpy() for name, variable in core.state.variables.items()}, [
+    return {name: variable.numpy() for name, variable in core.variables.items()}, [
         weight.numpy() for weight in core.weights
     ]
 
@@ -296,9 +297,9 @@ def state_of(core):
 def restore(core, saved):
     """Sets a core's variables to those of another."""
     variables, weights = saved
-    assert variables.keys() == core.state.variables.keys()
+    assert variables.keys() == core.variables.keys()
     for name, value in variables.items():
-        core.state.variables[name].assign(value)
+        core.variables[name].assign(value)
     for variable, value in zip(core.weights, weights, strict=True):
         variable.assign(value)
 

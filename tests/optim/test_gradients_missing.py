@@ -1,5 +1,7 @@
 """What is kept of a variable that has no gradient in a step stays as it is, to the bit, for every method."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,18 +27,19 @@ METHODS = {
 
 def kept_of(core, index):
     """By name all that the optimizer has of a tensor, and the tensor itself."""
-    state, layout = core.state, core.layout
-    found = {n: v.numpy() for n, v in state.variables.items() if n.startswith(f"tensor{index}/")}
-    for number, factor in enumerate(layout.factors):
+    variables, layout = core.variables, core.layout
+    found = {n: v.numpy() for n, v in variables.items() if n.startswith(f"tensor{index}/")}
+    for factor in layout.factors:
         rows = np.flatnonzero(np.array(factor.owners) == index)
-        for kind in ("windows", "totals", "roots"):
-            found[f"{kind} {number}"] = getattr(state, kind)[number].numpy()[rows]
-        found[f"status {number}"] = state.status.numpy()[:, factor.offset + rows]
+        for kind in ("window", "total", "root"):
+            name = f"{factor.name}/{kind}"
+            found[name] = variables[name].numpy()[rows]
+        found[f"status {factor.name}"] = variables["status"].numpy()[:, factor.offset + rows]
     for number, stack in enumerate(layout.stacks):
         rows = np.flatnonzero(np.array(stack.owners) == index)
-        stacked = [*state.moments[number : number + 1], *state.averages[number : number + 1]]
-        for place, variable in enumerate([*stacked, *state.diagonals[number].values()]):
-            found[f"stack {number} {place}"] = variable.numpy()[rows]
+        for name, variable in variables.items():
+            if re.fullmatch(rf"stack{number}/(moment|average|diagonal\d)", name):
+                found[name] = variable.numpy()[rows]
     return found | {"weight": core.weights[index].numpy()}
 
 
@@ -68,9 +71,9 @@ def test_roots_that_are_computed_beside_the_training_come_whatever_a_step_brings
     history = reference.drifting(SHAPES[:2], 13)
     history[12][1] = None
     reference.train(core, history[:12], 0.1)
-    roots = [root.numpy() for root in core.state.roots]
+    roots = [root.numpy() for root in core.exchanged.roots]
     reference.train(core, history[12:], 0.1)
-    for before, after in zip(roots, core.state.roots, strict=True):
+    for before, after in zip(roots, core.exchanged.roots, strict=True):
         assert (before != after.numpy()).any(axis=(1, 2)).all()
 
 

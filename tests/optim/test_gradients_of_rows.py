@@ -10,7 +10,8 @@ import shampoo_reference as reference
 from ctr.optim.gradients import sum_duplicates
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.statistics import row_statistics
+from ctr.optim.shampoo.products import gram
+from shampoo_options import options as flat_options
 
 ROWS, WIDTH = 12, 3
 RATE = 0.125
@@ -57,7 +58,7 @@ def test_repeated_rows_are_summed_as_a_dense_scatter_sums_them(rows, seed):
     assert not padded_rows.numpy()[distinct:].any() and not padded_values.numpy()[distinct:].any()
     for (values_,) in ((eager.values,), (padded_values,)):
         dense = scattered(values, rows)
-        np.testing.assert_allclose(row_statistics(values_)[0], dense.T @ dense, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(gram(values_[tf.newaxis], 1)[0], dense.T @ dense, rtol=1e-10, atol=1e-12)
 
 
 def table_replay(mode, options, start, steps):
@@ -101,8 +102,8 @@ def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode,
     assert reference.gaps(trajectory, expected, [start]).max() < 1e-9
     # Rows that no batch has touched keep every bit.
     np.testing.assert_array_equal(trajectory[-1][0][-3:], start[-3:])
-    initial = np.full((3, core.state.accumulators[0].shape[1]), options.initial_accumulator)
-    np.testing.assert_array_equal(core.state.accumulators[0].numpy()[-3:], initial)
+    initial = np.full((3, core.grafting.accumulators[0].shape[1]), options.initial_accumulator)
+    np.testing.assert_array_equal(core.grafting.accumulators[0].numpy()[-3:], initial)
     assert core.report()["layers_ready"] == (mode == "one_sided")
 
 
@@ -155,12 +156,12 @@ def test_rows_for_a_weight_that_is_no_table_are_made_dense():
 @pytest.mark.parametrize(("dtype", "value"), [(tf.float16, 100.0), (tf.bfloat16, 1.0)])
 def test_repeated_rows_of_a_small_dtype_are_summed_in_float32(dtype, value, is_table):
     weight = tf.Variable(tf.zeros([4, 2], dtype))
-    core = ShampooCore(ShampooOptions(start_preconditioning_step=None), [weight], [0] if is_table else [])
+    core = ShampooCore(flat_options(start_preconditioning_step=None), [weight], [0] if is_table else [])
     gradient = tf.IndexedSlices(
         tf.fill([4096, 2], tf.constant(value, dtype)), tf.zeros([4096], tf.int32), tf.constant([4, 2])
     )
     assert bool(core.update_if_finite([gradient], RATE))
-    np.testing.assert_allclose(core.state.accumulators[0][0], (4096 * value) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(core.grafting.accumulators[0][0], (4096 * value) ** 2, rtol=1e-6)
     np.testing.assert_allclose(tf.cast(weight, tf.float32), [[-RATE] * 2, *[[0.0] * 2] * 3], rtol=1e-3)
 
 
@@ -170,7 +171,7 @@ def test_rows_whose_sum_is_not_finite_change_nothing():
     repeated = tf.IndexedSlices(tf.fill([100, 2], 1e18), tf.zeros([100], tf.int32), tf.constant([4, 2]))
     assert not bool(core.update_if_finite([repeated], RATE))
     assert core.report()["nonfinite_steps"] == 1
-    assert (weight.numpy() == 1).all() and core.state.accumulators[0].numpy().max() < 1
+    assert (weight.numpy() == 1).all() and core.grafting.accumulators[0].numpy().max() < 1
 
 
 @pytest.mark.slow

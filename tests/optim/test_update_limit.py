@@ -14,6 +14,7 @@ import shampoo_reference as reference
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.update_limit import limit_update
+from shampoo_options import options as flat_options
 
 SHAPES = [(7, 5), (4,)]
 RATE = 0.25
@@ -114,7 +115,7 @@ def test_each_tensor_takes_the_limited_step_of_an_unlimited_optimizer(grafting):
 def test_an_outlier_moves_the_weights_no_further_than_the_limit():
     weight = np.array([[4.0, -2.0], [1.0, 8.0]], np.float32)
     core = ShampooCore(
-        ShampooOptions(grafting="sgd", update_limit_relative=0.5, update_limit_absolute=0.25),
+        flat_options(grafting="sgd", update_limit_relative=0.5, update_limit_absolute=0.25),
         [tf.Variable(weight)],
     )
     core.update([tf.constant([[1e18, -3e18], [2e18, 1e18]])], 1.0)
@@ -169,8 +170,8 @@ def test_tables_are_not_limited():
 
 def test_a_relative_limit_alone_is_refused():
     with pytest.raises(ValueError, match="update_limit_relative requires an update_limit_absolute above 0"):
-        ShampooOptions(update_limit_relative=0.1)
-    assert ShampooOptions(update_limit_relative=0.1, update_limit_absolute=1e-7).update_limit_relative == 0.1
+        flat_options(update_limit_relative=0.1)
+    assert flat_options(update_limit_relative=0.1, update_limit_absolute=1e-7).update_limit_relative == 0.1
 
 
 # Rows.

@@ -583,13 +583,13 @@ def test_an_overflow_in_bfloat16(long_log, clean_runs, make_config, tmp_path, op
 
 
 def singular(state) -> None:
-    for total in state.dense_optimizer.core.state.totals:
+    for total in state.dense_optimizer.core.statistics.totals:
         total.assign(np.ones(total.shape))
 
 
 def fill_totals(value: float):
     def act(state) -> None:
-        for total in state.dense_optimizer.core.state.totals:
+        for total in state.dense_optimizer.core.statistics.totals:
             total.assign(np.full(total.shape, value))
 
     return act

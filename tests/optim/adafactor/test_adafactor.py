@@ -96,10 +96,10 @@ def test_weights_without_a_gradient_and_steps_that_are_not_finite():
     core.update_if_finite([None, *found[1:]], RATE)
     np.testing.assert_array_equal(core.weights[0].numpy(), before[0])
     assert (core.weights[1].numpy() != before[1]).all()
-    kept = {name: variable.numpy() for name, variable in core.state.variables.items()}
+    kept = {name: variable.numpy() for name, variable in core.variables.items()}
     core.update_if_finite([found[0] * np.nan, *found[1:]], RATE)
     assert core.report() == {"nonfinite_steps": 1}
-    for name, variable in core.state.variables.items():
+    for name, variable in core.variables.items():
         assert name == "nonfinite_steps" or variable.numpy().tobytes() == kept[name].tobytes()
 
 
@@ -107,7 +107,7 @@ def test_state_is_smaller_than_the_weights_and_bfloat16_works():
     core = AdafactorCore(AdafactorOptions(), [tf.Variable(tf.ones([64, 32], tf.bfloat16))])
     assert sum(v.numpy().size for v in core.state.of(0).values()) == 96
     core.update([tf.ones([64, 32], tf.bfloat16)], 0.01)
-    assert core.state.dtype == tf.float32
+    assert core.dtype == tf.float32
     assert float(core.weights[0][0, 0]) == pytest.approx(0.99, rel=2**-7)
     assert "Adafactor by rows and columns, 384 bytes" in core.describe(["kernel"])
 

@@ -91,7 +91,7 @@ def test_fresh_statistics_have_roots_at_once():
     for name, variable in new.variables.items():
         variable.assign(state.arrays[name])
     new.update([tf.random.stateless_normal([16, 12], (1, 2))], tf.constant(0.1), False)
-    assert (int(new.core.state.step), new.report()["layers_ready"]) == (308, 1)
+    assert (int(new.core.step), new.report()["layers_ready"]) == (308, 1)
 
 
 @pytest.mark.parametrize("changed", [{}, {"grafted_norm": True}])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import shampoo_reference as reference
 import sharded_shampoo
 from ctr.optim.shampoo.division import Division, assign
-from ctr.optim.shampoo.state import lay_out
+from ctr.optim.shampoo.layout import Blocks, lay_out
 from ctr.workers.cluster import Cluster
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part, reshard, shard
@@ -67,7 +67,7 @@ def test_elements_that_workers_take_are_stacked_and_gathered_again(shapes, block
         index: tf.constant(np.random.default_rng(index).normal(size=shape))
         for index, shape in enumerate(shapes)
     }
-    alone = Division(layout)
+    alone = Blocks(layout)
     expected = alone.stack(alone.take(tensors), tf.float64)
 
     def there_and_back(division):
@@ -143,7 +143,7 @@ def test_the_status_of_all_matrices_and_all_counts_come_together(shapes, block_s
 
 def test_a_process_alone_has_what_it_is_given():
     layout = lay_out(reference.options(), [(7, 5), (3,)])
-    division = Division(layout)
+    division = Blocks(layout)
     tensor, status = tf.ones([7, 5]), tf.ones([6, layout.matrices])
     assert division.own is layout and division.parts() == {} and division.shape(0) == (7, 5)
     assert division.take({0: tensor})[0] is tensor and division.gather({0: tensor})[0] is tensor

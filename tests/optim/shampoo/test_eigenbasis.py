@@ -130,7 +130,7 @@ def test_in_fixed_bases_it_is_adam_in_rotated_coordinates():
     # Statistics of the first step alone decide the bases.
     history[0] = (left * [5.0, 4, 3, 2, 1])[:, :4] @ right.T
     found = reference.train(core, [[gradient] for gradient in history], 0.1)[-1][0]
-    bases_found = [root.numpy()[0] for root in core.state.roots]
+    bases_found = [root.numpy()[0] for root in core.exchanged.roots]
     average = moments = expected = np.zeros((5, 4))
     for t, gradient in enumerate(history, 1):
         rotated = bases_found[0].T @ gradient @ bases_found[1]

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.exchange import due
-from ctr.optim.shampoo.host import HostPipeline
+from ctr.optim.shampoo.host import STATUS, HostPipeline
 from ctr.optim.shampoo.roots import RootError, inverse_root
-from ctr.optim.shampoo.state import STATUS
 
 RATE = 0.125
 SHAPES = [(5, 4), (4, 4)]
@@ -26,7 +25,7 @@ def make(solve=inverse_root, patience=60.0, workers=2, dtype=tf.float64, shapes=
 
 
 def status(core, name):
-    return core.state.status.numpy()[STATUS.index(name)]
+    return core.exchanged.status.numpy()[STATUS.index(name)]
 
 
 def steps_of_roots(core, history, **rest):
@@ -118,16 +117,16 @@ def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, c
 
     # Exchanges at 3, 7, 11, ...: those sent at 7 and 11 fail, that of 15 is lost, that of 19 comes at 23.
     assert train(0, 10) == (4, 0, 0, 3)
-    before = core.state.roots[0].numpy()
+    before = core.exchanged.roots[0].numpy()
     with caplog.at_level(logging.WARNING):
         assert train(10, 11) == (7, 1, 0, 3)
     assert "not today; the previous root is kept" in caplog.text and "from step 7" in caplog.text
-    np.testing.assert_array_equal(core.state.roots[0], before)
+    np.testing.assert_array_equal(core.exchanged.roots[0], before)
     assert train(11, 15) == (10, 2, 0, 3)
     assert train(15, 19) == (13, 2, 1, 3)
     assert "gone; the previous root is kept" in caplog.text
     assert status(core, "root_step").tolist() == [3, 15, 15, 15]
-    np.testing.assert_array_equal(core.state.roots[0], before)
+    np.testing.assert_array_equal(core.exchanged.roots[0], before)
     assert train(19, 23) == (17, 2, 1, 19)
     assert core.report()["layers_ready"] == 2 and np.isfinite(core.weights[0]).all()
 
@@ -173,14 +172,14 @@ def test_statistics_that_became_infinite_leave_the_last_root_and_other_layers_al
     core = make(precondition_frequency=2)
     history = reference.drifting(SHAPES, 14)
     reference.train(core, history[:8], RATE)
-    core.state.totals[0][0, 2].assign(np.inf)
+    core.statistics.totals[0][0, 2].assign(np.inf)
     # What was sent at 7 is in flight and good.
     reference.train(core, history[8:9], RATE)
-    before = core.state.roots[0].numpy()
+    before = core.exchanged.roots[0].numpy()
     reference.train(core, history[9:], RATE)
     reported = core.report()
     assert reported["failed"] == 2 and reported["layers_ready"] == 2
-    np.testing.assert_array_equal(core.state.roots[0], before)
+    np.testing.assert_array_equal(core.exchanged.roots[0], before)
     assert status(core, "root_step").tolist() == [7, 11, 11, 11]
     assert all(np.isfinite(weight).all() for weight in core.weights)
 
@@ -256,12 +255,12 @@ def test_an_uncertified_root_of_the_device_leaves_the_previous_one():
     step(history[2])
     step(history[3])
     assert core.report()["layers_ready"] == 2
-    before = core.state.roots[0].numpy()
+    before = core.exchanged.roots[0].numpy()
     # Negative: not what a sum of squares can be, and nothing that damping lifts.
-    core.state.totals[0].assign(-3 * core.state.totals[0])
+    core.statistics.totals[0].assign(-3 * core.statistics.totals[0])
     step(history[2])
     step(history[3])
     reported = core.report()
     assert reported["failed"] == 1 and reported["layers_ready"] == 2
     assert status(core, "root_step").tolist() == [4, 6, 6, 6]
-    np.testing.assert_array_equal(core.state.roots[0], before)
+    np.testing.assert_array_equal(core.exchanged.roots[0], before)

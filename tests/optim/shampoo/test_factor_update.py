@@ -17,7 +17,7 @@ def trained(shape, steps, draw, **changed):
     for number in range(steps):
         step(tf.constant(draw(number)))
     assert core.report()["failed"] == 0 < core.report()["layers_ready"]
-    return [np.linalg.inv(root.numpy()[0] @ root.numpy()[0]) for root in core.state.roots]
+    return [np.linalg.inv(root.numpy()[0] @ root.numpy()[0]) for root in core.exchanged.roots]
 
 
 @pytest.mark.soak

@@ -205,7 +205,7 @@ def test_weights_of_bfloat16_follow_those_of_float32(case, history):
     start = reference.initial(SHAPES)
     cores = [reference.make_core(settings(case), start, dtype) for dtype in (tf.bfloat16, tf.float32)]
     found = [reference.train(core, history[:10], RATE) for core in cores]
-    assert {core.state.dtype for core in cores} == {tf.float32}
+    assert {core.dtype for core in cores} == {tf.float32}
     for half, single in zip(found[0][-1], found[1][-1], strict=True):
         gap = np.abs(half.astype(np.float32) - single)
         assert gap.max() < 10 * 2**-8 * np.abs(single).max()

@@ -6,14 +6,14 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.shampoo import grafting
-from ctr.optim.shampoo.options import ShampooOptions
+from shampoo_options import options as flat_options
 
 GRADIENTS = ([3.0, -1.0], [4.0, 0.0], [0.0, 2.0])
 
 
 def run(gradients=GRADIENTS, averages=None, **changed):
     """Directions at each step."""
-    options = ShampooOptions(**changed)
+    options = flat_options(**changed)
     if grafting.has_accumulator(options):
         accumulator = tf.fill([2], tf.constant(grafting.initial_accumulator(options), tf.float64))
     else:
@@ -87,7 +87,7 @@ def test_nothing_divided_by_nothing_is_nothing(changed):
     ],
 )
 def test_shampoos_share_by_step(start, blend, shares):
-    options = ShampooOptions(start_preconditioning_step=start, blend_steps=blend)
+    options = flat_options(start_preconditioning_step=start, blend_steps=blend)
     found = {
         step: float(grafting.blend_weight(options, tf.constant(step, tf.int64), tf.float32))
         for step in shares

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ctr.optim.shampoo.host import Exchange, HostPipeline
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.host import COUNTERS, STATUS, Exchange, HostPipeline
+from ctr.optim.shampoo.layout import Factor
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
-from ctr.optim.shampoo.state import COUNTERS, STATUS, Factor
+from shampoo_options import options as flat_options
 
 SIZES = (3, 6, 4)
 COUNTS = (2, 1, 2)
@@ -48,7 +48,7 @@ def counts(of):
 
 def pipeline(solve=inverse_root, workers=2, drift_bound=0.0, **rest):
     return HostPipeline(
-        factors(), ShampooOptions(epsilon=1e-4, drift_bound=drift_bound), workers, solve=solve, **rest
+        factors(), flat_options(epsilon=1e-4, drift_bound=drift_bound), workers, solve=solve, **rest
     )
 
 
@@ -159,7 +159,7 @@ def test_neither_the_number_of_workers_nor_their_timing_changes_a_bit(solver):
             return inverse_root(matrix, *arguments, **keywords)
 
         now = exchange()
-        options = ShampooOptions(epsilon=1e-4, drift_bound=0.0, solver=solver)
+        options = flat_options(epsilon=1e-4, drift_bound=0.0, solver=solver)
         host = HostPipeline(factors(), options, workers, solve=solve)
         for step in range(3):
             host.send(step, now)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ctr.optim.shampoo.options import ShampooOptions
+from shampoo_options import options as flat_options
 
 WHOLE = {
     "block_size": (1, 65536),
@@ -84,7 +85,7 @@ SWITCHES = (
 
 def refusal(name, value):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        ShampooOptions(**{name: value})
+        flat_options(**{name: value})
     message = str(caught.value)
     assert message.startswith(f"{name} is {value!r}; allowed: "), message
     return message.partition("allowed: ")[2]
@@ -98,10 +99,10 @@ def test_every_setting_is_looked_at_here():
 def test_whole_numbers_in_their_range(name):
     low, high = WHOLE[name]
     for value in (low, high):
-        assert getattr(ShampooOptions(**{name: value} | WITH.get(name, {})), name) == value
+        assert getattr(flat_options(**{name: value} | WITH.get(name, {})), name) == value
     bad = [low - 1, high + 1, float(high), "7", True, math.nan]
     if name in OPTIONAL:
-        assert getattr(ShampooOptions(**{name: None}), name) is None
+        assert getattr(flat_options(**{name: None}), name) is None
     else:
         bad.append(None)
     for value in bad:
@@ -113,7 +114,7 @@ def test_whole_numbers_in_their_range(name):
 def test_real_numbers_in_their_interval(name):
     good, bad, interval = REAL[name]
     for value in good:
-        assert getattr(ShampooOptions(**{name: value} | WITH.get(name, {})), name) == value
+        assert getattr(flat_options(**{name: value} | WITH.get(name, {})), name) == value
     nothing = () if interval.endswith("None") else (None,)
     for value in [*bad, math.nan, -math.inf, True, *nothing, "0.5"]:
         assert refusal(name, value) == interval
@@ -122,7 +123,7 @@ def test_real_numbers_in_their_interval(name):
 @pytest.mark.parametrize("name", CHOICES)
 def test_words_from_their_list(name):
     for value in CHOICES[name]:
-        assert getattr(ShampooOptions(**{name: value} | WITH.get(name, {})), name) == value
+        assert getattr(flat_options(**{name: value} | WITH.get(name, {})), name) == value
     for value in ("", "Adagrad", None, 1):
         assert refusal(name, value) == ", ".join(CHOICES[name])
 
@@ -131,7 +132,7 @@ def test_words_from_their_list(name):
 def test_switches_take_true_and_false_alone(name):
     for value in (0, 1, None, "yes", np.True_):
         assert refusal(name, value) == "True, False"
-    assert getattr(ShampooOptions(**{"momentum": 0.9, name: True}), name) is True
+    assert getattr(flat_options(**{"momentum": 0.9, name: True}), name) is True
 
 
 @pytest.mark.parametrize(
@@ -162,23 +163,23 @@ def test_switches_take_true_and_false_alone(name):
 )
 def test_options_that_do_not_go_together_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
-        ShampooOptions(**changed)
+        flat_options(**changed)
 
 
 def test_two_sides_share_the_sum_of_their_exponents():
-    options = ShampooOptions(left_share=0.25)
+    options = flat_options(left_share=0.25)
     assert [options.side_exponent(axis, 2, 2) for axis in (0, 1)] == [1 / 8, 3 / 8]
     # A single side, and tensors of another order, have the exponents of all.
     assert options.side_exponent(0, 1, 2) == 1 / 2
     assert options.side_exponent(1, 3, 3) == 1 / 6
     assert not options.has_integer_root
-    assert ShampooOptions(left_share=1.0).has_integer_root
+    assert flat_options(left_share=1.0).has_integer_root
 
 
 def test_the_coupled_solver_is_refused_for_roots_that_it_cannot_compute():
     with pytest.raises(ValueError, match=r"exponent_multiplier 1\.82.*allowed: solver auto or eigh"):
-        ShampooOptions(solver="coupled", exponent_multiplier=1.82)
-    assert ShampooOptions(solver="coupled", exponent_override=3).exponent(2) == 1 / 3
+        flat_options(solver="coupled", exponent_multiplier=1.82)
+    assert flat_options(solver="coupled", exponent_override=3).exponent(2) == 1 / 3
 
 
 @pytest.mark.parametrize(
@@ -191,14 +192,14 @@ def test_the_coupled_solver_is_refused_for_roots_that_it_cannot_compute():
     ],
 )
 def test_exponents_by_number_of_preconditioned_sides(changed, exponents):
-    options = ShampooOptions(**changed)
+    options = flat_options(**changed)
     assert [options.exponent(sides) for sides in (1, 2, 3, 4)] == pytest.approx(exponents, rel=1e-15)
 
 
 def test_an_exponent_above_one_has_no_certified_root_and_is_refused():
     with pytest.raises(ValueError, match=r"exponent_multiplier.*3\.0.*exponent_override.*2.*at most 1"):
-        ShampooOptions(exponent_override=2, exponent_multiplier=3.0)
-    options = ShampooOptions(exponent_multiplier=3.0)
+        flat_options(exponent_override=2, exponent_multiplier=3.0)
+    options = flat_options(exponent_multiplier=3.0)
     assert options.exponent(2) == 0.75
     with pytest.raises(ValueError, match=r"exponent_multiplier.*3\.0.*at most 1"):
         options.exponent(1)
@@ -210,10 +211,6 @@ def test_settings_do_not_change_once_made():
 
 
 def test_square_roots_are_the_default_of_kl_shampoo():
-    assert (
-        ShampooOptions(factor_update="kl").exponent(2)
-        == ShampooOptions(factor_update="kl").exponent(3)
-        == 0.5
-    )
-    assert ShampooOptions(factor_update="kl", exponent_override=4).exponent(2) == 0.25
-    assert ShampooOptions(factor_update="kl_undivided").exponent(2) == 0.25
+    assert flat_options(factor_update="kl").exponent(2) == flat_options(factor_update="kl").exponent(3) == 0.5
+    assert flat_options(factor_update="kl", exponent_override=4).exponent(2) == 0.25
+    assert flat_options(factor_update="kl_undivided").exponent(2) == 0.25

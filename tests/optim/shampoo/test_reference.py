@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.shampoo.state import report
 
 STEPS = 50
 RATE = 0.1
@@ -92,8 +91,8 @@ def test_every_step_is_that_of_the_formulas(case, history, base):
     trajectory = reference.train(core, history, RATE)
     assert reference.gaps(trajectory, expected, start).max() < 1e-6
     assert [layer.ready for layer in layers] == [bool(t.axes) for t in core.layout.tensors]
-    reported = report(core.layout, core.state)
-    assert reported["skipped"] == skipped and (skipped > 0) == (options.drift_bound > 0)
+    reported = core.report()
+    assert reported["skipped"] == skipped and (skipped > 0) == (options.roots.drift_bound > 0)
     assert not reported["failed"] and not reported["lost"]
 
 
@@ -140,7 +139,7 @@ def test_in_float32_a_ten_thousandth_is_lost(case, history):
     start = reference.initial(SHAPES)
     expected = reference.replay(options, start, history, RATE)[0]
     core = reference.make_core(options, start, tf.float32)
-    assert core.state.dtype == tf.float32
+    assert core.dtype == tf.float32
     gap = reference.gaps(reference.train(core, history, RATE), expected, start)
     assert 1e-9 < gap.max() < 1e-4
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.shampoo.state import COUNTERS, STATUS
+from ctr.optim.shampoo.host import COUNTERS, STATUS
 
 
 def test_a_report_by_hand():
@@ -24,14 +24,14 @@ def test_a_report_by_hand():
         "staleness_mean": 0.0,
         "residual_max": 0.0,
     }
-    core.state.step.assign(100)
-    core.state.counters.assign(range(1, len(COUNTERS) + 1))
+    core.step.assign(100)
+    core.exchanged.counters.assign(range(1, len(COUNTERS) + 1))
     rows = dict(zip(STATUS, np.zeros((len(STATUS), 7)), strict=True))
     rows["certified"][:] = [1, 1, 1, 0, 1, 1, 1]
     rows["root_step"][:] = [90, 80, 90, 0, 60, 100, 90]
     # What is not in use does not count.
     rows["residual"][:] = [1e-9, 2e-3, 1e-9, 0.5, 1e-9, 3e-3, 0]
-    core.state.status.assign(np.stack(list(rows.values())))
+    core.exchanged.status.assign(np.stack(list(rows.values())))
     assert core.report() == dict(zip(COUNTERS, range(1, len(COUNTERS) + 1), strict=True)) | {
         "layers": 3,
         "layers_ready": 2,
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_variables(changed, dtype):
     shapes = [(11, 7), (5,), (3, 4, 2), (9, 4), ()]
     core = reference.make_core(reference.options(**changed), [np.zeros(s) for s in shapes], dtype, tables=[3])
     real = {"statistics": 0, "roots": 0, "first-order": 0}
-    for name, variable in core.state.variables.items():
+    for name, variable in core.variables.items():
         kind = name.rpartition("/")[2]
         column = {"window": "statistics", "total": "statistics", "root": "roots"}.get(kind, "first-order")
         if "/" in name:

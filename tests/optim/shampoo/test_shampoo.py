@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import ShampooOptions
+from shampoo_options import options as flat_options
 
 RATE = 0.125
 SHAPES = [(7, 5), (4,), (3, 2, 4)]
@@ -210,7 +210,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter(bad, comp
     after[0]["counters"] = before[0]["counters"]
     reference.assert_same_bits(before, after)
     assert step([tf.constant(g, tf.float32) for g in history[1]], tf.constant(RATE))
-    assert int(core.state.step) == 5
+    assert int(core.step) == 5
 
 
 def test_rows_that_are_not_finite_and_no_gradients_at_all():
@@ -218,7 +218,7 @@ def test_rows_that_are_not_finite_and_no_gradients_at_all():
     rows = tf.IndexedSlices(tf.constant([[1.0, np.nan, 1.0]], tf.float64), tf.constant([1]))
     assert not core.update_if_finite([rows], RATE)
     assert core.update_if_finite([None], RATE)
-    assert int(core.state.step) == 1 and core.report()["nonfinite_steps"] == 1
+    assert int(core.step) == 1 and core.report()["nonfinite_steps"] == 1
     np.testing.assert_array_equal(core.weights[0], np.ones((4, 3)))
 
 
@@ -270,7 +270,7 @@ def test_weights_of_half_precision_are_worked_on_in_float32(dtype):
     core = reference.make_core(reference.options(), [])
     core = type(core)(reference.options(), weights)
     wide = reference.make_core(reference.options(), [np.zeros(shape) for shape in shapes], tf.float32)
-    assert core.state.dtype == tf.float32
+    assert core.dtype == tf.float32
     for gradients in history:
         old = [tf.cast(weight, tf.float32) for weight in core.weights], [w.numpy() for w in wide.weights]
         assert core.update_if_finite(gradients, RATE)
@@ -280,7 +280,7 @@ def test_weights_of_half_precision_are_worked_on_in_float32(dtype):
         ):
             step = tf.cast(weight, tf.float32) - before
             np.testing.assert_allclose(step, other.numpy() - other_before, atol=0.03)
-    for name, variable in core.state.variables.items():
+    for name, variable in core.variables.items():
         np.testing.assert_allclose(variable, wide.state.variables[name], rtol=1e-6, err_msg=name)
 
 
@@ -289,7 +289,7 @@ def test_directions_whose_squares_leave_float32_still_have_the_grafts_norm(scale
     # Roots A^(-1/2) on four sides: the direction grows with the inverse cube of the gradient.
     rng = np.random.default_rng(0)
     weight = tf.Variable(tf.zeros([3, 3, 8, 8]))
-    core = ShampooCore(ShampooOptions(exponent_override=2, initial_accumulator=0.0), [weight])
+    core = ShampooCore(flat_options(exponent_override=2, initial_accumulator=0.0), [weight])
     for _ in range(4):
         before = weight.numpy()
         core.update([tf.constant((scale * rng.normal(size=weight.shape)).astype(np.float32))], 0.5)
@@ -303,7 +303,7 @@ def test_directions_whose_squares_leave_float32_still_have_the_grafts_norm(scale
 def test_a_direction_beyond_float32_gives_way_to_the_graft_and_is_counted():
     rng = np.random.default_rng(1)
     weight = tf.Variable(tf.zeros([3, 3, 8, 8]))
-    options = ShampooOptions(exponent_override=2, initial_accumulator=0.0, early_growth=0.0)
+    options = flat_options(exponent_override=2, initial_accumulator=0.0, early_growth=0.0)
     core = ShampooCore(options, [weight])
     core.update([tf.constant((1e-16 * rng.normal(size=weight.shape)).astype(np.float32))], 0.5)
     before = weight.numpy()

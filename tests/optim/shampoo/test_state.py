@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.shampoo.host import HostPipeline
+from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline
+from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.roots import RootError, inverse_root
-from ctr.optim.shampoo.state import COUNTERS, STATUS, lay_out
 from ctr.optim.shampoo.triangles import packed_size
 
 RATE = 0.125
@@ -123,7 +123,7 @@ def test_every_variable_by_name_shape_and_precision():
     )
     weights = [np.zeros(shape) for shape in ((5, 3), (7, 2), (9, 4), ())]
     core = reference.make_core(options, weights, tf.float32, tables=[2])
-    found = {name: (tuple(v.shape), v.dtype.name) for name, v in core.state.variables.items()}
+    found = {name: (tuple(v.shape), v.dtype.name) for name, v in core.variables.items()}
     cubes = {
         "stack0/axis0": (1, 3, 3),
         "stack0/axis1": (1, 3, 3),
@@ -150,7 +150,7 @@ def test_every_variable_by_name_shape_and_precision():
             expected[f"tensor{index}/gradient_average"] = (shape, "float32")
             expected[f"tensor{index}/momentum"] = (shape, "float32")
     assert found == expected
-    values = {name: v.numpy() for name, v in core.state.variables.items()}
+    values = {name: v.numpy() for name, v in core.variables.items()}
     assert values["exchanged_at"] == -1
     np.testing.assert_allclose(values["tensor0/accumulator"], options.initial_accumulator)
 
@@ -158,7 +158,7 @@ def test_every_variable_by_name_shape_and_precision():
 def test_precision_is_float64_where_one_weight_has_it():
     options = reference.options(grafting="sgd")
     core = reference.make_core(options, [np.zeros((2, 2))], tf.float32)
-    assert core.state.dtype == tf.float32 and core.state.accumulators == [None]
+    assert core.dtype == tf.float32 and core.grafting.accumulators == [None]
     weights = [tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.zeros([2], tf.float64))]
     assert type(core)(options, weights).state.dtype == tf.float64
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.shampoo import statistics
-from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.triangles import pack, unpack_arrays
+from shampoo_options import options as flat_options
 
 
 @settings(max_examples=30)
@@ -56,7 +56,7 @@ def test_windows_folded_now_and_then_are_one_long_sum_or_average(beta2):
 
 def test_bias_correction_makes_the_average_of_a_constant_that_constant():
     def divisor(beta2, n):
-        return float(statistics.corrected_by(ShampooOptions(beta2=beta2), tf.constant(n)))
+        return float(statistics.corrected_by(flat_options(beta2=beta2), tf.constant(n)))
 
     assert divisor(1.0, 3) == 1.0
     assert divisor(0.5, 3) == 0.875
@@ -75,12 +75,12 @@ def test_sums_still_grow_by_one_after_three_times_two_to_the_24_increments():
         [np.zeros((2, 2))],
         tf.float32,
     )
-    for total in core.state.totals:
+    for total in core.statistics.totals:
         total.assign(pack(tf.eye(2, batch_shape=[1], dtype=tf.float64) * many))
     for n in range(1, 4):
         # Of norm 1 in each row and each column: both sides grow by I.
         core.update([tf.constant([[0.6, -0.8], [0.8, 0.6]])], 0.0)
-        for total in core.state.totals:
+        for total in core.statistics.totals:
             assert total.dtype == tf.float64
             whole = unpack_arrays(total.numpy(), 2)[0]
             np.testing.assert_allclose(np.diag(whole), [many + n] * 2, rtol=0, atol=1e-6)

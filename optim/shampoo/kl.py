@@ -1,19 +1,18 @@
-"""Updates of statistics matrices by a gradient: Shampoo's products, or KL-Shampoo's.
+"""Products of KL-Shampoo's statistics (Lin et al., arXiv 2509.03378).
 
-    shampoo   L gains G G^T                    R gains G^T G                     PSO 2
-    kl        L gains s (G B)(G B)^T / d_R     R gains (A G)^T (A G) / (s d_L)   A, B: the present roots of L and R
+    L gains s (G B)(G B)^T / d_R     R gains (A G)^T (A G) / (s d_L)     A, B: the present roots of L and R
 
 For A = L^(-1/2), B = R^(-1/2) of L [d_L, d_L] and R [d_R, d_R] the fixed point of averages has L (x) R nearest to
-the second moments of vec(G) in Kullback-Leibler divergence (KL-Shampoo, Lin et al., arXiv 2509.03378). A block of
-any order divides by the number of its elements in all other dimensions. Roots that are not there yet are identities.
+the second moments of vec(G) in Kullback-Leibler divergence. A block of any order divides by the number of its elements
+in all other dimensions. Roots that are not there yet are identities.
 
 The paper has s = 1. But c L and R / c stand for the same L (x) R, and with roots of averages over few steps c leaves
 float32 after some thousands of steps (a 48 x 8 block, beta2 0.9). s = |A| / |B|, of root mean squares of
 eigenvalues, balances both sides and leaves the product of their sizes as it is; of any order it is, for each axis,
 the mean square over the geometric mean of those of all axes.
 
-``kl_undivided`` does not divide, as facebookresearch/optimizers does not. Its averages have a fixed point only where
-d_L = d_R; for other shapes one factor grows and the other one vanishes, geometrically.
+Undivided products, as facebookresearch/optimizers has them, have averages with a fixed point only where d_L = d_R; for
+other shapes one factor grows and the other one vanishes, geometrically.
 """
 
 import math
@@ -21,21 +20,19 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.shampoo.directions import precondition
-from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.statistics import gram
+from ctr.optim.shampoo.products import gram, precondition
 
 
 def products(
-    options: ShampooOptions, blocks: tf.Tensor, axes: Sequence[int], roots: Mapping[int, tf.Tensor]
+    blocks: tf.Tensor, axes: Sequence[int], roots: Mapping[int, tf.Tensor], divided: bool
 ) -> list[tf.Tensor]:
     """Computes the gains [N, d_axis, d_axis] of each axis' statistics; ``roots`` are the present ones by axis."""
     found = []
-    balance = _balance(axes, roots) if options.factor_update == "kl" else {}
+    balance = _balance(axes, roots) if divided else {}
     for axis in axes:
-        others = [other for other in axes if other != axis] if options.is_kl else []
+        others = [other for other in axes if other != axis]
         product = gram(precondition(blocks, others, [roots[other] for other in others]), axis)
-        if options.factor_update == "kl":
+        if divided:
             count = math.prod(blocks.shape[1:]) // blocks.shape[axis + 1]
             product *= (balance[axis] / count)[:, tf.newaxis, tf.newaxis]
         found.append(product)

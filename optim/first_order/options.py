@@ -1,0 +1,102 @@
+"""Options of first-order optimizers whose step sizes others take (grafting: PSO App. G; PT 2.4)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ctr.optim.checked import Decay, NotNegative, Options, Steps
+
+Momentum = Literal["after", "separate", "before"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graft(Options):
+    """How a layer takes the step size of a first-order optimizer.
+
+    Attributes:
+        norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block``; ``none``: directions
+            keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
+        momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``separate``: it averages grafted and
+            first-order directions each, and the step changes from the second to the first as ``blend_steps`` says
+            (Google's version for JAX). ``before``: it averages both before one takes the norm of the other (PSO II).
+        blend_steps: number of steps over which the direction changes linearly from the first-order one.
+    """
+
+    norm: Literal["tensor", "block", "none"] = "tensor"
+    momentum: Momentum = "after"
+    blend_steps: Steps = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Graft):
+    """The gradient itself."""
+
+    kind: Literal["sgd"] = "sgd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign(Graft):
+    """The signs of the gradient."""
+
+    kind: Literal["sign"] = "sign"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LARS(Graft):
+    """The gradient, layer by layer with the norm of the weights (PSO App. G)."""
+
+    kind: Literal["lars"] = "lars"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaGrad(Graft):
+    """AdaGrad.
+
+    Attributes:
+        initial_accumulator: initial value of the sums of squares (FF 4.2).
+        epsilon: added to their square root.
+        normalized: sums are of gradients divided by their norm (PT App. E), that of a tensor or block as ``norm`` says.
+    """
+
+    kind: Literal["adagrad"] = "adagrad"
+    initial_accumulator: NotNegative = 1e-6
+    epsilon: NotNegative = 0.0
+    normalized: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondMoments(Graft):
+    """Optimizers that divide by the root of decayed second moments.
+
+    Attributes:
+        beta2: decay of the second moments.
+        epsilon: added to their square root.
+        normalized: second moments are of gradients divided by their norm, as in AdaGrad.
+    """
+
+    beta2: Decay = 0.999
+    epsilon: NotNegative = 1e-8
+    normalized: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSprop(SecondMoments):
+    """RMSprop, without a bias correction."""
+
+    kind: Literal["rmsprop"] = "rmsprop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(SecondMoments):
+    """RMSprop with its second moments corrected for their start."""
+
+    kind: Literal["adam"] = "adam"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LAMB(SecondMoments):
+    """Adam, layer by layer with the norm of the weights (PSO App. G)."""
+
+    kind: Literal["lamb"] = "lamb"
+
+
+AnyGraft = AdaGrad | SGD | RMSprop | Adam | Sign | LARS | LAMB

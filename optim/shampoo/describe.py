@@ -1,0 +1,115 @@
+"""Table of what becomes of each tensor, and what that costs (PSO table 2)."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.first_order.directions import has_accumulator
+from ctr.optim.shampoo.layout import ShampooLayout
+from ctr.optim.shampoo.options import KL, ShampooOptions
+from ctr.optim.shampoo.triangles import packed_size
+
+
+def describe(options: ShampooOptions, layout: ShampooLayout, dtype: tf.DType, names: Sequence[str]) -> str:
+    """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
+
+    Memory is that of the optimizer's variables. Multiplications are those of one step, statistics divided by their
+    frequency, without some 10 d^3 for the root of every d x d matrix of an exchange.
+    """
+    rows: list[tuple[str, ...]] = [
+        ("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")
+    ]
+    item = dtype.size
+    statistics = np.zeros(len(layout.tensors))
+    roots = np.zeros(len(layout.tensors))
+    flops = np.zeros(len(layout.tensors))
+    for factor in layout.factors:
+        for owner in factor.owners:
+            statistics[owner] += packed_size(factor.size) * (item + 8)
+            roots[owner] += factor.size**2 * item
+    for stack in layout.stacks:
+        elements = float(np.prod(stack.block))
+        for owner in stack.owners:
+            for axis in stack.axes:
+                collected = (2 if isinstance(options.method, KL) else 1) / options.statistics.frequency
+                flops[owner] += 2 * elements * stack.block[axis] * (options.passes + collected)
+            for axis in stack.diagonal:
+                statistics[owner] += item * stack.block[axis]
+    first = np.array([item * _elements(options, layout, index) for index in range(len(layout.tensors))])
+    for index, (name, tensor) in enumerate(zip(names, layout.tensors, strict=True)):
+        rows.append(
+            (
+                name,
+                "x".join(map(str, tensor.shape)) or "scalar",
+                _treatment(options, layout, index),
+                _bytes(statistics[index]),
+                _bytes(roots[index]),
+                _bytes(first[index]),
+                f"{flops[index] / 1e6:.1f}" if flops[index] else "-",
+            )
+        )
+    totals = [_bytes(float(column.sum())) for column in (statistics, roots, first)]
+    rows.append(("total", "", "", *totals, f"{flops.sum() / 1e6:.1f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 3 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _elements(options: ShampooOptions, layout: ShampooLayout, index: int) -> int:
+    """Numbers of element-wise state of a tensor."""
+    tensor = layout.tensors[index]
+    size = math.prod(tensor.shape)
+    if index in layout.tables:
+        return tensor.shape[0] if options.rows.rule == "adagrad_row" else size
+    kept = [
+        has_accumulator(options.grafting),
+        options.gradient.beta1 > 0,
+        options.momentum > 0,
+        tensor.is_preconditioned and options.grafting.momentum != "after",
+        tensor.is_preconditioned and options.corrects,
+    ]
+    return size * sum(kept)
+
+
+def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> str:
+    tensor = layout.tensors[index]
+    if index in layout.tables:
+        by = "per row" if options.rows.rule == "adagrad_row" else "per element"
+        if index in layout.table_factors:
+            return f"rows: right side, exponent -{options.exponent(1):g}; AdaGrad's step"
+        return f"rows: AdaGrad, one sum {by}"
+    if not tensor.is_preconditioned:
+        return options.grafting.kind
+    blocks = sum(region.blocks for region in tensor.regions)
+    largest = max(tensor.regions, key=lambda region: region.block).block
+    order, preconditioned = len(tensor.merged), len(tensor.axes) + len(tensor.diagonal)
+    exponents = {
+        axis: options.side_exponent(axis, preconditioned, order) for axis in (*tensor.axes, *tensor.diagonal)
+    }
+    sides = (
+        "" if len(tensor.axes) == order or not tensor.axes else f" along {','.join(map(str, tensor.axes))}"
+    )
+    if tensor.diagonal:
+        sides += f" with diagonals along {','.join(map(str, tensor.diagonal))}"
+    size = "x".join(map(str, largest))
+    counted = f"{blocks} block{'s' * (blocks > 1)} of {size}"
+    if options.corrects:
+        return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
+    kind = "KL-Shampoo" if isinstance(options.method, KL) else "Shampoo"
+    found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents.values()))
+    return f"{kind}{sides}, {counted}, exponent {found}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,187 @@
+"""Layout of blocks and of their statistics matrices, and the blocks that are here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.shampoo.blocks import (
+    Shape,
+    Stack,
+    TensorLayout,
+    lay_out_tensor,
+    make_stacks,
+    stack_blocks,
+    unstack_blocks,
+)
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.workers.parts import Part
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Statistics matrices [N, d, d] of one axis of one stack (or of the right sides of some tables), rooted by A^(-e).
+
+    ``owners`` are for each matrix the index of its tensor; ``offset`` that of its first matrix among those of all
+    factors; ``numbers`` those of its matrices in the factor, where this has only some of them, else empty. With
+    ``basis`` the "roots" are eigenbases (eigenbasis.py).
+    """
+
+    name: str
+    count: int
+    size: int
+    exponent: float
+    owners: tuple[int, ...]
+    offset: int
+    numbers: tuple[int, ...] = ()
+    basis: bool = False
+
+    @property
+    def matrices(self) -> slice:
+        """Places of its matrices among those of all factors."""
+        return slice(self.offset, self.offset + self.count)
+
+
+@dataclass(frozen=True)
+class ShampooLayout:
+    """Preconditioning of tensors, decided by shapes and options alone; ``tables`` learn by rows.
+
+    ``stack_factors`` are for each stack the indices of its factors, one for each preconditioned axis;
+    ``table_factors``, for tables with one-sided Shampoo, the index of the factor and the place in it.
+    """
+
+    tensors: tuple[TensorLayout, ...]
+    tables: tuple[int, ...]
+    stacks: tuple[Stack, ...]
+    stack_factors: tuple[tuple[int, ...], ...]
+    table_factors: dict[int, tuple[int, int]]
+    factors: tuple[Factor, ...]
+
+    @property
+    def matrices(self) -> int:
+        return sum(factor.count for factor in self.factors)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """For each matrix the index of its tensor, int32."""
+        return np.array([owner for factor in self.factors for owner in factor.owners], np.int32)
+
+
+def lay_out(
+    options: ShampooOptions, shapes: Sequence[Sequence[int]], tables: Sequence[int] = ()
+) -> ShampooLayout:
+    """Returns the layout for tensors of these shapes, of which ``tables`` learn by rows.
+
+    Raises:
+        ValueError: a table is no matrix.
+    """
+    nothing = {"axes": (), "parts": ()}
+    tensors = []
+    for index, shape in enumerate(shapes):
+        plain = tuple(int(size) for size in shape)
+        if index in tables and len(plain) != 2:
+            raise ValueError(
+                f"tensor {index} of shape {list(plain)} cannot be a table of rows; allowed: matrices"
+            )
+        table = TensorLayout(plain, plain, **nothing)
+        tensors.append(table if index in tables else lay_out_tensor(plain, options))
+    stacks = make_stacks(tensors)
+    factors: list[Factor] = []
+
+    def add(name: str, size: int, exponent: float, owners: Sequence[int], basis: bool = False) -> int:
+        offset = factors[-1].matrices.stop if factors else 0
+        factors.append(Factor(name, len(owners), size, exponent, tuple(owners), offset, basis=basis))
+        return len(factors) - 1
+
+    stack_factors = []
+    for number, stack in enumerate(stacks):
+        preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
+        stack_factors.append(
+            tuple(
+                add(
+                    f"stack{number}/axis{axis}",
+                    stack.block[axis],
+                    options.side_exponent(axis, preconditioned, order),
+                    stack.owners,
+                    options.corrects,
+                )
+                for axis in stack.axes
+            )
+        )
+    table_factors: dict[int, tuple[int, int]] = {}
+    if options.rows.rule == "one_sided" and options.start_preconditioning_step is not None:
+        widths: dict[int, list[int]] = {}
+        for index in tables:
+            width = tensors[index].shape[1]
+            if 1 < width <= options.blocking.max_dimension:
+                widths.setdefault(width, []).append(index)
+        for width, owners in widths.items():
+            factor = add(f"tables{width}", width, options.exponent(1), owners)
+            table_factors |= {owner: (factor, place) for place, owner in enumerate(owners)}
+    return ShampooLayout(
+        tuple(tensors), tuple(tables), stacks, tuple(stack_factors), table_factors, tuple(factors)
+    )
+
+
+class Blocks:
+    """The blocks of some tensors, all of them here: what stages of a step need of their division.
+
+    Elsewhere others may own some of the blocks: then ``own`` is the layout of those that are here, and the methods
+    give whole tensors, norms and status of all (division.py).
+    """
+
+    def __init__(self, whole: ShampooLayout) -> None:
+        self.whole = self.own = whole
+
+    def shape(self, tensor: int) -> Shape:
+        """Returns the shape of a tensor's element-wise state here."""
+        return self.whole.tensors[tensor].shape
+
+    def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns own elements of tensors, by index, each in the shape of ``shape``."""
+        return dict(tensors)
+
+    def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+        """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
+        layouts = self.whole.tensors
+        filled = [
+            own[index] if index in own else tf.zeros(self.shape(index), dtype)
+            for index in range(len(layouts))
+        ]
+        return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
+
+    def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
+        return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
+
+    def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns whole tensors of the own elements of all owners, by index."""
+        return dict(own)
+
+    def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums scalars over all owners."""
+        return list(numbers)
+
+    def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return list(numbers)
+
+    def take_status(self, status: tf.Tensor) -> tf.Tensor:
+        """Returns the columns of the own matrices among those of all, [S, M]."""
+        return status
+
+    def gather_status(self, own: tf.Tensor) -> tf.Tensor:
+        """Returns the columns of all matrices, of those of all owners."""
+        return own
+
+    def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+        """Adds to counts from before what all owners have counted since."""
+        return after
+
+    def between_steps(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Returns an action that exchanges something in a form that can be called between two steps."""
+        return action
+
+    def parts(self) -> Mapping[str, Part]:
+        """Names the variables of which only a part is here, by the last parts of their names."""
+        return {}

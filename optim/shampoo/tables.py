@@ -1,0 +1,60 @@
+"""Tables that learn by the rows that a batch touches: AdaGrad, or one-sided Shampoo at its step sizes (PSO App. D)."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ctr.optim.first_order.options import AdaGrad
+from ctr.optim.rows.adagrad import row_direction
+from ctr.optim.shampoo.layout import ShampooLayout
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.variables import Variables
+
+
+class Tables:
+    """AdaGrad's sums of the tables of a layout, element by element or one for each row."""
+
+    def __init__(
+        self,
+        options: ShampooOptions,
+        layout: ShampooLayout,
+        weights: Sequence[tf.Variable],
+        variables: Variables,
+    ) -> None:
+        self.options, self.layout, self.weights = options, layout, weights
+        initial, grafting = options.rows.initial_accumulator, options.grafting
+        if initial is None:
+            initial = grafting.initial_accumulator if isinstance(grafting, AdaGrad) else 1e-6
+        self.accumulators = {}
+        for index in layout.tables:
+            rows, columns = layout.tensors[index].shape
+            sums = [rows, 1 if options.rows.rule == "adagrad_row" else columns]
+            self.accumulators[index] = variables.make(f"tensor{index}/accumulator", sums, value=initial)
+
+    def update(
+        self,
+        index: int,
+        slices: tf.IndexedSlices,
+        rate: tf.Tensor,
+        roots: Sequence[tf.Variable],
+        share: tf.Tensor | None,
+    ) -> None:
+        """Takes a step on distinct touched rows, in place; repetitions with zero gradient do no harm."""
+        table, accumulator = self.weights[index], self.accumulators[index]
+        rows, values = slices.indices, slices.values
+        root = ready = None
+        if index in self.layout.table_factors and share is not None:
+            factor, place = self.layout.table_factors[index]
+            root, ready = roots[factor][place], share[index]
+        step, squared = row_direction(tf.gather(accumulator, rows), values)
+        # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+        accumulator.scatter_add(tf.IndexedSlices(squared, rows))
+        if root is not None:
+            # The direction of one-sided Shampoo takes the norm of AdaGrad's step on these rows.
+            shampoo = tf.matmul(values, root)
+            norm = tf.norm(shampoo)
+            usable = (norm > 0) & tf.math.is_finite(norm)
+            ready = tf.where(usable, ready, tf.zeros_like(ready))
+            scale = ready * tf.norm(step) / tf.where(usable, norm, tf.ones_like(norm))
+            step = tf.math.multiply_no_nan(shampoo, scale) + (1.0 - ready) * step
+        table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
