@@ -155,10 +155,10 @@ def torch_shampoo(
     if inv_root_override and override:
         raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
     corrects = isinstance(method, EigenvalueCorrected)
-    if exponent_multiplier != 1.0:
-        if corrects:
-            raise ValueError("there is no equal here of exponent_multiplier with eigenvalue correction")
+    if not isinstance(method, EigenvalueCorrected):
         method = replace(method, exponent_multiplier=exponent_multiplier)
+    elif exponent_multiplier != 1.0:
+        raise ValueError("there is no equal here of exponent_multiplier with eigenvalue correction")
     if corrects and override not in (None, 2) and grafting_config is None and start > 1:
         raise ValueError(
             "there is no equal here of an inverse_exponent_override other than 1/2 of "
