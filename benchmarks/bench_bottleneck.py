@@ -30,7 +30,7 @@ RANKS = ((256, 256, 0), (128, 128, 0), (64, 64, 0), (0, 128, 0), (128, 128, 64))
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adagrad": {"start_preconditioning_step": None, "momentum": 0, "nesterov": False},
     # As it is after the first few hundred steps, in which training waits for more frequent roots.
-    "shampoo": {"early_growth": 0},
+    "shampoo": {"roots": {"early_growth": 0}},
 }
 PLAIN = "none"
 

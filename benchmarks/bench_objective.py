@@ -60,9 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "sampling, score all": {"sampling": {"name": "sample"}},
     "clipping": {"optimizer": {"dense": {"clip_norm": 1.0}}},
-    "limited updates": {
-        "optimizer": {"dense": {"shampoo": {"update_limit_relative": 0.1, "update_limit_absolute": 0.01}}}
-    },
+    "limited updates": {"optimizer": {"dense": {"shampoo": {"limits": {"relative": 0.1, "absolute": 0.01}}}}},
     "everything": {
         "objective": {
             "ranking": {"setup": "multi_task"},

@@ -34,10 +34,10 @@ from reference import ADAGRAD, REFERENCE, Size
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.contrib.presets import soap
-from ctr.optim.shampoo import state as optimizer_state
+from ctr.optim.shampoo import layout as optimizer_layout
 from ctr.optim.shampoo.blocks import Stack, TensorLayout, lay_out_tensor
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.options import KL, EigenvalueCorrected, ShampooOptions, Statistics
 from ctr.training.config import TrainConfig
 
 SETTLED = 10_000
@@ -119,9 +119,9 @@ def family_training_step(size: Size, rounds: int) -> dict[str, Any]:
     changes = {
         "adagrad": ADAGRAD,
         "shampoo": {},
-        "eigenvalue_corrected": {"shampoo": {"eigenvalue_correction": True}},
+        "eigenvalue_corrected": {"shampoo": {"method": "eigenvalue_corrected"}},
         "soap": {"shampoo": {"momentum": 0.0, "nesterov": False, **OPTIMIZERS["soap"].options}},
-        "kl_shampoo": {"shampoo": {"factor_update": "kl", "beta2": 0.95}},
+        "kl_shampoo": {"shampoo": {"method": "kl", "beta2": 0.95}},
         "kfac": {"rule": "kfac"},
         "adafactor": {"rule": "adafactor"},
     }
@@ -164,7 +164,7 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     weights = [tf.Variable(rng.normal(size=shape).astype(np.float32)) for shape in reference_shapes()]
     gradients = [tf.constant(rng.normal(size=weight.shape).astype(np.float32)) for weight in weights]
-    blocks = ShampooOptions(statistics_frequency=1, block_size=block_size)
+    blocks = ShampooOptions(statistics=Statistics(frequency=1), block_size=block_size)
     whole = replace(blocks, block_size=8192)
     singly = {"lay_out_tensor": lay_out_singly, "make_stacks": stacks_of_one}
     kinds: dict[str, tuple[ShampooOptions, dict[str, Any]]] = {
@@ -174,7 +174,7 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, float]:
     }
     steps = {}
     for name, (options, changes) in kinds.items():
-        with mock.patch.multiple(optimizer_state, **changes) if changes else nullcontext():
+        with mock.patch.multiple(optimizer_layout, **changes) if changes else nullcontext():
             core = ShampooCore(options, weights)
         steps[name] = tf.function(
             lambda core=core: core.update(gradients, 0.0, roots="between_steps"), autograph=False
@@ -198,9 +198,9 @@ def family_step(rounds: int) -> dict[str, float]:
     kinds = {
         "adagrad": ShampooOptions(start_preconditioning_step=None),
         "shampoo": ShampooOptions(),
-        "eigenvalue_corrected": ShampooOptions(eigenvalue_correction=True),
+        "eigenvalue_corrected": ShampooOptions(method=EigenvalueCorrected()),
         "soap": soap().options,
-        "kl_shampoo": ShampooOptions(factor_update="kl", beta2=0.95, exponent_override=2),
+        "kl_shampoo": ShampooOptions(method=KL(), beta2=0.95),
     }
     steps: dict[str, Any] = {}
     for name, options in kinds.items():

@@ -48,10 +48,14 @@ class Optimizer:
     rows: str = "adagrad"
 
 
-_ADAM = {"grafting": "adam", "beta1": 0.9, "grafting_beta2": 0.999}
+_ADAM = {"grafting": "adam", "gradient": {"beta1": 0.9}}
 _SOAP = {
-    **{"eigenvalue_correction": True, "grafting": "adam", "grafted_norm": False},
-    **{"beta1": 0.95, "beta2": 0.95, "grafting_beta2": 0.95, "damping": "absolute", "epsilon": 1e-8},
+    "method": "eigenvalue_corrected",
+    "grafting": {"kind": "adam", "norm": "none", "beta2": 0.95},
+    "gradient": {"beta1": 0.95},
+    "beta2": 0.95,
+    "epsilon": 1e-8,
+    "roots": {"damping": "absolute"},
 }
 OPTIMIZERS = {
     "adagrad": Optimizer("AdaGrad", False, False),
@@ -64,9 +68,9 @@ OPTIMIZERS = {
     "shampoo_quarter": Optimizer("Shampoo, exponents 1/4", True, False, options={"exponent_override": None}),
     "soap": Optimizer("SOAP", True, False, options=_SOAP, accumulator=False, start=-4),
     "eigenvalue_corrected": Optimizer(
-        "Shampoo, eigenvalue-corrected", True, False, options={"eigenvalue_correction": True}
+        "Shampoo, eigenvalue-corrected", True, False, options={"method": "eigenvalue_corrected"}
     ),
-    "kl_shampoo": Optimizer("KL-Shampoo", True, False, options={"factor_update": "kl", "beta2": 0.95}),
+    "kl_shampoo": Optimizer("KL-Shampoo", True, False, options={"method": "kl", "beta2": 0.95}),
     "kfac": Optimizer("K-FAC", False, False, "kfac"),
     "kfac_all_rows": Optimizer(
         "K-FAC, factors of all rows", False, False, "kfac", options={"statistics_rows": 2**31 - 1}
@@ -88,12 +92,12 @@ PARENT = {8192: 2048, 512: 2048, 32768: 8192}
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "exponent -1/4": {"exponent_override": None},
-    "statistics every 10 steps": {"statistics_frequency": 10},
+    "statistics every 10 steps": {"statistics": {"frequency": 10}},
     "first roots at step 25": {"start_preconditioning_step": 25},
-    "no early roots": {"early_growth": 0.0},
+    "no early roots": {"roots": {"early_growth": 0.0}},
     "roots every 5 steps": {"precondition_frequency": 5},
     "roots every 200 steps": {"precondition_frequency": 200},
-    "roots always anew": {"drift_bound": 0.0},
+    "roots always anew": {"roots": {"drift_bound": 0.0}},
     "damping 1e-8": {"epsilon": 1e-8},
     "damping 1e-4": {"epsilon": 1e-4},
     "damping 1e-2": {"epsilon": 1e-2},
@@ -225,7 +229,6 @@ def dense_settings(
         rule = optimizer.rule
         return {"rule": rule, "learning_rate": values["rate"], rule: dict(optimizer.options)}
     options: dict[str, Any] = {
-        **({"initial_accumulator": values["accumulator"]} if optimizer.accumulator else {}),
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,
     }
@@ -233,9 +236,11 @@ def dense_settings(
         return {
             "rule": optimizer.rule,
             "learning_rate": values["rate"],
-            "kfac": {**options, **optimizer.options},
+            "kfac": {"initial_accumulator": values["accumulator"], **options, **optimizer.options},
         }
-    options["statistics_frequency"] = _STATISTICS_FREQUENCY
+    if optimizer.accumulator:
+        options["grafting"] = {"initial_accumulator": values["accumulator"]}
+    options["statistics"] = {"frequency": _STATISTICS_FREQUENCY}
     if optimizer.precondition:
         options |= {**_SHAMPOO, **optimizer.options, **changes}
     else:

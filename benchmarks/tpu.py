@@ -75,7 +75,7 @@ def measure(
     built = build(kind, size, changes, workers, in_lines=True)
     lowered, flops = built.lowered(), built.flops()
     # Roots on the host are none of the step's operations; an iteration on the device has no fixed number of them.
-    every = built.config.optimizer.dense.shampoo.statistics_frequency
+    every = built.config.optimizer.dense.shampoo.statistics.frequency
     own = (flops.train - flops.roots + (every - 1) * flops.statistics) * len(built.feeds[0].targets["label"])
     own = None if kind.device_roots else own
     found = []

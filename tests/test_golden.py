@@ -40,7 +40,7 @@ SMALL = (
     "batch.rows=64 model.crosses.layers=2 model.crosses.rank=4 model.crosses.ramp=500 model.deep.units=[16,8] "
     "metrics.window_examples=700 checkpoint.every_examples=900 metrics.slices=[rendering]"
 )
-OFTEN = "precondition_frequency=5 statistics_frequency=2 start_preconditioning_step=5 momentum=0.9"
+OFTEN = "precondition_frequency=5 statistics.frequency=2 start_preconditioning_step=5 momentum=0.9"
 SHAMPOO = " ".join(f"optimizer.dense.shampoo.{option}" for option in OFTEN.split())
 GROWING = (
     "ids={capacity: 40, shared_rows: 4, admission: {rule: count, count: 2}, "
@@ -52,7 +52,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "default": ("",),
     "shampoo": (SHAMPOO,),
     "soap": (
-        f"{SHAMPOO} optimizer.dense.shampoo.eigenvalue_correction=true optimizer.dense.shampoo.grafted_norm=false",
+        f"{SHAMPOO} optimizer.dense.shampoo.method=eigenvalue_corrected optimizer.dense.shampoo.grafting.norm=none",
     ),
     "kfac": ("optimizer.dense.rule=kfac optimizer.dense.learning_rate=0.003",),
     "rows": (f"{SHAMPOO} optimizer.embeddings.rule=one_sided optimizer.embeddings.linear_rule=adagrad",),

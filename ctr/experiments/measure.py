@@ -82,7 +82,7 @@ def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]
 
 def with_late_roots(config: TrainConfig) -> TrainConfig:
     """Sets roots to those of later steps: the first few hundred steps wait for more frequent ones."""
-    late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
+    late = {"optimizer": {"dense": {"shampoo": {"roots": {"early_growth": 0}}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 
 

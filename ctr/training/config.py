@@ -208,7 +208,8 @@ class DenseOptimizerConfig(StrictModel):
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
         shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
-            AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases.
+            AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases. ``preset`` begins with those of
+            a paper: ``ff`` (FF 4.2), ``pso`` (PSO algorithm II) or ``pt`` (PT algorithm 2).
         adafactor: options of Adafactor, for ``rule`` adafactor.
         kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
         muon: options of Muon, for ``rule`` muon; what is no matrix, and heads, learn by Adam at the same rate.

@@ -253,7 +253,7 @@ def test_the_dump_of_a_configuration_is_that_configuration(tmp_path_factory, see
         "seed": seed,
         "jit": jit,
         "model": {"deep": {"units": units}, "widths": widths},
-        "optimizer": {"dense": {"shampoo": {"initial_accumulator": rate}}},
+        "optimizer": {"dense": {"shampoo": {"grafting": {"initial_accumulator": rate}}}},
     }
     config = parse_model(TrainConfig, content, "x")
     path = tmp_path_factory.mktemp("dump") / "config.yaml"

@@ -121,7 +121,7 @@ class Shampoo(AdaGrad):
     """Along L^(-1/4) G R^(-1/4) as far as AdaGrad goes, from a step on; with momentum (PSO alg. II and App. G)."""
 
     def __init__(self, value, rate, options):
-        super().__init__(value, rate, options.initial_accumulator)
+        super().__init__(value, rate, options.grafting.initial_accumulator)
         self.options, self.steps, self.L, self.R, self.roots, self.M = options, 0, 0.0, 0.0, None, 0.0
 
     def step(self, g):

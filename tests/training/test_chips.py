@@ -120,7 +120,7 @@ def test_other_devices_are_refused(device):
         ({"tensorboard": {"histograms": True}}, "tensorboard.histograms: true is not possible"),
         ({"tensorboard": {"gradient_noise": True}}, "tensorboard.gradient_noise"),
         ({"optimizer": {"dense": {"rule": "kfac"}}}, "kfac is not possible"),
-        ({"optimizer": {"dense": {"shampoo": {"eigenvalue_correction": True}}}}, "eigenvalue_correction"),
+        ({"optimizer": {"dense": {"shampoo": {"method": "eigenvalue_corrected"}}}}, "eigenvalue_corrected"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "one_sided is not possible"),
     ],
 )

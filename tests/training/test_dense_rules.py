@@ -12,18 +12,25 @@ from ctr.training.loop import open_session, train
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
 
-QUICK = {"precondition_frequency": 3, "early_growth": 0, "start_preconditioning_step": 2, "drift_bound": 0}
+QUICK = {
+    "precondition_frequency": 3,
+    "start_preconditioning_step": 2,
+    "roots": {"early_growth": 0, "drift_bound": 0},
+}
 RULES = {
     "SOAP": {
         "dense": {
             "shampoo": QUICK
-            | {"eigenvalue_correction": True, "beta1": 0.9, "beta2": 0.95, "momentum": 0, "grafting": "adam"}
-            | {"grafting_beta2": 0.95, "grafted_norm": False}
+            | {"method": "eigenvalue_corrected", "gradient": {"beta1": 0.9}, "beta2": 0.95, "momentum": 0}
+            | {"grafting": {"kind": "adam", "beta2": 0.95, "norm": "none"}}
         }
     },
-    "KL-Shampoo": {"dense": {"shampoo": QUICK | {"factor_update": "kl", "beta2": 0.95}}},
+    "KL-Shampoo": {"dense": {"shampoo": QUICK | {"method": "kl", "beta2": 0.95}}},
     "one-sided tables": {
-        "embeddings": {"rule": "one_sided", "one_sided": QUICK},
+        "embeddings": {
+            "rule": "one_sided",
+            "one_sided": {"precondition_frequency": 3, "start_preconditioning_step": 2},
+        },
         "dense": {"shampoo": QUICK},
     },
     "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},

@@ -19,7 +19,11 @@ CONTENT: dict[str, Any] = {
         "embeddings": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
         "dense": {
             "learning_rate": BIAS_RATE,
-            "shampoo": {"start_preconditioning_step": None, "momentum": 0, "initial_accumulator": START},
+            "shampoo": {
+                "start_preconditioning_step": None,
+                "momentum": 0,
+                "grafting": {"initial_accumulator": START},
+            },
         },
     },
     "compute_dtype": "float32",

@@ -83,7 +83,7 @@ REFERENCE = parse_model(
             "dense": {
                 "learning_rate": BIAS_RATE,
                 "shampoo": {
-                    "initial_accumulator": BIAS_START,
+                    "grafting": {"initial_accumulator": BIAS_START},
                     "start_preconditioning_step": None,
                     "momentum": 0,
                 },

@@ -14,12 +14,10 @@ SMALL = {
 }
 # As printed: statistics of every step, roots at once from all of them.
 PRINTED = {
-    "statistics_frequency": 1,
+    "statistics": {"frequency": 1},
     "precondition_frequency": 5,
     "start_preconditioning_step": 10,
-    "early_growth": 0,
-    "asynchronous": False,
-    "drift_bound": 0,
+    "roots": {"early_growth": 0, "asynchronous": False, "drift_bound": 0},
     "exponent_override": None,
 }
 

@@ -38,7 +38,7 @@ def test_every_variable_has_a_name_and_an_accumulator(make_state):
 def test_accumulators_start_as_configured(make_state):
     optimizer = {
         "embeddings": {"initial_accumulator": 0.5, "linear_initial_accumulator": 0.25},
-        "dense": {"shampoo": {"initial_accumulator": 0.125}},
+        "dense": {"shampoo": {"grafting": {"initial_accumulator": 0.125}}},
     }
     for name, value in make_state({"optimizer": optimizer}).arrays().items():
         if name.startswith("rows_accumulator/"):

@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
             "linear_initial_accumulator": 0.05,
             "tower_rates": {"quality": 1.0, "ui": 0.25},
         },
-        "dense": {"learning_rate": 0.1, "shampoo": {**ADAGRAD, "initial_accumulator": 0.001}},
+        "dense": {"learning_rate": 0.1, "shampoo": {**ADAGRAD, "grafting": {"initial_accumulator": 0.001}}},
     },
     "compute_dtype": "float32",
 }
@@ -363,7 +363,7 @@ def test_rows_that_the_batch_does_not_name_keep_every_bit():
 def test_a_batch_without_weight_changes_no_bit(initial):
     optimizer = {
         "embeddings": {**ROWS, "initial_accumulator": initial},
-        "dense": {"shampoo": {**ADAGRAD, "initial_accumulator": initial}},
+        "dense": {"shampoo": {**ADAGRAD, "grafting": {"initial_accumulator": initial}}},
     }
     config = make_config(optimizer=optimizer)
     state = make_state(config)
@@ -449,7 +449,7 @@ def ensemble(embeddings: str, gradient: str, clip_norm: float | None = None, **s
         "dense": {
             "learning_rate": 0.1,
             "clip_norm": clip_norm,
-            "shampoo": {**ADAGRAD, "initial_accumulator": 0.001, **shampoo},
+            "shampoo": {**ADAGRAD, "grafting": {"initial_accumulator": 0.001}, **shampoo},
         },
     }
     model = {**SETTINGS["model"], "ensemble": {"components": 2, "embeddings": embeddings}}
@@ -474,7 +474,7 @@ def alone(config: TrainConfig, together: TrainState, component: int) -> TrainSta
 SHAMPOO = {
     "start_preconditioning_step": 2,
     "precondition_frequency": 1,
-    "asynchronous": False,
+    "roots": {"asynchronous": False},
     "epsilon": 0.01,
     "momentum": 0.9,
 }

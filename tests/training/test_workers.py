@@ -32,7 +32,7 @@ RAMP = [100, 500]
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
 SMOOTH = {
     "model": {"deep": {"activation": "smelu"}},
-    "optimizer": {"dense": {"shampoo": {"initial_accumulator": 0.001}}},
+    "optimizer": {"dense": {"shampoo": {"grafting": {"initial_accumulator": 0.001}}}},
     "batch": {"rows": 12},
 }
 DIVIDED, MIRRORED = {"workers": {"divided_from_mb": 0}}, {"workers": {"divided_from_mb": 1000}}

@@ -162,7 +162,7 @@ def test_a_model_counted_by_hand():
 
 
 def test_shampoo_counted_by_hand():
-    shampoo = {"block_size": 4, "statistics_frequency": 10, "precondition_frequency": 50}
+    shampoo = {"block_size": 4, "statistics": {"frequency": 10}, "precondition_frequency": 50}
     flops = counted_for({"dense": {"shampoo": shampoo}})
     # Four blocks of [4, 4], two sides each; the [8, 1] head is a vector.
     products = 4 * 2 * (2 * 16 * 4)

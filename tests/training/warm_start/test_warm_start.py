@@ -388,8 +388,9 @@ def test_a_layer_begins_fresh_where_its_input_does(old, whole, change, tmp_path)
         ({"block_size": 5}, "partly", "optimizer.dense.shampoo.block_size was 256, is 5",
          {"step", "accumulator", "momentum"}),
         ({"momentum": 0.5}, "partly", "optimizer.dense.shampoo.momentum was 0.9, is 0.5", {"step", "accumulator"}),
-        ({"grafting": "rmsprop"}, "fresh", "optimizer.dense.shampoo.grafting was 'adagrad', is 'rmsprop'", set()),
-        ({"statistics_frequency": 3, "initial_accumulator": 0.5}, "taken", "", {"step", "accumulator", "momentum"}),
+        ({"grafting": "rmsprop"}, "fresh", "optimizer.dense.shampoo.grafting.kind was 'adagrad', is 'rmsprop'", set()),
+        ({"statistics": {"frequency": 3}, "grafting": {"initial_accumulator": 0.5}}, "taken", "",
+         {"step", "accumulator", "momentum"}),
     ],
 )  # fmt: skip
 def test_what_the_optimizer_knows_goes_with_its_options(
@@ -743,10 +744,10 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
     )
     edited = copy_run(old)
     content = yaml.safe_load(text)
-    content["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
+    content["optimizer"]["dense"]["shampoo"]["gradient"] = {"beta1": 0.5}
     (edited / "config.yaml").write_text(yaml.safe_dump(content))
     same = config.model_dump(mode="json")
-    same["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
+    same["optimizer"]["dense"]["shampoo"]["gradient"] = {"beta1": 0.5}
     with pytest.raises(InputError, match=r"not one of its config.yaml: .*tensor0/gradient_average"):
         warm_start(whole, TrainConfig.model_validate(same), tmp_path / "run", InitFrom(edited))
     others = tuple(feature.model_copy(update={"source": f"{feature.source}2"}) for feature in schema.features)
