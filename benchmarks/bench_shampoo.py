@@ -36,8 +36,9 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.contrib.presets import soap
 from ctr.optim.shampoo import layout as optimizer_layout
 from ctr.optim.shampoo.blocks import Stack, TensorLayout, lay_out_tensor
+from ctr.optim.shampoo.methods import KL, EigenvalueCorrected
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import KL, EigenvalueCorrected, ShampooOptions, Statistics
+from ctr.optim.shampoo.options import ShampooOptions, Statistics
 from ctr.training.config import TrainConfig
 
 SETTLED = 10_000

@@ -26,12 +26,14 @@ __all__ = [
     "Shampoo",
     "ShampooCallback",
     "ShampooOptions",
+    "options",
     "presets",
     "statistics_of",
 ]
 
+_MODULES = {"options": "ctr.optim.options", "presets": "ctr.optim.contrib.presets"}
 _ELSEWHERE = {"KfacTrainer": "kfac.trainer", "statistics_of": "contrib.backpack"}
-"""Where what is not an optimizer of Keras comes from."""
+"""Modules, and where what is not an optimizer of Keras comes from."""
 
 _ADAPTERS = {
     "keras.src.saving.object_registration": "ctr.optim.keras.keras3",
@@ -109,8 +111,8 @@ _register()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "presets":
-        return importlib.import_module("ctr.optim.contrib.presets")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _ELSEWHERE:
         return getattr(importlib.import_module(f"ctr.optim.{_ELSEWHERE[name]}"), name)
     if name not in __all__:

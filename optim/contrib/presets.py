@@ -20,16 +20,8 @@ from typing import Any
 
 from ctr.optim.checked import refuse_unknown
 from ctr.optim.first_order.options import SGD, AdaGrad, Adam, AnyGraft, Momentum, RMSprop, Sign
-from ctr.optim.shampoo.options import (
-    KL,
-    Blocking,
-    EigenvalueCorrected,
-    GradientAverage,
-    Roots,
-    Shampoo,
-    ShampooOptions,
-    Statistics,
-)
+from ctr.optim.shampoo.methods import KL, EigenvalueCorrected, Shampoo
+from ctr.optim.shampoo.options import Blocking, GradientAverage, Roots, ShampooOptions, Statistics
 
 _SYNCHRONOUS: dict[str, Any] = {
     "asynchronous": False,

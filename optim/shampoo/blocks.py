@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from ctr.optim.shampoo.options import Diagonal, ShampooOptions
+from ctr.optim.shampoo.methods import Diagonal
+from ctr.optim.shampoo.options import ShampooOptions
 
 Shape = tuple[int, ...]
 

@@ -9,8 +9,9 @@ from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSpro
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
+from ctr.optim.shampoo.methods import KL
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import KL, ShampooOptions
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.warm_start import take_over
 from ctr.optim.variables import create_variable
 from ctr.workers.collectives import ALONE, Workers

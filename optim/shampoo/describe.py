@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from ctr.optim.first_order.directions import has_accumulator
 from ctr.optim.shampoo.layout import ShampooLayout
-from ctr.optim.shampoo.options import KL, ShampooOptions
+from ctr.optim.shampoo.methods import KL
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.triangles import packed_size
 
 

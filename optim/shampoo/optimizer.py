@@ -28,8 +28,9 @@ from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting, blend_weight
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
+from ctr.optim.shampoo.methods import KL
 from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
-from ctr.optim.shampoo.options import KL, ShampooOptions
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.shampoo.tables import Tables
 from ctr.optim.update_limit import clip_update, limit_update

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ctr.optim.checked import Decay, Frequency, NotNegative, Options, Real, Share, Size, Steps, Whole
-from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
-
-_Inner = Annotated[float, Real(0.0, 1.0, low_open=True, high_open=True)]
+from ctr.optim.first_order.options import AdaGrad, AnyGraft
+from ctr.optim.shampoo.methods import KL, Diagonal, EigenvalueCorrected, Method, Shampoo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,82 +115,6 @@ class Roots(Options):
         super().__post_init__()
         if self.phase is not None and self.early_growth:
             raise ValueError("phase requires early_growth 0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RootMethod(Options):
-    """Methods that multiply by inverse roots A^(-eta/p) of statistics.
-
-    Attributes:
-        exponent_multiplier: ``eta`` (PT 3.1.4).
-    """
-
-    exponent_multiplier: Annotated[float, Real(0.0, 4.0, low_open=True)] = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shampoo(RootMethod):
-    """L^(-1/4) G R^(-1/4), and its like along every dimension (PSO 2).
-
-    Attributes:
-        left_share: ``1/p`` of PSO lemma 1, by which the exponents of a matrix are divided between its left and its
-            right side, 1/p + 1/q = 1.
-    """
-
-    kind: Literal["shampoo"] = "shampoo"
-    left_share: _Inner = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagonal(RootMethod):
-    """Shampoo in which dimensions above ``blocking.max_dimension`` have diagonals (PT 4.2.3; THESIS 4.1.3).
-
-    Attributes:
-        left_share: as of ``shampoo``.
-    """
-
-    kind: Literal["diagonal"] = "diagonal"
-    left_share: _Inner = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneSided(RootMethod):
-    """Shampoo with one side of matrices alone (PSO lemma 1 with p or q infinite).
-
-    Attributes:
-        side: the side that is left.
-    """
-
-    kind: Literal["one_sided"] = "one_sided"
-    side: Literal["left", "right"] = "right"
-
-
-@dataclass(frozen=True, kw_only=True)
-class KL(RootMethod):
-    """KL-Shampoo: statistics of gradients that are preconditioned along all other dimensions (kl.py).
-
-    Attributes:
-        divided: divide these products by the size of the other dimensions. PyTorch's version does not: with ``beta2``
-            below 1 its statistics then grow and vanish without end wherever a block is not a square.
-    """
-
-    kind: Literal["kl"] = "kl"
-    divided: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class EigenvalueCorrected(Options):
-    """Second moments in the eigenbases of the statistics in place of roots (PSO App. C; SOAP; eigenbasis.py).
-
-    Attributes:
-        basis_change: what becomes of second moments when the bases change: ``project`` moves them into the new bases,
-            ``keep`` leaves them as they are.
-        sides: the sides of matrices that are rotated.
-    """
-
-    kind: Literal["eigenvalue_corrected"] = "eigenvalue_corrected"
-    basis_change: Literal["project", "keep"] = "project"
-    sides: Literal["both", "left", "right"] = "both"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,8 +238,8 @@ class ShampooOptions(OneSidedOptions):
     """
 
     block_size: Size = 256
-    method: Shampoo | Diagonal | OneSided | KL | EigenvalueCorrected = Shampoo()
-    grafting: AdaGrad | SGD | RMSprop | Adam | Sign | LARS | LAMB = AdaGrad()  # noqa: RUF009
+    method: Method = Shampoo()
+    grafting: AnyGraft = AdaGrad()  # noqa: RUF009
     momentum: Decay = 0.0
     nesterov: bool = False
     momentum_follows_rate: bool = False

@@ -140,7 +140,7 @@ def test_other_names_are_no_attributes():
     with pytest.raises(AttributeError, match="no attribute 'Adam'"):
         ctr.optim.Adam  # noqa: B018
     optimizers = {"Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "ShampooOptions"}
-    assert set(ctr.optim.__all__) == optimizers | {"KfacTrainer", "presets", "statistics_of"}
+    assert set(ctr.optim.__all__) == optimizers | {"KfacTrainer", "options", "presets", "statistics_of"}
 
 
 def test_the_guide_has_every_option_with_its_default(guide):

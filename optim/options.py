@@ -1,0 +1,43 @@
+"""Groups of options of ``Shampoo``, for code that makes them by their classes.
+
+from ctr.optim import Shampoo, options
+Shampoo(0.02, method=options.KL(), grafting=options.Adam(beta2=0.99), roots=options.Roots(asynchronous=False))
+"""
+
+from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
+from ctr.optim.shampoo.methods import KL, Diagonal, EigenvalueCorrected, OneSided, Shampoo
+from ctr.optim.shampoo.options import (
+    Blocking,
+    Coupled,
+    Eigh,
+    GradientAverage,
+    Limits,
+    Roots,
+    Rows,
+    ShampooOptions,
+    Statistics,
+)
+
+__all__ = [
+    "KL",
+    "LAMB",
+    "LARS",
+    "SGD",
+    "AdaGrad",
+    "Adam",
+    "Blocking",
+    "Coupled",
+    "Diagonal",
+    "EigenvalueCorrected",
+    "Eigh",
+    "GradientAverage",
+    "Limits",
+    "OneSided",
+    "RMSprop",
+    "Roots",
+    "Rows",
+    "Shampoo",
+    "ShampooOptions",
+    "Sign",
+    "Statistics",
+]
