@@ -238,7 +238,7 @@ class ShampooOptions(OneSidedOptions):
     """
 
     block_size: Size = 256
-    method: Method = Shampoo()
+    method: Method = Shampoo()  # noqa: RUF009
     grafting: AnyGraft = AdaGrad()  # noqa: RUF009
     momentum: Decay = 0.0
     nesterov: bool = False
