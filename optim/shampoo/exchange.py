@@ -21,11 +21,11 @@ import tensorflow as tf
 from ctr.optim.gradients import Present, keep, of_owners, powers
 from ctr.optim.rows.variables import set_rows
 from ctr.optim.shampoo import statistics
+from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.directions import replace_roots
 from ctr.optim.shampoo.division import Division
-from ctr.optim.shampoo.graph_roots import inverse_roots
 from ctr.optim.shampoo.host import Exchange, HostPipeline
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.options import Coupled, ShampooOptions
 from ctr.optim.shampoo.roots import TOLERANCE, whole_order
 from ctr.optim.shampoo.state import COUNTERS, STATUS, ShampooLayout, ShampooState, create_variable
 from ctr.optim.shampoo.triangles import pack_arrays, unpack, unpack_arrays
@@ -393,7 +393,11 @@ def _compute_on_device(
         own = identity if not identity.shape.rank else identity[factor.matrices, tf.newaxis, tf.newaxis]
         begun = (whole + own * tf.eye(factor.size, dtype=tf.float64)) / correction
         computed, residual = inverse_roots(
-            begun, round(1.0 / factor.exponent), options.epsilon, absolute=options.damping == "absolute"
+            begun,
+            round(1.0 / factor.exponent),
+            options.epsilon,
+            Coupled(),
+            absolute=options.damping == "absolute",
         )
         computed = tf.cast(computed, state.dtype)
         residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)

@@ -19,7 +19,7 @@ import numpy as np
 from ctr.io.blas import one_blas_thread
 from ctr.optim.gradients import Present
 from ctr.optim.shampoo.eigenbasis import eigenbasis
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.options import Coupled, ShampooOptions
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
 from ctr.optim.shampoo.state import COUNTERS, STATUS, Factor
 
@@ -192,7 +192,7 @@ class HostPipeline:
                     statistics,
                     factor.exponent,
                     epsilon=self.options.epsilon,
-                    solver=self.options.solver,
+                    solver=Coupled() if self.options.solver == "coupled" else "eigh",
                     previous=previous,
                     previous_condition=condition if previous is not None else None,
                     **({"absolute": True} if self.options.damping == "absolute" else {}),

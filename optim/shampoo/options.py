@@ -1,5 +1,6 @@
 """The settings of Shampoo, checked when they are made."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
@@ -19,6 +20,33 @@ DimensionsOfOne = Literal["drop", "keep"]
 GraftingScope = Literal["tensor", "block"]
 WeightDecayKind = Literal["decoupled", "coupled"]
 Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupled:
+    """Solver by PSO Appendix E's coupled Newton iteration (coupled.py).
+
+    Attributes:
+        max_iterations: so many iterations at most; 100 reach a condition of 1e12 and far beyond.
+        desired_condition: ``kappa_d``: where an earlier root's condition is known, the largest eigenvalues are
+            projected until the rest has this condition. 500 is the value of PSO Table 3.
+        projected: ``n_proj``: at least this many of the largest eigenvalues are projected.
+        most_projected: at most this many are.
+        power_iterations: steps of the power iteration for each of the largest eigenvalues.
+    """
+
+    max_iterations: Annotated[int, Whole(1, 100_000)] = 100
+    desired_condition: Annotated[float, Real(1.0, math.inf, high_open=True)] = 500.0
+    projected: Annotated[int, Whole(0, 64)] = 0
+    most_projected: Annotated[int, Whole(0, 64)] = 8
+    power_iterations: Annotated[int, Whole(1, 100_000)] = 100
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.projected > self.most_projected:
+            raise ValueError(
+                f"projected is {self.projected}; allowed: at most most_projected, {self.most_projected}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
