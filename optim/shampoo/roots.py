@@ -37,7 +37,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ctr.optim.shampoo.coupled import POWER_TOLERANCE, coupled_root, largest_eigenvalue
+from ctr.optim.shampoo.coupled import coupled_root
 from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
@@ -120,8 +120,8 @@ class RootError(ArithmeticError):
 class Root:
     """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
 
-    ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped (from the coupled
-    iteration a lower estimate, within a few percent), and ``failures`` say why attempts before were refused.
+    ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped, and ``failures``
+    say why attempts before were refused.
     """
 
     matrix: FloatArray
@@ -248,8 +248,11 @@ def _by_coupled(
         raise _RefusedError("only for exponents 1/p")
     if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
         raise _RefusedError("the previous root is not finite, or of another shape")
-    lowest, highest = _extreme_eigenvalues(scaled, options.power_iterations)
-    damping = damp(lowest, highest)
+    try:
+        values = np.linalg.eigvalsh(scaled)
+    except np.linalg.LinAlgError as error:
+        raise _RefusedError(f"eigenvalues: {error}") from error
+    damping = damp(float(values[0]), float(values[-1]))
     damped = _plus_diagonal(scaled, damping)
     end = coupled_root(
         damped,
@@ -265,21 +268,8 @@ def _by_coupled(
         raise _RefusedError(f"no convergence in {end.iterations} iterations")
     if not is_positive_definite(end.root):
         raise _RefusedError("the result is not positive definite")
-    largest, _ = largest_eigenvalue(end.root, steps=options.power_iterations, tolerance=1e-2)
-    return end.root, root_residual(end.root, damped, degree), (highest + damping) * largest**degree
-
-
-def _extreme_eigenvalues(scaled: FloatArray, steps: int) -> tuple[float, float]:
-    """The smallest eigenvalue, or 0 if it is not below 0 but for rounding; and the largest."""
-    largest, residual = largest_eigenvalue(scaled, steps=steps, tolerance=POWER_TOLERANCE)
-    rounding = 4 * len(scaled) * float(np.finfo(np.float64).eps) * largest
-    if residual <= POWER_TOLERANCE and is_positive_definite(_plus_diagonal(scaled, rounding)):
-        return 0.0, largest
-    try:
-        values = np.linalg.eigvalsh(scaled)
-    except np.linalg.LinAlgError as error:
-        raise _RefusedError(f"eigenvalues: {error}") from error
-    return float(values[0]), float(values[-1])
+    condition = float((values[-1] + damping) / (values[0] + damping))
+    return end.root, root_residual(end.root, damped, degree), condition
 
 
 def check_definite(lowest: float, highest: float, matrix: FloatArray) -> None:
