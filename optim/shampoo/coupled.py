@@ -285,7 +285,7 @@ def _power(matrices: tf.Tensor, p: int) -> tf.Tensor:
 
 
 def _norm(matrices: tf.Tensor) -> tf.Tensor:
-    return tf.math.reduce_euclidean_norm(matrices, axis=[1, 2], keepdims=True)
+    return tf.sqrt(tf.reduce_sum(tf.square(matrices), axis=[1, 2], keepdims=True))
 
 
 def _symmetric(matrices: tf.Tensor) -> tf.Tensor:
