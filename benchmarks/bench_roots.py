@@ -12,17 +12,20 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import scipy.linalg
 from threadpoolctl import threadpool_limits
 
 from ctr.optim.shampoo.coupled import coupled_root
+from ctr.optim.shampoo.options import Coupled
 from ctr.optim.shampoo.roots import Root, inverse_root, root_residual
 
 SIZES = (32, 64, 128, 256, 512, 1024)
 EPSILON, EXPONENT, DEGREE = 1e-6, 1 / 4, 4
 SECONDS = 0.6
+COUPLED = Coupled()
 
 
 def statistics(size: int, seed: int) -> np.ndarray:
@@ -52,7 +55,7 @@ def measure(size: int) -> dict[str, object]:
     damped = grown + EPSILON * float(np.linalg.eigvalsh(grown)[-1]) * np.eye(size)
     warm_arguments = {"previous": before.matrix, "previous_condition": before.condition}
 
-    def root(matrix: np.ndarray, solver: str, **start: object) -> Root:
+    def root(matrix: np.ndarray, solver: Literal["eigh"] | Coupled, **start: object) -> Root:
         return inverse_root(matrix, EXPONENT, epsilon=EPSILON, solver=solver, **start)
 
     calls: dict[str, Callable[[], object]] = {
@@ -62,26 +65,26 @@ def measure(size: int) -> dict[str, object]:
         "evr": lambda: scipy.linalg.eigh(grown, driver="evr", check_finite=False),
         "certificate": lambda: root_residual(before.matrix, damped, DEGREE),
         "eigh": lambda: root(grown, "eigh"),
-        "cold": lambda: root(grown, "coupled"),
-        "projected": lambda: root(grown, "coupled", previous_condition=before.condition),
-        "warm": lambda: root(grown, "coupled", previous=before.matrix),
-        "drift": lambda: root(drifted, "coupled", **warm_arguments),
+        "cold": lambda: root(grown, COUPLED),
+        "projected": lambda: root(grown, COUPLED, previous_condition=before.condition),
+        "warm": lambda: root(grown, COUPLED, previous=before.matrix),
+        "drift": lambda: root(drifted, COUPLED, **warm_arguments),
     }
     delivered = {name: calls[name]().solver for name in ("cold", "warm", "drift")}  # type: ignore[attr-defined]
-    cold = coupled_root(damped, DEGREE)
-    projected = coupled_root(damped, DEGREE, previous_condition=before.condition)
+    cold = coupled_root(damped, DEGREE, COUPLED)
+    projected = coupled_root(damped, DEGREE, COUPLED, previous_condition=before.condition)
     return {
         "n": size,
         "condition": before.condition,
         "seconds": {name: seconds(call) for name, call in calls.items()},
         "delivered": delivered,
         "iterations": {
-            "cold": cold.iterations,
-            "projected": projected.iterations,
-            "projections": projected.projected,
-            "warm": coupled_root(damped, DEGREE, previous=before.matrix).iterations,
+            "cold": int(cold.iterations),
+            "projected": int(projected.iterations),
+            "projections": int(projected.projected),
+            "warm": int(coupled_root(damped, DEGREE, COUPLED, previous=before.matrix).iterations),
         },
-        "residual": {"eigh": root(grown, "eigh").residual, "cold": root(grown, "coupled").residual},
+        "residual": {"eigh": root(grown, "eigh").residual, "cold": root(grown, COUPLED).residual},
     }
 
 

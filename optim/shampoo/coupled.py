@@ -1,233 +1,296 @@
-"""Inverse p-th roots by PSO Appendix E's coupled Newton iteration, with projection and warm start.
+"""Inverse p-th roots by PSO Appendix E's coupled Newton iteration, batched, with projection and warm start.
 
     M_1 = ((p + 1) I - M) / p        X <- X M_1        M <- M_1^p M
 
-drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(condition / p) bits are lost.
+drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(condition / p) bits are lost. Host threads
+call it eagerly; without eigendecompositions (XLA:CPU's take 30 times LAPACK's time) and calls to the host it also
+compiles under XLA. Whatever becomes of one matrix of a batch, the others keep their roots.
 
 The iteration keeps M = X^p G only while X, M and G commute. A cold start, a multiple of I, does; the root of an
 earlier matrix does not, unless the two share their eigenvectors. Then M reaches I to the last bit while X is wrong
 by the drift times up to the condition, and |M - I| cannot tell. Rounding alone is drift enough: at best every second
-root can be had by a warm start. Nothing here is a root until `roots.root_residual` has measured its true
-residual, and a failure here is a reason to try another solver, never to change the matrix.
+root can be had by a warm start. Nothing here is a root until its true residual has been measured (`inverse_roots`,
+`roots.root_residual`), and a failure here is a reason to try another solver, never to change the matrix.
 """
 
-from dataclasses import dataclass
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
+
+from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
 
-# PSO App. E stops the power iteration by the change of the eigenvalue, which is the square of the error of
-# the vector; the vector matters here (see `project`), so the residual of the pair decides instead.
-POWER_STEPS = 100
-# A vector off by x moves the projected matrix by x * lambda_max: anything above rounding is multiplied by the
-# condition of what remains.
-PROJECTION_TOLERANCE = 1e-13
-# PSO App. E's kappa_d; the value is that of PSO Table 3.
-DESIRED_CONDITION = 500.0
-MOST_PROJECTED = 8
-# A cold start multiplies the smallest eigenvalue of M by ((p + 1) / p)^p >= 2 in each iteration, so a
-# condition of 1e12 takes at most 40 + log2(n), and quadratic convergence fewer than 10 more.
-MAX_ITERATIONS = 100
+# PSO App. E stops the power iteration by the change of the eigenvalue, which is the square of the error of the
+# vector; the vector matters here, so the residual decides. A vector off by x moves the projected matrix by
+# x * lambda_max: anything above rounding is multiplied by the condition of what remains.
+POWER_TOLERANCE = 1e-13
+# Steps to the lambda_max of a damping: it is too small by log(n) / 8000 at worst, where eigenvalues crowd that near.
+_MANY_STEPS = 4000
+_PRODUCTS = 8
 # |M - I| below which convergence is quadratic, so that an iteration that gains nothing has met rounding.
 _QUADRATIC = 0.1
-_DONE = 1e-15
 
 
-@dataclass(frozen=True)
-class Eigenpair:
-    """Rayleigh quotient (at most the largest eigenvalue), unit vector [n], and residual |G v - value v| / value."""
+class Iterate(NamedTuple):
+    """End of the iteration: symmetric roots [N, n, n], of use only where their true residual is small.
 
-    value: float
-    vector: FloatArray
-    residual: float
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A matrix [n, n] whose largest eigenvalues ``values`` [k] of ``vectors`` [n, k] were lowered to ``level``."""
-
-    matrix: FloatArray
-    values: FloatArray
-    vectors: FloatArray
-    level: float
-
-
-@dataclass(frozen=True)
-class Iterate:
-    """End of the iteration: a symmetric root, of use only where its true residual is small.
-
-    ``error`` is |M - I|, Frobenius, which proves nothing after a warm start; inf where the iteration broke down.
+    ``error`` [N] is |M - I|, Frobenius, which proves nothing after a warm start; inf where the iteration broke down.
+    ``iterations`` [N] are those of the slowest matrix, ``projected`` [N] counts the eigenvalues that were lowered.
     """
 
-    root: FloatArray
-    error: float
-    iterations: int
-    projected: int = 0
+    root: Any
+    error: Any
+    iterations: Any
+    projected: Any = 0
 
 
-def start_vector(size: int) -> FloatArray:
-    """Returns a unit vector [size], a chirp: it has a share in every smooth and every alternating vector."""
-    vector: FloatArray = np.cos(np.arange(1.0, size + 1) ** 2)
-    return vector / np.linalg.norm(vector)
+def start_vector(size: int) -> tf.Tensor:
+    """Returns a unit vector [size, 1], a chirp: it has a share in every smooth and every alternating vector."""
+    vector = tf.cos(tf.range(1, size + 1, dtype=tf.float64)[:, tf.newaxis] ** 2)
+    return vector / tf.norm(vector)
 
 
-def largest_eigenpair(
-    matrix: FloatArray, *, steps: int = POWER_STEPS, tolerance: float = PROJECTION_TOLERANCE
-) -> Eigenpair:
-    """Finds the largest eigenvalue of a positive definite matrix by power iteration (PSO Alg. I, MAXSV)."""
-    vector = start_vector(len(matrix))
-    value, residual = 0.0, np.inf
-    for _ in range(steps):
-        image = matrix @ vector
-        value = float(vector @ image)
-        length = float(np.linalg.norm(image))
-        if not value > 0:
-            break
-        residual = float(np.linalg.norm(image - value * vector)) / value
-        if residual <= tolerance:
-            break
-        vector = image / length
-    return Eigenpair(value, vector, residual)
+def largest_eigenpair(matrices: tf.Tensor, steps: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Finds the largest eigenvalues of positive definite [N, n, n] by power iteration (PSO Alg. I, MAXSV).
+
+    Returns Rayleigh quotients [N, 1, 1] (at most lambda_max), unit vectors [N, n, 1], and |G v - value v| / value. Ends
+    where all of these are at most `POWER_TOLERANCE`, or after ``steps``. Each round squares the matrices, and so takes
+    twice as many steps as the one before.
+    """
+
+    def advance(taken: tf.Tensor, power: tf.Tensor, *pair: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        _, before, residual = pair
+        power = tf.math.divide_no_nan(power, tf.reduce_max(tf.abs(power), axis=[1, 2], keepdims=True))
+        power = tf.matmul(power, power)
+        vector = before
+        for _ in range(_PRODUCTS):
+            vector = tf.matmul(power, vector)
+        vector = tf.where(residual <= POWER_TOLERANCE, before, tf.math.divide_no_nan(vector, _norm(vector)))
+        image = tf.matmul(matrices, vector)
+        value = tf.matmul(vector, image, transpose_a=True)
+        residual = tf.where(value > 0, _norm(image - value * vector) / value, math.inf)
+        return 2 * (taken + _PRODUCTS), power, value, vector, residual
+
+    def proceed(taken: tf.Tensor, *state: tf.Tensor) -> tf.Tensor:
+        return (taken < steps) & (tf.reduce_max(state[-1]) > POWER_TOLERANCE)
+
+    zero = tf.zeros_like(matrices[:, :, :1])
+    first = (zero[:, :1], zero + start_vector(matrices.shape[-1]), zero[:, :1] + math.inf)
+    _, _, *pair = tf.while_loop(proceed, advance, (tf.constant(0), matrices, *first))
+    return tuple(pair)
 
 
 def project(
-    matrix: FloatArray,
-    condition: float | None,
-    *,
-    desired_condition: float = DESIRED_CONDITION,
-    at_least: int = 0,
-    at_most: int = MOST_PROJECTED,
-) -> Projection:
+    matrices: tf.Tensor, conditions: tf.Tensor | None, options: Coupled
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Lowers the largest eigenvalues to the first one that may stay (PSO Alg. I, PROJECT).
 
-    An eigenvalue may stay once it is at most `desired_condition` (PSO's kappa_d) times the smallest, which is
-    estimated as the largest divided by the previous matrix's condition; without one, only `at_least` (PSO's n_proj)
-    are projected. Where the power iteration does not converge, projection ends: an inexact vector would be deflated
-    from the wrong place.
+    An eigenvalue may stay once it is at most `desired_condition` times the smallest, which is estimated as the largest
+    divided by the previous matrix's condition, [N]; without one, only `projected` are lowered. Where the power
+    iteration does not converge, projection ends: an inexact vector would be deflated from the wrong place.
+
+    Returns the matrices, the eigenvalues [N, 1, k] and vectors [N, n, k] that were lowered, 0 where fewer than k were,
+    and the level [N, 1, 1] to which they were.
     """
-    values: list[float] = []
-    vectors: list[FloatArray] = []
-    at_most = min(at_most, len(matrix) - 1)
-    allowed = np.inf if condition is None else desired_condition / condition
-    if at_most < 1 or (at_least < 1 and allowed >= 1):
-        return Projection(matrix, np.zeros(0), np.zeros((len(matrix), 0)), np.nan)
-    remaining = matrix
-    top = largest_eigenpair(remaining)
-    level, largest = top.value, top.value
-    while len(values) < at_most and (level > allowed * largest or len(values) < at_least):
-        if not top.residual <= PROJECTION_TOLERANCE * largest / top.value:
-            break
-        remaining = remaining - top.value * np.outer(top.vector, top.vector)
-        values.append(top.value)
-        vectors.append(top.vector)
-        top = largest_eigenpair(remaining)
-        level = top.value
-    if not vectors:
-        return Projection(matrix, np.zeros(0), np.zeros((len(matrix), 0)), level)
-    basis = np.linalg.qr(np.stack(vectors, axis=1))[0]
-    return Projection(_lowered(matrix, basis, level), np.array(values), basis, level)
+    most = min(options.most_projected, matrices.shape[-1] - 1)
+    allowed = (
+        math.inf if conditions is None else options.desired_condition / conditions[:, tf.newaxis, tf.newaxis]
+    )
 
+    def advance(
+        count: tf.Tensor, active: tf.Tensor, remaining: tf.Tensor, *found: tf.Tensor
+    ) -> tuple[Any, ...]:
+        values, basis, level = found
+        value, vector, residual = largest_eigenpair(remaining, options.power_iterations)
+        level = tf.where(active, value, level)
+        largest = tf.maximum(level, values[:, :, :1])
+        active &= (count < most) & ((value > allowed * largest) | (count < options.projected))
+        active &= residual * value <= POWER_TOLERANCE * largest
+        value = tf.where(active, value, 0.0)
+        remaining -= value * tf.matmul(vector, vector, transpose_b=True)
+        vector -= tf.matmul(basis, tf.matmul(basis, vector, transpose_a=True))
+        vector = tf.where(active, vector / _norm(vector), 0.0)
+        column = tf.one_hot(count, most, dtype=tf.float64)
+        return count + 1, active, remaining, values + value * column, basis + vector * column, level
 
-def _lowered(matrix: FloatArray, basis: FloatArray, level: float) -> FloatArray:
-    """P matrix P + level * basis basis^T, P = I - basis basis^T: PSO's G - sum lambda v v^T + level v v^T.
-
-    Subtracting lambda v v^T would leave rounding of the size u * lambda_max between v and the small eigenvectors,
-    which the residual multiplies to u^2 * condition^3: 100 at 1e12. Projecting from both sides, and once more from
-    what is left, makes v an eigenvector to the rounding of what is left.
-    """
+    zero = tf.zeros_like(matrices[:, :, :most])
+    start = (tf.constant(0), tf.equal(zero[:, :1, :1], 0), matrices, zero[:, :1], zero, zero[:, :1, :1])
+    *_, values, basis, level = tf.while_loop(lambda _, active, *__: tf.reduce_any(active), advance, start)
+    # G - sum lambda v v^T would leave rounding of the size u * lambda_max between v and the small eigenvectors, which
+    # the residual multiplies to u^2 * condition^3: 100 at 1e12. Projecting from both sides, and once more from what is
+    # left, makes v an eigenvector to the rounding of what is left.
     for _ in range(2):
-        matrix = matrix - basis @ (basis.T @ matrix)
-        matrix = matrix - (matrix @ basis) @ basis.T
-    lowered = matrix + level * (basis @ basis.T)
-    return (lowered + lowered.T) / 2
+        matrices -= tf.matmul(basis, tf.matmul(basis, matrices, transpose_a=True))
+        matrices -= tf.matmul(tf.matmul(matrices, basis), basis, transpose_b=True)
+    matrices = _symmetric(matrices + level * tf.matmul(basis, basis, transpose_b=True))
+    return matrices, values, basis, level
 
 
-def correct(root: FloatArray, projection: Projection, p: int) -> FloatArray:
-    """Returns the root of the matrix before `project`, from the root [n, n] of the projected one (PSO App. E)."""
-    if not len(projection.values):
-        return root
-    change = projection.values ** (-1 / p) - projection.level ** (-1 / p)
-    return root + (projection.vectors * change) @ projection.vectors.T
+def correct(roots: tf.Tensor, p: int, values: tf.Tensor, vectors: tf.Tensor, level: tf.Tensor) -> tf.Tensor:
+    """Returns the roots of the matrices before `project` from the roots [N, n, n] of the lowered ones (PSO App. E)."""
+    change = tf.where(values > 0, _to_the(values, -1 / p) - _to_the(level, -1 / p), 0.0)
+    return roots + tf.matmul(vectors * change, vectors, transpose_b=True)
 
 
-def cold_start(matrix: FloatArray, p: int) -> tuple[FloatArray, FloatArray]:
+def cold_start(matrices: tf.Tensor, p: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns X and M of the start from a multiple of I: with z = (1 + p) / (2 |G|_F), X = z^(1/p) I and M = z G.
 
-    All eigenvalues of M are then in (0, (p + 1) / 2], where the iteration converges (Guo & Higham 2006).
+    All eigenvalues of M are then in (0, (p + 1) / 2], where the iteration converges (Guo & Higham 2006). Each iteration
+    multiplies the smallest by ((p + 1) / p)^p >= 2: 40 + log2(n), and fewer than 10 more, do for a condition of 1e12.
     """
-    scale = (1 + p) / (2 * float(np.linalg.norm(matrix)))
-    return scale ** (1 / p) * np.eye(len(matrix)), scale * matrix
+    scale = (1 + p) / (2 * _norm(matrices))
+    return _to_the(scale, 1 / p) * tf.eye(matrices.shape[-1], dtype=tf.float64), scale * matrices
 
 
-def warm_start(matrix: FloatArray, p: int, previous: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns X and M of the start from the root of an earlier matrix: X = previous and M = X^p G."""
-    return previous, np.linalg.matrix_power(previous, p) @ matrix
+def skewness(products: tf.Tensor) -> tf.Tensor:
+    """Computes |M - M^T|, Frobenius [N, 1, 1]: 0 where the start commutes; a root's residual was 8 times it or more."""
+    return _norm(products - tf.linalg.matrix_transpose(products))
 
 
-def skewness(product: FloatArray) -> float:
-    """Computes |M - M^T|, Frobenius: 0 where the start commutes; the root's residual was 8 times this or more."""
-    return float(np.linalg.norm(product - product.T))
-
-
-def iterate(
-    root: FloatArray, product: FloatArray, p: int, *, max_iterations: int = MAX_ITERATIONS
+def coupled_roots(
+    matrices: tf.Tensor,
+    p: int,
+    options: Coupled,
+    *,
+    previous: tf.Tensor | None = None,
+    previous_conditions: tf.Tensor | None = None,
+    most_skewed: float = math.inf,
 ) -> Iterate:
-    """Runs the coupled Newton iteration from X and M = X^p G, float64 [n, n], while it improves.
+    """Computes something like ``matrices^(-1/p)``, float64 [N, n, n] (PSO Alg. I, COUPLEDITERATION); not certified.
+
+    A warm start is from the roots of earlier matrices, ``previous``, and is given up before its first iteration where
+    `skewness` is above ``most_skewed``. Without ``previous_conditions`` [N], those of the earlier matrices, only
+    `options.projected` eigenvalues are lowered.
+    """
+    projected = None
+    if (
+        (options.projected or previous_conditions is not None)
+        and options.most_projected
+        and matrices.shape[-1] > 1
+    ):
+        matrices, *projected = project(matrices, previous_conditions, options)
+    if previous is None:
+        roots, products = cold_start(matrices, p)
+    else:
+        roots, products = previous, tf.matmul(_power(previous, p), matrices)
+        products = tf.where(skewness(products) <= most_skewed, products, math.nan)
+    roots, error, iterations = _iterate(roots, products, p, options.max_iterations)
+    if projected is None:
+        return Iterate(roots, error, iterations, tf.zeros_like(iterations))
+    count = tf.math.count_nonzero(projected[0], axis=[1, 2], dtype=tf.int32)
+    return Iterate(correct(roots, p, *projected), error, iterations, count)
+
+
+def _iterate(roots: tf.Tensor, products: tf.Tensor, p: int, max_iterations: int) -> tuple[tf.Tensor, ...]:
+    """Returns the first three parts of an `Iterate` from X and M = X^p G, once no matrix of the batch improves.
 
     The error stays near 1 until the smallest eigenvalue of M has arrived, and may grow in between; only where
-    convergence is quadratic does a lack of improvement mean rounding, and the end.
+    convergence is quadratic does a lack of improvement mean rounding, and the end. The largest entry of M - I, by
+    which PT 3.2 stops, hides an eigenvalue of 0 among many.
     """
-    identity = np.eye(len(root))
-    with np.errstate(all="ignore"):
-        best, best_error, iterations = root, _distance(product, identity), 0
-        error = best_error
-        while iterations < max_iterations and error > _DONE:
-            step = ((p + 1) * identity - product) / p
-            root = root @ step
-            product = np.linalg.matrix_power(step, p) @ product
-            iterations += 1
-            error = _distance(product, identity)
-            if not np.isfinite(error):
-                break
-            stalled = best_error < _QUADRATIC and error > best_error / 2
-            if error < best_error:
-                best, best_error = root, error
-            if stalled:
-                break
+    identity = tf.eye(products.shape[-1], dtype=tf.float64)
+    first, order = (p + 1) * identity, tf.constant(p, tf.float64)
+    zero, half, quadratic, infinity = (tf.constant(x, tf.float64) for x in (0.0, 0.5, _QUADRATIC, math.inf))
+
+    def limits_of(errors: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
+        # What the next errors must be below; 0 where the iteration has ended. NaN is below nothing.
+        return tf.where(errors < half * limits, tf.where(errors < quadratic, errors, infinity), zero)
+
+    def advance(step: tf.Tensor, limits: tf.Tensor, roots: tf.Tensor, products: tf.Tensor) -> tuple[Any, ...]:
+        factors = (first - products) / order
+        new_products = tf.matmul(_power(factors, p), products)
+        errors = _norm(new_products - identity)
+        better = errors < limits
+        roots = tf.where(better, tf.matmul(roots, factors), roots)
+        products = tf.where(better, new_products, products)
+        return step + 1, limits_of(errors, limits), roots, products
+
+    start = (tf.constant(0), limits_of(_norm(products - identity), infinity), roots, products)
+    step, _, roots, products = tf.while_loop(
+        lambda step, limits, *_: (step < max_iterations) & (tf.reduce_max(limits) > zero), advance, start
+    )
+    errors = _norm(products - identity)[:, 0, 0]
     # A start that never improved, or ended in overflow before it converged, is no result.
-    converged = best_error < _QUADRATIC
-    return Iterate((best + best.T) / 2, best_error if converged else np.inf, iterations)
+    return _symmetric(roots), tf.where(errors < quadratic, errors, infinity), tf.fill(tf.shape(errors), step)
 
 
 def coupled_root(
     matrix: FloatArray,
     p: int,
+    options: Coupled,
     *,
     previous: FloatArray | None = None,
     previous_condition: float | None = None,
-    max_iterations: int = MAX_ITERATIONS,
-    most_skewed: float = np.inf,
+    most_skewed: float = math.inf,
 ) -> Iterate:
-    """Computes something like ``matrix^(-1/p)`` (PSO Alg. I, COUPLEDITERATION, and the correction); not certified.
+    """Computes `coupled_roots` of one NumPy matrix [n, n], eagerly on the CPU; safe in threads."""
+    given = (matrix, previous, previous_condition)
+    with tf.device("CPU:0"):
+        one, *before = (
+            None if array is None else tf.constant(np.asarray(array)[np.newaxis], tf.float64)
+            for array in given
+        )
+        end = coupled_roots(
+            one, p, options, previous=before[0], previous_conditions=before[1], most_skewed=most_skewed
+        )
+    return Iterate(*(part.numpy()[0] for part in end))
 
-    A warm start is from the root of an earlier matrix, ``previous``, and is given up before its first iteration
-    where `skewness` is above ``most_skewed``. Without ``previous_condition``, that of the earlier matrix, nothing is
-    projected.
+
+def inverse_roots(
+    matrices: tf.Tensor, p: int, epsilon: float, options: Coupled, *, absolute: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
+
+    With ``absolute``, epsilon itself is added. Unlike in `roots.inverse_root`, there is no shift for negative
+    eigenvalues: one that damping does not lift above 0 makes the iteration diverge, and the residual say so. From a
+    cold start, which cannot go wrong silently. Residuals are those of `roots.root_residual`: inf, and the root all
+    zero, where the damped matrix is zero or not finite, or the iteration diverged. The caller must check that they are
+    small.
     """
-    projection = project(matrix, previous_condition)
-    if previous is None:
-        root, product = cold_start(projection.matrix, p)
-    else:
-        with np.errstate(all="ignore"):
-            root, product = warm_start(projection.matrix, p, previous)
-            if not skewness(product) <= most_skewed:
-                return Iterate(previous, np.inf, 0, len(projection.values))
-    end = iterate(root, product, p, max_iterations=max_iterations)
-    return Iterate(correct(end.root, projection, p), end.error, end.iterations, len(projection.values))
+    identity = tf.eye(matrices.shape[-1], dtype=tf.float64)
+    largest = tf.reduce_max(tf.abs(matrices), axis=[1, 2], keepdims=True)
+    # An absolute damping alone has a root. A comparison, unlike arithmetic, keeps NaN out; infinity is no number that
+    # the matrix may have, either.
+    floor = epsilon if absolute else 0.0
+    usable = (largest + floor > 0) & tf.reduce_all(tf.math.is_finite(matrices), axis=[1, 2], keepdims=True)
+    scale = tf.where(usable & (largest > 0), largest, floor or 1.0)
+    scaled = _symmetric(tf.where(usable, matrices / scale, identity))
+    damping = epsilon / scale if absolute else epsilon * largest_eigenpair(scaled, _MANY_STEPS)[0]
+    damped = scaled + damping * identity
+
+    roots = coupled_roots(damped, p, options).root
+    products = tf.matmul(damped, roots)
+    if p > 1:
+        half = _power(roots, p // 2)
+        products = tf.matmul(half, tf.matmul(damped, half))
+        products = tf.matmul(products, roots) if p % 2 else products
+    residual = _norm(products - identity)
+    roots *= _to_the(scale, -1 / p)
+    usable &= tf.math.is_finite(residual) & tf.reduce_all(
+        tf.math.is_finite(roots), axis=[1, 2], keepdims=True
+    )
+    return tf.where(usable, roots, 0.0), tf.where(usable, residual, math.inf)[:, 0, 0]
 
 
-def _distance(product: FloatArray, identity: FloatArray) -> float:
-    """|M - I|, Frobenius. The largest entry, by which PT 3.2 stops, hides an eigenvalue of 0 among many."""
-    return float(np.linalg.norm(product - identity))
+def _power(matrices: tf.Tensor, p: int) -> tf.Tensor:
+    if p == 1:
+        return matrices
+    half = _power(matrices, p // 2)
+    square = tf.matmul(half, half)
+    return tf.matmul(square, matrices) if p % 2 else square
+
+
+def _norm(matrices: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_sum(tf.square(matrices), axis=[1, 2], keepdims=True))
+
+
+def _symmetric(matrices: tf.Tensor) -> tf.Tensor:
+    return (matrices + tf.linalg.matrix_transpose(matrices)) / 2
+
+
+def _to_the(values: tf.Tensor, exponent: float) -> tf.Tensor:
+    return tf.pow(values, tf.constant(exponent, tf.float64))

@@ -52,7 +52,7 @@ def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not good enough.
     """
-    scaled, _ = scale_symmetric(matrix)
+    scaled, doublings = scale_symmetric(matrix)
     failures: list[str] = []
     for triangle in ("L", "U"):
         try:
@@ -66,7 +66,9 @@ def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
         residual = decomposition_residual(damped, values + damping, vectors, 0.5)
         if residual <= tolerance:
             condition = float((values[-1] + damping) / (values[0] + damping))
-            return Root(vectors, residual, "eigh", condition, tuple(failures))
+            ends = (max(float(values[0]), 0.0), float(values[-1]))
+            spectrum = (float(np.ldexp(ends[0], doublings)), float(np.ldexp(ends[1], doublings)))
+            return Root(vectors, residual, "eigh", condition, tuple(failures), spectrum)
         failures.append(f"eigh({triangle}): residual {residual:.2g} above {tolerance:.2g}")
     raise RootError("no eigenbasis: " + "; ".join(failures))
 

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.gradients import Present, keep, of_owners
-from ctr.optim.shampoo.graph_roots import inverse_roots
+from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout
-from ctr.optim.shampoo.options import OneSidedOptions
+from ctr.optim.shampoo.options import Coupled, OneSidedOptions
 from ctr.optim.shampoo.roots import TOLERANCE, whole_order
 from ctr.optim.shampoo.schedule import exchange_due, is_early, when
 from ctr.optim.shampoo.statistics import Statistics
@@ -173,7 +173,25 @@ class RootExchange:
             "staleness_max": int(staleness.max(initial=0)),
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
             "residual_max": float(status["residual"][in_use].max(initial=0)),
+            "condition_max": float(status["condition"][in_use].max(initial=0)),
+            "condition_median": float(np.median(status["condition"][in_use])) if len(staleness) else 0.0,
+            "singular_value_max": float(status["largest"][in_use].max(initial=0)),
+            "singular_value_min": float(status["smallest"][in_use].min(initial=np.inf))
+            if len(staleness)
+            else 0.0,
         }
+
+    def spectra(self) -> dict[int, tuple[float, float]]:
+        """Returns the smallest and largest singular value of the statistics of each tensor with a root (PSO fig. 7)."""
+        status = dict(zip(STATUS, self.status.numpy(), strict=True))
+        found: dict[int, tuple[float, float]] = {}
+        for owner, low, high in zip(
+            self.blocks.whole.owners.tolist(), status["smallest"], status["largest"], strict=True
+        ):
+            if high > 0:
+                known = found.get(owner, (np.inf, 0.0))
+                found[owner] = (min(known[0], float(low)), max(known[1], float(high)))
+        return found
 
 
 def _drifted(status: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
@@ -255,6 +273,7 @@ class DeviceSolver:
 
     def send(self, given: Given, present: Present) -> Given:
         options, layout, certified = self.options, self.layout, given.status[STATUS.index("certified")]
+        coupled = options.roots.solver if isinstance(options.roots.solver, Coupled) else Coupled()
         residuals, nonzero, roots = [], [], []
         for factor, total, root in zip(layout.factors, given.totals, given.roots, strict=True):
             whole = unpack(total, factor.size)
@@ -264,7 +283,7 @@ class DeviceSolver:
             begun = (whole + identity * tf.eye(factor.size, dtype=tf.float64)) / given.divisor
             absolute = options.roots.damping == "absolute"
             computed, residual = inverse_roots(
-                begun, round(1.0 / factor.exponent), options.epsilon, absolute=absolute
+                begun, round(1.0 / factor.exponent), options.epsilon, coupled, absolute=absolute
             )
             computed = tf.cast(computed, root.dtype)
             residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)

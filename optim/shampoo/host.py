@@ -20,7 +20,7 @@ from ctr.io.blas import one_blas_thread
 from ctr.optim.gradients import Present
 from ctr.optim.shampoo.eigenbasis import eigenbasis
 from ctr.optim.shampoo.layout import Factor
-from ctr.optim.shampoo.options import OneSidedOptions
+from ctr.optim.shampoo.options import Coupled, OneSidedOptions
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
 
 log = logging.getLogger(__name__)
@@ -29,8 +29,9 @@ Solve = Callable[..., Root]
 
 # For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
 # were sent at the last exchange and the root is still out; by how much they changed since those of the root
-# (sum of Frobenius norms); condition and residual of the root; the step of its statistics.
-STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step")
+# (sum of Frobenius norms); condition and residual of the root; the step of its statistics, and the smallest and largest
+# eigenvalue of these, both 0 where the device alone computed the root.
+STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "smallest", "largest")
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
 # were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
@@ -48,7 +49,7 @@ COUNTERS = (
     "device",
 )
 
-_CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP = range(len(STATUS))
+_CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP, _SMALLEST, _LARGEST = range(len(STATUS))
 
 
 @dataclass
@@ -210,7 +211,7 @@ class HostPipeline:
     def _compute(
         self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float
     ) -> Root:
-        begun = time.perf_counter()
+        begun, solver = time.perf_counter(), self.options.roots.solver
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
         with one_blas_thread():
             if not statistics.any():
@@ -224,7 +225,7 @@ class HostPipeline:
                     statistics,
                     factor.exponent,
                     epsilon=self.options.epsilon,
-                    solver=self.options.roots.solver.kind,
+                    solver=solver if isinstance(solver, Coupled) else "eigh",
                     previous=previous,
                     previous_condition=condition if previous is not None else None,
                     **({"absolute": True} if self.options.roots.damping == "absolute" else {}),
@@ -285,4 +286,5 @@ class HostPipeline:
         status[_DRIFT, matrix] = 0
         status[_CONDITION, matrix] = root.condition
         status[_RESIDUAL, matrix] = root.residual
+        status[[_SMALLEST, _LARGEST], matrix] = root.eigenvalues
         status[_ROOT_STEP, matrix] = sent_at

@@ -81,6 +81,13 @@ class Coupled(Options):
     most_projected: Annotated[int, Whole(0, 1000)] = 8
     power_iterations: Annotated[int, Whole(1, 10_000)] = 100
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.projected > self.most_projected:
+            raise ValueError(
+                f"projected is {self.projected}; allowed: at most most_projected, {self.most_projected}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roots(Options):

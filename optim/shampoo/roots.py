@@ -32,11 +32,13 @@ certified root, n x n:
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ctr.optim.shampoo.coupled import coupled_root, largest_eigenpair
+from ctr.optim.shampoo.coupled import coupled_root
+from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -52,9 +54,6 @@ NEGATIVE = 1e-5
 # A warm start whose residual is above rounding is wrong in the way that its own error measure hides, and
 # would hand that on to the next warm start. Rounding was at most 2 * n * u * condition.
 _WARM_ROUNDING = 10 * float(np.finfo(np.float64).eps)
-
-# lambda_max by power iteration is off by less than this; where it is not, LAPACK's eigenvalues are used.
-_POWER_TOLERANCE = 1e-12
 
 # An exponent this near to 1/p is 1/p.
 _EXPONENT_ROUNDING = 1e-9
@@ -121,8 +120,9 @@ class RootError(ArithmeticError):
 class Root:
     """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
 
-    ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped (from the coupled
-    iteration a lower estimate, within a few percent), and ``failures`` say why attempts before were refused.
+    ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped, ``eigenvalues`` the smallest
+    and the largest one of A (an eigenvalue below 0 by rounding counts as 0), and ``failures`` say why attempts before
+    were refused.
     """
 
     matrix: FloatArray
@@ -130,6 +130,7 @@ class Root:
     solver: str
     condition: float
     failures: tuple[str, ...]
+    eigenvalues: tuple[float, float] = (0.0, 0.0)
 
 
 class _RefusedError(Exception):
@@ -141,7 +142,7 @@ def inverse_root(
     exponent: float,
     *,
     epsilon: float,
-    solver: str = "auto",
+    solver: Literal["eigh"] | Coupled = "eigh",
     previous: FloatArray | None = None,
     previous_condition: float | None = None,
     tolerance: float = TOLERANCE,
@@ -149,42 +150,42 @@ def inverse_root(
 ) -> Root:
     """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
 
-    "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO App.
-    E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh; it exists for
-    exponents 1/p only. "auto" is "eigh", the fastest for every n. With ``previous_condition``, that root's
-    `condition`, large eigenvalues are projected. The damping is relative to the largest eigenvalue unless
-    ``absolute``.
+    ``solver`` "eigh", the fastest for every n, is LAPACK's decomposition, from one triangle and, where that fails,
+    from the other. `Coupled` is PSO App. E's iteration, warm from ``previous``, the root of an earlier matrix, then
+    cold, then eigh; it exists for exponents 1/p only. With ``previous_condition``, that root's `condition`, large
+    eigenvalues are projected. The damping is relative to the largest eigenvalue unless ``absolute``.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or no solver's residual is within
             tolerance.
         ValueError: another argument is not as described.
     """
-    if not 0 < exponent <= 1 or not epsilon >= 0 or solver not in ("auto", "eigh", "coupled"):
+    if not 0 < exponent <= 1 or not epsilon >= 0 or not (solver == "eigh" or isinstance(solver, Coupled)):
         raise ValueError(f"exponent {exponent}, epsilon {epsilon}, solver {solver!r}")
     scaled, doublings = scale_symmetric(matrix)
     scaled_epsilon = float(np.ldexp(epsilon, -doublings)) if absolute else epsilon
 
+    spectrum = (0.0, 0.0)
+
     def damping(lowest: float, highest: float) -> float:
+        nonlocal spectrum
         check_definite(lowest, highest, scaled)
+        spectrum = (float(np.ldexp(max(lowest, 0.0), doublings)), float(np.ldexp(highest, doublings)))
         return scaled_epsilon * (1.0 if absolute else highest) + max(-lowest, 0.0)
 
     factor = float(np.exp2(-doublings * exponent))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
     degree = whole_order(exponent)
     failures: list[str] = []
-    for name in _attempts(solver, start is not None):
+    for name in _attempts(isinstance(solver, Coupled), start is not None):
         try:
             if name.startswith("eigh"):
                 root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
             else:
+                assert isinstance(solver, Coupled)
+                warm = start if name == "coupled_warm" else None
                 root, residual, condition = _by_coupled(
-                    scaled,
-                    degree,
-                    damping,
-                    start if name == "coupled_warm" else None,
-                    previous_condition,
-                    tolerance,
+                    scaled, degree, damping, solver, warm, previous_condition, tolerance
                 )
             limit = tolerance
             if name == "coupled_warm":
@@ -197,12 +198,12 @@ def inverse_root(
         except _RefusedError as refusal:
             failures.append(f"{name}: {refusal}")
         else:
-            return Root(root, residual, name.split("(")[0], condition, tuple(failures))
+            return Root(root, residual, name.split("(")[0], condition, tuple(failures), spectrum)
     raise RootError(f"no root with exponent {exponent:g} of {_description(matrix)}: " + "; ".join(failures))
 
 
-def _attempts(solver: str, warm: bool) -> Iterator[str]:
-    if solver == "coupled":
+def _attempts(coupled: bool, warm: bool) -> Iterator[str]:
+    if coupled:
         if warm:
             yield "coupled_warm"
         yield "coupled_cold"
@@ -244,6 +245,7 @@ def _by_coupled(
     scaled: FloatArray,
     degree: int | None,
     damp: Callable[[float, float], float],
+    options: Coupled,
     previous: FloatArray | None,
     previous_condition: float | None,
     tolerance: float,
@@ -252,11 +254,19 @@ def _by_coupled(
         raise _RefusedError("only for exponents 1/p")
     if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
         raise _RefusedError("the previous root is not finite, or of another shape")
-    lowest, highest = _extreme_eigenvalues(scaled)
-    damping = damp(lowest, highest)
+    try:
+        values = np.linalg.eigvalsh(scaled)
+    except np.linalg.LinAlgError as error:
+        raise _RefusedError(f"eigenvalues: {error}") from error
+    damping = damp(float(values[0]), float(values[-1]))
     damped = _plus_diagonal(scaled, damping)
     end = coupled_root(
-        damped, degree, previous=previous, previous_condition=previous_condition, most_skewed=tolerance
+        damped,
+        degree,
+        options,
+        previous=previous,
+        previous_condition=previous_condition,
+        most_skewed=tolerance,
     )
     if previous is not None and end.iterations == 0 and not np.isfinite(end.error):
         raise _RefusedError("the previous root does not commute with the matrix, or overflows")
@@ -264,21 +274,8 @@ def _by_coupled(
         raise _RefusedError(f"no convergence in {end.iterations} iterations")
     if not is_positive_definite(end.root):
         raise _RefusedError("the result is not positive definite")
-    largest = largest_eigenpair(end.root, tolerance=1e-2).value
-    return end.root, root_residual(end.root, damped, degree), (highest + damping) * largest**degree
-
-
-def _extreme_eigenvalues(scaled: FloatArray) -> tuple[float, float]:
-    """The smallest eigenvalue, or 0 if it is not below 0 but for rounding; and the largest."""
-    pair = largest_eigenpair(scaled, tolerance=_POWER_TOLERANCE)
-    rounding = 4 * len(scaled) * float(np.finfo(np.float64).eps) * pair.value
-    if pair.residual <= _POWER_TOLERANCE and is_positive_definite(_plus_diagonal(scaled, rounding)):
-        return 0.0, pair.value
-    try:
-        values = np.linalg.eigvalsh(scaled)
-    except np.linalg.LinAlgError as error:
-        raise _RefusedError(f"eigenvalues: {error}") from error
-    return float(values[0]), float(values[-1])
+    condition = float((values[-1] + damping) / (values[0] + damping))
+    return end.root, root_residual(end.root, damped, degree), condition
 
 
 def check_definite(lowest: float, highest: float, matrix: FloatArray) -> None:

@@ -1,20 +1,33 @@
-"""The parts of the coupled iteration, each against a known spectrum, and the traps they are built around."""
+"""The coupled iteration, eager, in graphs and under XLA: known spectra, roots of NumPy, and its traps."""
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctr.optim.shampoo import coupled
 from ctr.optim.shampoo.coupled import (
     cold_start,
     correct,
     coupled_root,
+    coupled_roots,
+    inverse_roots,
     largest_eigenpair,
     project,
     skewness,
     start_vector,
-    warm_start,
 )
-from ctr.optim.shampoo.roots import root_residual
+from ctr.optim.shampoo.options import Coupled
+from ctr.optim.shampoo.roots import inverse_root, root_residual
+
+COUPLED = Coupled()
+PLAIN = Coupled(most_projected=0)
+# How the operations are run; all must give the same.
+WAYS = {
+    "eager": lambda function: function,
+    "graph": tf.function,
+    "xla": lambda function: tf.function(function, jit_compile=True),
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 def orthogonal(size, seed=0):
@@ -45,69 +58,95 @@ def relative(got, expected):
     return np.linalg.norm(got - expected) / np.linalg.norm(expected)
 
 
+def skew_of(previous, matrix):
+    return one(lambda product: [skewness(product)], np.linalg.matrix_power(previous, 4) @ matrix)[0].item()
+
+
+def one(function, matrix, *arguments, **options):
+    """The results of a function of a batch, of one matrix."""
+    return [part.numpy()[0] for part in function(tf.constant(matrix[np.newaxis]), *arguments, **options)]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 100])
 def test_the_start_vector_sees_every_likely_direction(size):
-    start = start_vector(size)
+    start = start_vector(size).numpy()[:, 0]
     assert np.linalg.norm(start) == pytest.approx(1)
     directions = [np.ones(size), (-1.0) ** np.arange(size), np.arange(size) + 1.0, *np.eye(size)[:5]]
     for direction in directions:
         assert abs(start @ direction) > 0.003 * np.linalg.norm(direction)
 
 
-def test_power_iteration_finds_the_largest_pair_and_knows_when_it_has_not():
+@every_way
+def test_power_iteration_finds_the_largest_pairs_and_knows_where_it_has_not(way):
     matrix, basis = matrix_of(np.r_[5.0, np.linspace(2, 1, 19)])
-    pair = largest_eigenpair(matrix)
-    assert pair.value == pytest.approx(5, rel=1e-14)
-    assert abs(pair.vector @ basis[:, 0]) == pytest.approx(1, abs=1e-14)
-    assert pair.residual <= coupled.PROJECTION_TOLERANCE
     close, _ = matrix_of(np.r_[5.0, 4.999, np.linspace(2, 1, 18)])
-    assert largest_eigenpair(close).residual > 1e-6
-    assert largest_eigenpair(close).value <= 5
-    assert largest_eigenpair(np.zeros((3, 3))).residual == np.inf
+    batch = tf.constant(np.stack([matrix, close, np.zeros((20, 20)), -matrix]))
+    value, vector, residual = (
+        part.numpy() for part in way(lambda given: largest_eigenpair(given, 100))(batch)
+    )
+    assert value[0, 0, 0] == pytest.approx(5, rel=1e-14)
+    assert abs(vector[0, :, 0] @ basis[:, 0]) == pytest.approx(1, abs=1e-14)
+    assert residual[0, 0, 0] <= coupled.POWER_TOLERANCE
+    assert residual[1, 0, 0] > 1e-6 and 4.99 < value[1, 0, 0] <= 5
+    assert np.isinf(residual[2:]).all()
 
 
-def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undoes_it():
+@every_way
+def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undoes_it(way):
     values = np.r_[1e4, 1e3, 100.0, 2.0, 1.9, np.linspace(1.5, 1, 15)]
     matrix, basis = matrix_of(values)
-    # Allowed are eigenvalues up to 50 times the smallest, which the condition says is 1.
-    projection = project(matrix, 1e4, desired_condition=50)
-    np.testing.assert_allclose(projection.values, values[:3], rtol=1e-12)
-    assert projection.level == pytest.approx(2, rel=0.02)
-    lowered = np.r_[np.full(3, projection.level), values[3:]]
-    np.testing.assert_allclose(projection.matrix, (basis * lowered) @ basis.T, atol=1e-10)
+    # Allowed are eigenvalues up to 50 times the smallest, which the condition says is 1; of the others in the batch
+    # nothing is lowered, or all that may be.
+    batch, conditions = tf.constant(np.stack([matrix] * 3)), tf.constant([1e4, np.nan, 1e9], tf.float64)
+    projected = way(lambda *given: project(*given, Coupled(desired_condition=50.0)))(batch, conditions)
+    lowered, found, vectors, level = (part.numpy() for part in projected)
+    np.testing.assert_allclose(found[0, 0], np.r_[values[:3], np.zeros(5)], rtol=1e-12)
+    np.testing.assert_allclose(vectors[0].T @ vectors[0], np.diag(found[0, 0] > 0), atol=1e-14)
+    assert level[0, 0, 0] == pytest.approx(2, rel=0.02)
+    expected = np.r_[np.full(3, level[0, 0, 0]), values[3:]]
+    np.testing.assert_allclose(lowered[0], (basis * expected) @ basis.T, atol=1e-10)
+    assert not found[1].any()
+    np.testing.assert_array_equal(lowered[1], matrix)
+    np.testing.assert_allclose(found[2, 0, :3], values[:3], rtol=1e-12)
     for p in (1, 2, 4):
-        root = correct(true_root(lowered, basis, p), projection, p)
-        np.testing.assert_allclose(root, true_root(values, basis, p), atol=1e-12)
+        root = one(lambda *given: [correct(*given)], true_root(expected, basis, p), p, *projected[1:])[0]
+        np.testing.assert_allclose(
+            root[0] if root.ndim == 3 else root, true_root(values, basis, p), atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(
     ("condition", "options", "count"),
     [
         (None, {}, 0),
-        (None, {"at_least": 2}, 2),
+        (None, {"projected": 2}, 2),
         (1e8, {}, 3),
-        (1e8, {"at_most": 1}, 1),
+        (1e8, {"most_projected": 0}, 0),
+        (1e8, {"most_projected": 1}, 1),
         (1e8, {"desired_condition": 5e5}, 1),
         (100.0, {}, 0),
     ],
 )
 def test_how_many_are_projected_follows_the_previous_condition(condition, options, count):
     matrix, _ = matrix_of(np.r_[1.0, 1e-3, 1e-4, np.geomspace(3e-6, 1e-8, 12)])
-    assert len(project(matrix, condition, **options).values) == count
+    end = coupled_root(matrix, 4, Coupled(**options), previous_condition=condition)
+    assert end.projected == count
 
 
 def test_a_cluster_is_not_projected():
     matrix, _ = matrix_of(np.r_[np.linspace(1, 0.99, 8), np.full(8, 1e-8)])
-    projection = project(matrix, 1e8)
-    assert len(projection.values) == 0
-    np.testing.assert_array_equal(projection.matrix, matrix)
+    lowered, values, _, _ = one(project, matrix, tf.constant([1e8], tf.float64), COUPLED)
+    assert not values.any()
+    np.testing.assert_array_equal(lowered, matrix)
 
 
 @pytest.mark.parametrize("condition", [1e6, 1e12])
 def test_projecting_one_huge_eigenvalue_costs_no_accuracy_and_saves_iterations(condition):
     values = np.r_[1.0, np.linspace(3, 1, 31) / condition]
     matrix, _ = matrix_of(values)
-    plain, projected = coupled_root(matrix, 4), coupled_root(matrix, 4, previous_condition=condition)
+    plain, projected = (
+        coupled_root(matrix, 4, COUPLED, previous_condition=known) for known in (None, condition)
+    )
     assert projected.projected == 1
     assert projected.iterations < plain.iterations / 2
     assert root_residual(projected.root, matrix, 4) < 2 * root_residual(plain.root, matrix, 4)
@@ -117,7 +156,7 @@ def test_a_cold_start_is_where_the_iteration_converges():
     for values in (np.ones(5), np.geomspace(1, 1e-9, 30), np.r_[1e9, np.ones(40)]):
         matrix, _ = matrix_of(values)
         for p in (1, 2, 4, 8):
-            root, product = cold_start(matrix, p)
+            root, product = one(cold_start, matrix, p)
             np.testing.assert_allclose(np.linalg.matrix_power(root, p) @ matrix, product, rtol=1e-12)
             assert np.linalg.eigvalsh(product)[-1] <= (p + 1) / 2 + 1e-12
 
@@ -126,7 +165,7 @@ def test_a_cold_start_is_where_the_iteration_converges():
 def test_roots_from_a_cold_start_are_those_of_the_eigenvalues(p):
     values = np.geomspace(1, 1e-3, 20)
     matrix, basis = matrix_of(values)
-    end = coupled_root(matrix, p)
+    end = coupled_root(matrix, p, COUPLED)
     np.testing.assert_allclose(
         end.root, true_root(values, basis, p), rtol=0, atol=1e-11 * values[-1] ** (-1 / p)
     )
@@ -137,7 +176,7 @@ def test_small_entries_do_not_hide_a_direction_that_has_not_arrived():
     # With the largest entry of M - I for a measure, these stopped at a true residual above 1.
     for condition in (1e9, 1e12):
         matrix, _ = matrix_of(np.geomspace(1, 1 / condition, 256))
-        assert root_residual(coupled_root(matrix, 4).root, matrix, 4) < 1e-15 * 256 * condition
+        assert root_residual(coupled_root(matrix, 4, COUPLED).root, matrix, 4) < 1e-15 * 256 * condition
 
 
 def test_small_harmless_matrices_all_converge():
@@ -145,15 +184,15 @@ def test_small_harmless_matrices_all_converge():
     for seed in range(100):
         matrix, basis = matrix_of(np.r_[1.0, np.random.default_rng(seed).uniform(1, 110, 3) / 110], seed)
         values = np.diag(basis.T @ matrix @ basis)
-        end = coupled_root(matrix, 4)
+        end = coupled_root(matrix, 4, COUPLED)
         assert end.error < 1e-14
         np.testing.assert_allclose(end.root, true_root(values, basis, 4), rtol=0, atol=1e-12)
 
 
 def test_too_few_iterations_and_overflow_are_no_convergence():
     matrix, _ = matrix_of(np.geomspace(1, 1e-6, 10))
-    assert coupled_root(matrix, 4, max_iterations=5).error == np.inf
-    assert coupled_root(matrix, 4, previous=1e100 * np.eye(10)).error == np.inf
+    assert coupled_root(matrix, 4, Coupled(max_iterations=5)).error == np.inf
+    assert coupled_root(matrix, 4, COUPLED, previous=1e100 * np.eye(10)).error == np.inf
 
 
 def test_a_warm_start_in_the_same_directions_is_exact_and_short():
@@ -161,23 +200,170 @@ def test_a_warm_start_in_the_same_directions_is_exact_and_short():
     basis = orthogonal(40)
     moved = values * np.random.default_rng(2).uniform(0.9, 1.1, 40)
     after = (basis * moved) @ basis.T
-    end = coupled_root(after, 4, previous=true_root(values, basis, 4))
+    end = coupled_root(after, 4, COUPLED, previous=true_root(values, basis, 4))
     assert relative(end.root, true_root(moved, basis, 4)) < 1e-10
-    assert end.iterations <= 5 < coupled_root(after, 4).iterations / 3
-    assert skewness(warm_start(after, 4, true_root(values, basis, 4))[1]) < 1e-9
+    assert end.iterations <= 5 < coupled_root(after, 4, COUPLED).iterations / 3
+    assert skew_of(true_root(values, basis, 4), after) < 1e-9
 
 
 @pytest.mark.parametrize(("condition", "share"), [(1e4, 1e-2), (1e4, 1e-1), (1e6, 1e-3), (1e6, 1e-2)])
 def test_a_warm_start_in_other_directions_looks_converged_and_is_wrong(condition, share):
     previous, after, expected = drifted(condition=condition, share=share)
-    end = coupled_root(after, 4, previous=previous)
+    end = coupled_root(after, 4, COUPLED, previous=previous)
     assert end.error < 1e-12
     assert relative(end.root, expected) > 1e-2
     assert root_residual(end.root, after, 4) > 1
     # The sign is there before the first iteration.
-    assert skewness(warm_start(after, 4, previous)[1]) > 0.1
-    given_up = coupled_root(after, 4, previous=previous, most_skewed=0.1)
+    assert skew_of(previous, after) > 0.1
+    given_up = coupled_root(after, 4, COUPLED, previous=previous, most_skewed=0.1)
     assert given_up.iterations == 0 and given_up.error == np.inf
-    cold = coupled_root(after, 4)
+    cold = coupled_root(after, 4, COUPLED)
     assert relative(cold.root, expected) < 1e-9
     assert root_residual(cold.root, after, 4) < 1e-8
+
+
+@every_way
+def test_a_batch_starts_warm_and_projects_as_its_matrices_would_alone(way):
+    values = np.r_[1.0, 0.5, np.geomspace(1e-5, 1e-6, 14)]
+    moved = values * np.random.default_rng(2).uniform(0.9, 1.1, 16)
+    basis = orthogonal(16)
+    same, previous = (basis * moved) @ basis.T, true_root(values, basis, 4)
+    other = matrix_of(moved, seed=1)[0]
+    matrices = np.stack([same, other, np.full_like(same, np.nan), same])
+    conditions = np.array([1e6, 1e6, 1e6, np.nan])
+
+    def roots(matrices, previous, conditions):
+        return tuple(
+            coupled_roots(
+                matrices, 4, COUPLED, previous=previous, previous_conditions=conditions, most_skewed=1e-2
+            )
+        )
+
+    given = [tf.constant(array) for array in (matrices, np.stack([previous] * 4), conditions)]
+    root, error, _, projected = (part.numpy() for part in way(roots)(*given))
+    expected = true_root(moved, basis, 4)
+    assert relative(root[0], expected) < 1e-9 and relative(root[3], expected) < 1e-9
+    np.testing.assert_array_equal(np.isinf(error), [False, True, True, False])
+    np.testing.assert_array_equal(projected, [2, 2, 0, 0])
+    alone = coupled_root(same, 4, COUPLED, previous=previous, previous_condition=1e6, most_skewed=1e-2)
+    np.testing.assert_allclose(root[0], alone.root, atol=1e-9 * np.max(np.abs(alone.root)), rtol=0)
+
+
+def test_what_is_not_asked_for_is_not_in_the_graph():
+    def operations(options, **given):
+        def root(matrix):
+            return tuple(coupled_roots(matrix, 4, options, **given))
+
+        return len(
+            tf.function(root)
+            .get_concrete_function(tf.TensorSpec([1, 8, 8], tf.float64))
+            .graph.get_operations()
+        )
+
+    assert operations(COUPLED) == operations(PLAIN) < operations(Coupled(projected=1))
+    assert operations(PLAIN, previous_conditions=tf.constant([1e9], tf.float64)) == operations(PLAIN)
+
+
+def of_statistics(p, epsilon, way, options=COUPLED, **rest):
+    return way(lambda matrices: inverse_roots(matrices, p, epsilon, options, **rest))
+
+
+def scales_and_spectra(size):
+    """Spectra that need different numbers of iterations, of different scales."""
+    return np.stack(
+        [
+            matrix_of(np.ones(size), 0)[0],
+            1e-30 * matrix_of(np.geomspace(1, 1e-3, size), 1)[0],
+            1e30 * matrix_of(np.r_[1.0, np.full(size - 1, 1e-9)], 2)[0],
+            matrix_of(np.r_[np.geomspace(1, 1e-2, size - size // 2), np.zeros(size // 2)], 3)[0],
+            matrix_of(np.r_[1.0, 1.0, np.geomspace(1e-4, 1e-12, size - 2)], 4)[0],
+        ]
+    )
+
+
+@pytest.mark.slow(first=9)
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+@every_way
+def test_roots_and_residuals_are_those_of_numpy(way, p):
+    matrices = scales_and_spectra(16)
+    roots, residuals = of_statistics(p, 1e-6, way)(tf.constant(matrices))
+    assert roots.dtype == residuals.dtype == tf.float64
+    for matrix, root, residual in zip(matrices, roots.numpy(), residuals.numpy(), strict=True):
+        expected = inverse_root(matrix, 1 / p, epsilon=1e-6)
+        scale = np.max(np.abs(expected.matrix))
+        np.testing.assert_allclose(root, expected.matrix, atol=1e-8 * scale, rtol=0)
+        np.testing.assert_array_equal(root, root.T)
+        assert residual < 1e-7
+        largest = np.linalg.eigvalsh(matrix)[-1]
+        damped = matrix + 1e-6 * largest * np.eye(16)
+        assert residual == pytest.approx(root_residual(root, damped, p), rel=0.5, abs=1e-8)
+
+
+@every_way
+@pytest.mark.parametrize("condition", [1e6, 1e12])
+def test_large_ill_conditioned_roots(condition, way):
+    matrix = matrix_of(np.geomspace(1, 1 / condition, 128))[0]
+    roots, residuals = of_statistics(4, 0.0, way)(tf.constant(matrix[np.newaxis]))
+    expected = inverse_root(matrix, 0.25, epsilon=0.0)
+    assert residuals[0] < 4 * expected.residual
+    scale = np.max(np.abs(expected.matrix))
+    np.testing.assert_allclose(roots[0], expected.matrix, atol=condition * 1e-15 * scale, rtol=0)
+
+
+@every_way
+@pytest.mark.parametrize("options", [COUPLED, Coupled(projected=2)], ids=["plain", "projected"])
+def test_what_has_no_root_is_zero_with_an_infinite_residual_and_spoils_no_other(way, options):
+    good = matrix_of(np.geomspace(1, 1e-3, 8))[0]
+    spoiled, infinite = good.copy(), good.copy()
+    spoiled[3, 4] = np.nan
+    infinite[0, 0] = np.inf
+    indefinite = matrix_of(np.r_[1.0, np.full(6, 0.5), -0.1])[0]
+    matrices = np.stack([good, np.zeros((8, 8)), spoiled, infinite, indefinite])
+    roots, residuals = of_statistics(4, 1e-6, way, options)(tf.constant(matrices))
+    alone, alone_residual = of_statistics(4, 1e-6, way, options)(tf.constant(good[np.newaxis]))
+    np.testing.assert_allclose(roots[0], alone[0], rtol=1e-12)
+    assert residuals[0] < 1e-10 and alone_residual[0] < 1e-10
+    assert np.isinf(residuals[1:4]).all()
+    assert not residuals[4] < 1
+    assert not roots.numpy()[1:4].any()
+    assert np.isfinite(roots).all()
+
+
+@every_way
+def test_zeros_have_the_root_of_an_absolute_damping(way):
+    spoiled = np.full((3, 3), np.nan)
+    matrices = tf.constant(np.stack([np.zeros((3, 3)), spoiled, np.eye(3)]))
+    roots, residuals = of_statistics(4, 1e-4, way, absolute=True)(matrices)
+    np.testing.assert_allclose(roots[0], 10.0 * np.eye(3), rtol=1e-14)
+    np.testing.assert_allclose(roots[2], (1 + 1e-4) ** -0.25 * np.eye(3), rtol=1e-14)
+    assert residuals[0] < 1e-12 and residuals[2] < 1e-12
+    assert np.isinf(residuals[1]) and not roots[1].numpy().any()
+
+
+def test_too_few_iterations_show_in_the_residual():
+    matrix = matrix_of(np.geomspace(1, 1e-6, 8))[0]
+    for iterations, enough in ((5, False), (40, True)):
+        options = Coupled(max_iterations=iterations)
+        residual = of_statistics(4, 0.0, WAYS["graph"], options)(tf.constant(matrix[np.newaxis]))[1]
+        assert (residual[0] < 1e-8) == enough
+
+
+@every_way
+def test_damping_is_relative_to_the_largest_eigenvalue(way):
+    matrices = np.stack([matrix_of(np.r_[8.0, np.full(15, 2.0)])[0], 3 * np.eye(16)])
+    roots = of_statistics(2, 0.125, way)(tf.constant(matrices))[0]
+    np.testing.assert_allclose(roots[0], matrix_of(np.r_[9.0, np.full(15, 3.0)] ** -0.5)[0], atol=1e-13)
+    np.testing.assert_allclose(roots[1], np.eye(16) / np.sqrt(3.375), atol=1e-13)
+
+
+@every_way
+def test_one_by_one(way):
+    for options in (COUPLED, Coupled(projected=1)):
+        roots, residuals = of_statistics(4, 0.0, way, options)(tf.constant([[[16.0]]], tf.float64))
+        assert float(roots[0, 0, 0]) == pytest.approx(0.5) and residuals[0] < 1e-15
+
+
+def test_an_empty_batch_and_other_types():
+    assert of_statistics(4, 0.0, WAYS["graph"])(tf.zeros([0, 4, 4], tf.float64))[0].shape == (0, 4, 4)
+    with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
+        of_statistics(4, 1e-6, WAYS["eager"])(tf.eye(4, batch_shape=[1], dtype=tf.float32))
