@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_args, get_type_hints
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,13 @@ class Real:
         return f"{'(' if self.low_open else '['}{self.low}, {self.high}{')' if self.high_open else ']'}"
 
     def holds(self, value: Any) -> bool:
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not self.low <= value <= self.high
+        ):
             return False
-        inside = self.low <= value <= self.high
-        return (
-            inside
-            and not (self.low_open and value == self.low)
-            and not (self.high_open and value == self.high)
-        )
+        return not (self.low_open and value == self.low or self.high_open and value == self.high)
 
 
 Share = Annotated[float, Real(0.0, 1.0)]
@@ -60,6 +61,22 @@ def refuse_unknown(title: str, given: Iterable[str], allowed: Iterable[str]) -> 
     for name in given:
         if name not in names:
             raise TypeError(f"{title} has no option {name!r}; allowed: {', '.join(sorted(names))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedOptions:
+    """Base of options: values are checked when they are made, and those of NumPy become Python's."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer | np.floating):
+                # As sweeps over NumPy ranges give them; JSON would not take them.
+                object.__setattr__(self, name, value.item())
+        check_options(self)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
 
 
 def check_options(options: Any) -> None:

@@ -1,15 +1,13 @@
 """The settings of Adafactor, checked when they are made."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-
-from ctr.optim.checked import Decay, NotNegative, Real, check_options
+from ctr.optim.checked import CheckedOptions, Decay, NotNegative, Real
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowAdafactorOptions:
+class RowAdafactorOptions(CheckedOptions):
     """Options of Adafactor on the rows of tables in a trainer. Defaults are those of ADAFACTOR.
 
     Attributes:
@@ -30,16 +28,6 @@ class RowAdafactorOptions:
     relative_steps: bool = True
     inverse_sqrt: bool = True
     factored: bool = True
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, np.integer | np.floating):
-                object.__setattr__(self, name, value.item())
-        check_options(self)
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
 
 
 @dataclass(frozen=True, kw_only=True)

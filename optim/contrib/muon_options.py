@@ -1,13 +1,13 @@
 """The settings of Muon, checked when they are made."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
-from ctr.optim.checked import Decay, NotNegative, Whole, check_options
+from ctr.optim.checked import CheckedOptions, Decay, NotNegative, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuonOptions:
+class MuonOptions(CheckedOptions):
     """Everything but the learning rate. Defaults are those of Keras, but for the weight decay.
 
     Attributes:
@@ -29,10 +29,3 @@ class MuonOptions:
     beta2: Decay = 0.999
     epsilon: NotNegative = 1e-7
     weight_decay: NotNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))

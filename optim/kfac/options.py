@@ -1,15 +1,13 @@
 """The settings of K-FAC, checked when they are made."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
-
-from ctr.optim.checked import Decay, Frequency, NotNegative, Real, Whole, check_options
+from ctr.optim.checked import CheckedOptions, Decay, Frequency, NotNegative, Real, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class KfacOptions:
+class KfacOptions(CheckedOptions):
     """Everything but the learning rate.
 
     Attributes:
@@ -52,13 +50,6 @@ class KfacOptions:
     seed: Annotated[int, Whole(0, 2**31 - 1)] = 1
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, np.integer | np.floating):
-                object.__setattr__(self, name, value.item())
-        check_options(self)
+        super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov requires a momentum above 0")
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
