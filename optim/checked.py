@@ -37,13 +37,10 @@ class Real:
         return f"{'(' if self.low_open else '['}{self.low}, {self.high}{')' if self.high_open else ']'}"
 
     def holds(self, value: Any) -> bool:
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not self.low <= value <= self.high
-        ):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             return False
-        return not (self.low_open and value == self.low or self.high_open and value == self.high)
+        above = self.low < value if self.low_open else self.low <= value
+        return above and (value < self.high if self.high_open else value <= self.high)
 
 
 Share = Annotated[float, Real(0.0, 1.0)]
