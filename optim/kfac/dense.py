@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.kfac.core import KfacCore, Layer
+from ctr.optim.kfac.core import Layer
+from ctr.optim.kfac.division import DividedKfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
@@ -18,17 +19,17 @@ _INVERSE = 3
 
 
 class DenseKfac(WithoutHost):
-    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them (``KfacCore``)."""
+    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them."""
 
     name = "kfac"
-    core: KfacCore
+    core: DividedKfac
 
     def __init__(self, options: KfacOptions, layers: Sequence[Layer] = (), workers: Workers = ALONE) -> None:
         self.options, self.layers, self.workers = options, list(layers), workers
         self._given: Callable[[], Sequence[Factors]] | None = None
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        self.core = KfacCore(self.options, list(weights.values()), self.layers, workers=self.workers)
+        self.core = DividedKfac(self.options, list(weights.values()), self.layers, self.workers)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
