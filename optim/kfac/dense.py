@@ -9,7 +9,7 @@ from ctr.optim.kfac.core import Layer
 from ctr.optim.kfac.division import DividedKfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, TakenOver, WithoutHost
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -71,14 +71,12 @@ class DenseKfac(WithoutHost):
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseKfac):
-            return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")
+            return TakenOver.nothing(moves, f"the optimizer was {before.name}, is {self.name}")
         for index, (old_index, move) in moves.items():
             for kind in ("accumulator", "momentum"):
                 target = new.arrays.get(f"kfac/tensor{index}/{kind}")
                 source = old.arrays.get(f"kfac/tensor{old_index}/{kind}")
                 if target is not None and source is not None:
                     move.move(target, source)
-            statuses[index] = "partly"
-        return TakenOver(statuses, why="the factors of K-FAC begin anew")
+        return TakenOver(dict.fromkeys(moves, "partly"), why="the factors of K-FAC begin anew")
