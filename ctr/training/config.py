@@ -197,7 +197,7 @@ DEFAULT_SHAMPOO = replace(
 """Where it gives none: plain AdaGrad, which fits the many small steps of a short log."""
 
 
-SHAMPOO = Options(TRAINER_SHAMPOO, _COMPATIBILITY | {"sparse"})
+SHAMPOO = Options(TRAINER_SHAMPOO, _COMPATIBILITY | {"sparse", "graft_rows"})
 
 
 def _without_momentum(content: Any) -> Any:

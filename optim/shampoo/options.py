@@ -49,6 +49,8 @@ class OneSidedOptions:
             change over that of the statistics); 0: only if they did not change.
         solver: how roots are computed: ``eigh`` by LAPACK's eigendecomposition, ``coupled`` by PSO App. E's iteration;
             ``auto`` is ``eigh``, the fastest at every size.
+        graft_rows: of tables with one-sided Shampoo, each touched row takes the norm of its own AdaGrad step; else
+            one factor gives all touched rows of a table together the norm of theirs.
     """
 
     damping: Damping = "relative"
@@ -65,6 +67,7 @@ class OneSidedOptions:
     asynchronous: bool = True
     drift_bound: Share = 0.02
     solver: Solver = "auto"
+    graft_rows: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -78,6 +78,7 @@ SWITCHES = (
     "bias_correction",
     "eigenvalue_correction",
     "grafted_norm",
+    "graft_rows",
     "separate_momenta",
 )
 
