@@ -1,8 +1,8 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
 
 The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
-without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots
-come from the host, as those of dense weights do (``shampoo.py``).
+without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding; with
+``graft_rows`` also row by row. Roots come from the host, as those of dense weights do.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient
-from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
+from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import State
 from ctr.optim.rows.variables import Rows
 from ctr.optim.shampoo import exchange, grafting, statistics
@@ -116,14 +116,9 @@ class RowOneSided(RowAdaGrad):
                 parts.append(graft)
                 continue
             factor, place = self._layout.table_factors[index]
-            own, step = tf.matmul(values[:, :-1], self.state.roots[factor][place]), graft[:, :-1]
-            squares = owners.all_reduce([tf.reduce_sum(tf.square(own)), tf.reduce_sum(tf.square(step))])
-            norm, wanted = (tf.sqrt(square) for square in squares)
-            usable = (norm > 0) & tf.math.is_finite(norm)
+            own = tf.matmul(values[:, :-1], self.state.roots[factor][place])
             share = shares[self._layout.factors[factor].offset + place]
-            share = tf.where(usable, share, tf.zeros_like(share))
-            scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))
-            moved = tf.math.multiply_no_nan(own, scale) + (1.0 - share) * step
+            moved = graft_rows(own, graft[:, :-1], share, self.options.graft_rows, owners)
             parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
         return tf.concat(parts, axis=1)
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from ctr.optim.first_order import momentum
 from ctr.optim.gradients import GradientSteps, Present, RootSource, of_owners, present_among
-from ctr.optim.rows.adagrad import row_direction
+from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo import directions, exchange, factor_update, grafting, statistics
 from ctr.optim.shampoo.division import Division, assign
 from ctr.optim.shampoo.exchange import when
@@ -427,13 +427,7 @@ class ShampooCore(GradientSteps):
         # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
         accumulator.scatter_add(tf.IndexedSlices(squared, rows))
         if root is not None:
-            # The direction of one-sided Shampoo takes the norm of AdaGrad's step on these rows.
-            shampoo = tf.matmul(values, root)
-            norm = tf.norm(shampoo)
-            usable = (norm > 0) & tf.math.is_finite(norm)
-            ready = tf.where(usable, ready, tf.zeros_like(ready))
-            scale = ready * tf.norm(step) / tf.where(usable, norm, tf.ones_like(norm))
-            step = tf.math.multiply_no_nan(shampoo, scale) + (1.0 - ready) * step
+            step = graft_rows(tf.matmul(values, root), step, ready, self.options.graft_rows)
         table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
 
     def exchange(self, present: Present = None) -> None:

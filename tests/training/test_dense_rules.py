@@ -13,6 +13,7 @@ from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
 
 QUICK = {"precondition_frequency": 3, "early_growth": 0, "start_preconditioning_step": 2, "drift_bound": 0}
+ROWS = {"precondition_frequency": 3, "start_preconditioning_step": 2, "graft_rows": True}
 RULES = {
     "SOAP": {
         "dense": {
@@ -23,7 +24,7 @@ RULES = {
     },
     "KL-Shampoo": {"dense": {"shampoo": QUICK | {"factor_update": "kl", "beta2": 0.95}}},
     "one-sided tables": {
-        "embeddings": {"rule": "one_sided", "one_sided": QUICK},
+        "embeddings": {"rule": "one_sided", "one_sided": ROWS},
         "dense": {"shampoo": QUICK},
     },
     "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},
