@@ -16,7 +16,8 @@ from typing import Any
 from bench_shampoo import reference_shapes
 from reference import table
 
-from ctr.optim.shampoo.assignment import blocks_of, loads, step_cost
+from ctr.optim.balance import loads
+from ctr.optim.shampoo.assignment import blocks_of, step_cost
 from ctr.optim.shampoo.division import Division, assign
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.options import ShampooOptions

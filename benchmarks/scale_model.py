@@ -42,7 +42,8 @@ from matplotlib.figure import Figure
 from reference import MODEL, REFERENCE, ZIPF, Size, table
 from scipy.special import zeta
 
-from ctr.optim.shampoo.assignment import balanced, blocks_of, loads, step_cost
+from ctr.optim.balance import loads
+from ctr.optim.shampoo.assignment import blocks_of, owners_of, step_cost
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 
@@ -177,7 +178,7 @@ def shampoo_shares(workers: int) -> tuple[float, int]:
     options = ShampooOptions()
     blocks = blocks_of(lay_out(options, dense_shapes()))
     costs = [step_cost(block, options) for block in blocks]
-    owners = balanced(blocks, costs, workers)
+    owners = owners_of(blocks, options, workers)
     # All directions are gathered in one buffer: W times the elements of the largest sender.
     sent = workers * int(max(loads([block.elements for block in blocks], owners, workers)))
     return max(loads(costs, owners, workers)), FLOAT * sent

@@ -43,12 +43,8 @@ class Real:
     def holds(self, value: Any) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
-        inside = self.low <= value <= self.high
-        return (
-            inside
-            and not (self.low_open and value == self.low)
-            and not (self.high_open and value == self.high)
-        )
+        above = self.low < value if self.low_open else self.low <= value
+        return above and (value < self.high if self.high_open else value <= self.high)
 
 
 Share = Annotated[float, Real(0.0, 1.0)]

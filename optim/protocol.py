@@ -9,9 +9,9 @@ mapped to optimizers.
     between two steps           exchange
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -83,6 +83,11 @@ class TakenOver(NamedTuple):
     differing: tuple[str, ...] = ()
     why: str = ""
 
+    @classmethod
+    def nothing(cls, moves: Iterable[int], why: str = "", differing: tuple[str, ...] = ()) -> Self:
+        """The result where the weights of these indices begin fresh, or in part."""
+        return cls(dict.fromkeys(moves, "fresh"), differing, why)
+
 
 GradientT = TypeVar("GradientT", contravariant=True)
 
@@ -122,7 +127,7 @@ class Optimizer(Protocol[GradientT]):
 
 
 class WithoutHost:
-    """Defaults of optimizers that leave nothing to the host, and where nothing is to be watched."""
+    """Defaults of optimizers that leave nothing to the host, divide no state, and where nothing is to be watched."""
 
     def exchange(self) -> None:
         """Does nothing."""
@@ -133,13 +138,15 @@ class WithoutHost:
     def timing(self) -> dict[str, float]:
         return {}
 
+    def parts(self) -> Mapping[str, Part]:
+        return {}
+
 
 class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
     """Trains dense weights, whose gradients are of their own shape."""
 
     def parts(self) -> Mapping[str, Part]:
         """Names the variables that hold only this worker's part; all others are the same on all workers."""
-        return {}
 
     def take_over(
         self, new: Saved, before: "DenseOptimizer", old: Saved, moves: Mapping[int, tuple[int, Move]]

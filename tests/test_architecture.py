@@ -25,7 +25,8 @@ sys.exit(lint_imports(no_cache=True, no_logo=True))
 FLOORS = "Each floor imports only those below it"
 PIPELINES = "Pipelines reach models and optimizers only through the floors of ctr"
 EVAL = "Evaluation runs without TensorFlow"
-CONTRACTS = {FLOORS, PIPELINES, EVAL}
+CONTRIB = "The core of the optimizers does without contrib"
+CONTRACTS = {FLOORS, PIPELINES, EVAL, CONTRIB}
 
 PROBE = "zz_probe.py"
 
@@ -38,6 +39,7 @@ FORBIDDEN = [
     ("ctr/experiments/report", "import tensorflow\n", EVAL, "tensorflow (l.1)"),
     ("models", "import ctr.optim\n", FLOORS, "ctr.optim (l.1)"),
     ("optim", "from ctr import config\n", FLOORS, "ctr.config (l.1)"),
+    ("optim/rows", "from ctr.optim.contrib import muon\n", CONTRIB, "ctr.optim.contrib.muon (l.1)"),
     ("pipelines", "import ctr.models\n", PIPELINES, "ctr.models (l.1)"),
     ("ctr/data", "import ctr.training\n", FLOORS, "ctr.training (l.1)"),
     ("ctr/data", "import ctr.objective\n", FLOORS, "ctr.objective (l.1)"),

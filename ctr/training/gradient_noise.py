@@ -20,23 +20,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.dcn import Products
 
-
-def squared_norms(products: Products, gradients: Sequence[tf.Tensor | None], present: tf.Tensor) -> tf.Tensor:
+def squared_norms(
+    inputs: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor], present: tf.Tensor
+) -> tf.Tensor:
     """Computes |G|^2 and S of each product, float32 [P, 2]; components of an ensemble count as one.
 
-    ``gradients``: of the sum of the rows' losses by the products' outputs, [n, B, units] each; ``present``: [B], 1 for
-    rows and 0 for padding.
+    ``inputs`` are those of products, [n or 1, B, in]; ``gradients``: of the sum of the rows' losses by their outputs,
+    [n, B, units]; ``present``: [B], 1 for rows and 0 for padding.
     """
     count = tf.reduce_sum(present)
     found = []
-    for (inputs, _), gradient in zip(products, gradients, strict=True):
-        if gradient is None:
-            # Of a head that the click's probability does not depend on.
-            found.append(tf.zeros([2]))
-            continue
-        rows, sent = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32) * present[:, tf.newaxis]
+    for own, gradient in zip(inputs, gradients, strict=True):
+        rows, sent = tf.cast(own, tf.float32), tf.cast(gradient, tf.float32) * present[:, tf.newaxis]
         mean = tf.matmul(rows, sent, transpose_a=True) / count
         each = tf.reduce_sum(tf.square(rows), axis=2) * tf.reduce_sum(tf.square(sent), axis=2)
         found.append(tf.stack([tf.reduce_sum(tf.square(mean)), tf.reduce_sum(each) / count]))

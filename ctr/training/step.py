@@ -10,15 +10,15 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from ctr.models.click_model import ensemble_logit
-from ctr.models.dcn import Products, recorded
 from ctr.models.part import Part
 from ctr.objective.losses import next_duals, slices_of
 from ctr.optim.gradients import all_finite, clip_by_global_norm
+from ctr.optim.kfac.output_losses import gradient_by_outputs
 from ctr.optim.protocol import ProductOptimizer
 from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
 from ctr.training.config import TrainConfig
 from ctr.training.gradient_noise import squared_norms
-from ctr.training.product_factors import click_likelihood, product_factors
+from ctr.training.product_factors import click_likelihood, product_factors, record_network
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
 from ctr.workers.collectives import Workers
@@ -110,7 +110,7 @@ class Step:
             if isinstance(state.dense_optimizer, ProductOptimizer):
                 rows, views = gathered.rows, gathered.views
                 forward = partial(self._model.scores, rows, views, ramps["alpha2"], self.parts[0])
-                given = state.dense_optimizer, forward, rows, state.layers, targets, self._workers
+                given = state.dense_optimizer, forward, state.layers, targets, self._workers
                 state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(batch.dense_gradients, rates["dense"])
             for calibrator, step in zip(state.calibrators, batch.lesson.steps, strict=True):
@@ -145,15 +145,13 @@ class Step:
 
     def gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
         """Computes the squared norms of ``ctr.training.gradient_noise`` for each product of the network."""
-        products: Products = []
-        with tf.GradientTape() as tape:
-            gathered = self.state.tables.gather(plans)
-            scores = self._model.scores(
-                gathered.rows, gathered.views, ramps["alpha2"], self.parts[0], multiply=recorded(products)
-            )
-            loss = click_likelihood(None, scores, targets)
-        gradients = tape.gradient(loss, [output for _, output in products])
-        return [squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))]
+        gathered = self.state.tables.gather(plans)
+        given = gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
+        run = record_network(partial(self._model.scores, *given))
+        _, by_logits = gradient_by_outputs(partial(click_likelihood, None, targets, None), run.outputs)
+        present = tf.cast(targets["own_weight"] > 0, tf.float32)
+        inputs = [product.inputs for product in run.products]
+        return [squared_norms(inputs, run.gradients(by_logits), present)]
 
     def _differentiate(
         self,

@@ -2,7 +2,8 @@
 
 For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed form, with sums)::
 
-    R = b R + (1 - b) (G^2 + e1) 1,   C = b C + (1 - b) 1^T (G^2 + e1),     b = 1 - t^(-c)
+    R = b R + (1 - b) (G^2 + e1) 1,   C = b C + (1 - b) 1^T (G^2 + e1)
+    b = 1 - t^(-c) (7.2), or beta2 (1 - beta2^(t-1)) / (1 - beta2^t): Adam's, corrected for its bias (7.1)
     V = R C / (1^T R),    U = G / sqrt(V),    X -= a U / max(1, RMS(U) / d)
     a = max(e2, RMS(X)) rho
 
@@ -14,7 +15,7 @@ step touches all rows this is algorithm 4 to the last digit of arithmetic.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -38,30 +39,17 @@ class RowMoments(NamedTuple):
 
 
 def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
-    """Computes b at a step, a float tensor of any shape, 1 at the first step."""
-    return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
+    """Computes b at a step, a float tensor of any shape, 1 at the first step, where b is 0."""
+    if options.beta2 is None:
+        return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
+    # In float32 1 - beta2^t has few digits at first.
+    logarithm = math.log(options.beta2)
+    return options.beta2 * tf.math.expm1((step - 1.0) * logarithm) / tf.math.expm1(step * logarithm)
 
 
 def is_factored(options: AdafactorOptions, shape: Sequence[int]) -> bool:
     """Tells whether a weight of this shape has sums by row and column."""
     return options.factored and len(shape) >= 2
-
-
-def update_factors(
-    options: AdafactorOptions, rows: tf.Tensor, columns: tf.Tensor, gradient: tf.Tensor, step: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns R [..., n] and C [..., m] after a gradient [..., n, m] (algorithm 4, lines 5 and 6)."""
-    decay, squared = second_moment_decay(options, step), tf.square(gradient) + options.epsilon1
-    rows = decay * rows + (1.0 - decay) * tf.reduce_sum(squared, axis=-1)
-    return rows, decay * columns + (1.0 - decay) * tf.reduce_sum(squared, axis=-2)
-
-
-def update_moments(
-    options: AdafactorOptions, moments: tf.Tensor, gradient: tf.Tensor, step: tf.Tensor
-) -> tf.Tensor:
-    """Returns V after a gradient of its shape (algorithm 5, line 5)."""
-    decay = second_moment_decay(options, step)
-    return decay * moments + (1.0 - decay) * (tf.square(gradient) + options.epsilon1)
 
 
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
@@ -72,11 +60,19 @@ def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor)
     return tf.math.divide_no_nan(found, tf.sqrt(columns)[..., tf.newaxis, :])
 
 
-def row_direction(
-    options: AdafactorOptions, moments: RowMoments, gradient: tf.Tensor, owners: Workers = ALONE
+def row_update(
+    options: AdafactorOptions,
+    moments: RowMoments,
+    gradient: tf.Tensor,
+    values: tf.Tensor,
+    rate: tf.Tensor,
+    owners: Workers = ALONE,
 ) -> tuple[tf.Tensor, RowMoments]:
-    """Computes U of touched rows [U, C] of a table, and their moments after this step; sums are of all owners' rows."""
-    touched = touched_rows(gradient)
+    """Computes a U / max(1, RMS(U) / d) of touched rows [U, C] of a table, and their moments after this step.
+
+    ``values`` are the rows before it; sums are of all owners' rows. Rows without a gradient are not touched.
+    """
+    touched = tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
     squared = touched * (tf.square(gradient) + options.epsilon1)
     count, total = owners.all_reduce([tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)])
     steps, table_steps = moments.steps + touched, moments.table_steps + tf.minimum(count, 1.0)
@@ -89,12 +85,9 @@ def row_direction(
     share = tf.math.divide_no_nan(columns, _mean(columns, 0))
     direction = tf.math.divide_no_nan(gradient, tf.sqrt(rows))
     direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
-    return direction, RowMoments(rows, steps, columns, table_steps)
-
-
-def touched_rows(gradient: tf.Tensor) -> tf.Tensor:
-    """Marks touched rows of [U, C]: 1 or 0, [U, 1]."""
-    return tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
+    size = step_size(options, rate, values, table_steps, touched, owners)
+    update = size * clip(options, direction, touched, owners)
+    return update, RowMoments(rows, steps, columns, table_steps)
 
 
 def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
@@ -143,7 +136,7 @@ class AdafactorState:
 
     Of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with beta1 ``/average``; of a table
     ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``. ``missed``, int64 [tensors], counts the steps
-    in which each tensor that is no table had no gradient.
+    in which each tensor that is no table had no gradient. ``tensors`` has by index those of a tensor, by kind.
     """
 
     def __init__(
@@ -164,6 +157,7 @@ class AdafactorState:
         self.step = make("step", [], tf.int64)
         self.missed = make("missed", [len(shapes)], tf.int64)
         self.nonfinite_steps = make("nonfinite_steps", [], tf.int64)
+        self.tensors: list[dict[str, tf.Variable]] = []
         for index, shape in enumerate(shapes):
             if index in tables:
                 parts = {"rows": [shape[0], 1], "touched": [shape[0], 1], "columns": [shape[1]], "steps": []}
@@ -173,16 +167,9 @@ class AdafactorState:
                 parts = {"moment": [*shape]}
             if options.beta1 and index not in tables:
                 parts["average"] = [*shape]
-            for kind, size in parts.items():
-                make(f"tensor{index}/{kind}", size, self.dtype)
-
-    def of(self, index: int) -> dict[str, tf.Variable]:
-        prefix = f"tensor{index}/"
-        return {
-            name.removeprefix(prefix): variable
-            for name, variable in self.variables.items()
-            if name.startswith(prefix)
-        }
+            self.tensors.append(
+                {kind: make(f"tensor{index}/{kind}", size, self.dtype) for kind, size in parts.items()}
+            )
 
 
 class AdafactorCore(GradientSteps, WithoutHost):
@@ -236,16 +223,18 @@ class AdafactorCore(GradientSteps, WithoutHost):
     def _update_dense(
         self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor, decayed: bool
     ) -> None:
-        options, weight, kept = self.options, self.weights[index], self.state.of(index)
-        if "rows" in kept:
-            rows, columns = update_factors(options, kept["rows"], kept["columns"], gradient, step)
-            kept["rows"].assign(rows)
-            kept["columns"].assign(columns)
-            direction = factored_direction(gradient, rows, columns)
+        options, weight, kept = self.options, self.weights[index], self.state.tensors[index]
+        decay, squared = second_moment_decay(options, step), tf.square(gradient) + options.epsilon1
+        sums = {"rows": -1, "columns": -2} if "rows" in kept else {"moment": None}
+        new = {}
+        for kind, axis in sums.items():
+            added = squared if axis is None else tf.reduce_sum(squared, axis=axis)
+            new[kind] = decay * kept[kind] + (1.0 - decay) * added
+            kept[kind].assign(new[kind])
+        if "rows" in new:
+            direction = factored_direction(gradient, new["rows"], new["columns"])
         else:
-            moments = update_moments(options, kept["moment"], gradient, step)
-            kept["moment"].assign(moments)
-            direction = tf.math.divide_no_nan(gradient, tf.sqrt(moments))
+            direction = tf.math.divide_no_nan(gradient, tf.sqrt(new["moment"]))
         direction = clip(options, direction)
         if options.beta1:
             direction = update_momentum(kept["average"], direction, options.beta1)
@@ -257,20 +246,17 @@ class AdafactorCore(GradientSteps, WithoutHost):
         weight.assign_sub(tf.cast(update, weight.dtype))
 
     def _update_rows(self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor) -> None:
-        table, kept, rows = self.weights[index], self.state.of(index), slices.indices
+        table, kept, rows = self.weights[index], self.state.tensors[index], slices.indices
         before = RowMoments(
             tf.gather(kept["rows"], rows), tf.gather(kept["touched"], rows), kept["columns"], kept["steps"]
         )
         values = tf.cast(tf.gather(table, rows), self.state.dtype)
-        direction, after = row_direction(self.options, before, slices.values)
-        step, touched = after.table_steps, touched_rows(slices.values)
-        size = step_size(self.options, rate, values, step, touched)
-        update = size * clip(self.options, direction, touched)
+        update, after = row_update(self.options, before, slices.values, values, rate)
         # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
         kept["rows"].scatter_add(tf.IndexedSlices(after.rows - before.rows, rows))
         kept["touched"].scatter_add(tf.IndexedSlices(after.steps - before.steps, rows))
         kept["columns"].assign(after.columns)
-        kept["steps"].assign(step)
+        kept["steps"].assign(after.table_steps)
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), rows))
 
     def report(self) -> dict[str, float | int]:
@@ -280,7 +266,7 @@ class AdafactorCore(GradientSteps, WithoutHost):
         names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):
-            kept: Mapping[str, tf.Variable] = self.state.of(index)
+            kept = self.state.tensors[index]
             size = sum(math.prod(variable.shape) * variable.dtype.size for variable in kept.values())
             how = "rows" if index in self.tables else "rows and columns" if "rows" in kept else "elements"
             shape = "x".join(map(str, weight.shape)) or "scalar"

@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore, is_factored
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, TakenOver, WithoutHost
 from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part
 
 _OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two root mean squares, and the step
 _MEANING = ("factored", "beta1")
@@ -34,9 +33,6 @@ class DenseAdafactor(WithoutHost):
     def variables(self) -> dict[str, tf.Variable]:
         return {f"adafactor/{name}": variable for name, variable in self.core.state.variables.items()}
 
-    def parts(self) -> Mapping[str, Part]:
-        return {}
-
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         del compiled
         self.core.update(gradients, rate, self._decayed)
@@ -48,19 +44,18 @@ class DenseAdafactor(WithoutHost):
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
         """Takes over moments unless a weight begins fresh: one number of steps corrects the moments of all."""
-        fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseAdafactor):
-            return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
+            return TakenOver.nothing(moves, f"the optimizer was {before.name}, is {self.name}")
         pairs = {name: (getattr(before.options, name), getattr(self.options, name)) for name in _MEANING}
         differing = tuple(
             f"{name} was {was!r}, is {now!r}" for name, (was, now) in pairs.items() if was != now
         )
         if differing:
-            return TakenOver(fresh, differing)
+            return TakenOver.nothing(moves, differing=differing)
         for index in range(len(new.shapes)):
             if index not in moves or not self._is_taken(new, old, index, *moves[index]):
-                return TakenOver(
-                    fresh, why="moments decay by one number of steps, and some weights begin fresh"
+                return TakenOver.nothing(
+                    moves, "moments decay by one number of steps, and some weights begin fresh"
                 )
         for index, (old_index, move) in moves.items():
             for name, target in new.arrays.items():

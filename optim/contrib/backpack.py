@@ -18,20 +18,23 @@ The bias of a product has a_n = 1. The loss of each row must be a function of th
 rows, as RankNet does, have quantities of first order for each query instead (``groups``).
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels
+from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, gradient_by_outputs
 from ctr.optim.kfac.record import (
     Product,
-    Recorded,
+    Recording,
+    Sent,
     is_sequential,
-    record_sequential,
+    record,
     refuse_probabilities,
-    singly,
+    sequential_products,
 )
 
 FIRST_ORDER = ("gradient", "individual", "norms", "second_moment", "variance")
@@ -92,38 +95,30 @@ def statistics_of(
     if labels is None:
         raise ValueError("batch has no labels; allowed: inputs and labels")
     labels = tf.convert_to_tensor(labels)
-    second_tape = tf.GradientTape(persistent=True) if "hessian" in quantities else None
+    name = loss if isinstance(loss, str) else None
     losses: RowLosses = LOSSES[loss].values if isinstance(loss, str) else loss
-    with tf.GradientTape(persistent=True) as tape:
-        if second_tape is not None:
-            second_tape.__enter__()
-        outputs, products = _record(model, inputs, "kfra" in quantities)
-        rows = int(tf.shape(outputs)[0])
+    second = tf.GradientTape(persistent=True) if "hessian" in quantities else None
+    with second or contextlib.nullcontext():
+        run = record(partial(_products, model, inputs))
+        rows = int(tf.shape(run.outputs)[0])
         if not rows:
             raise ValueError("the batch has no rows; allowed: at least one")
-        if isinstance(loss, str):
-            check_labels(loss, labels, outputs.shape)
+        if name is not None:
+            check_labels(name, labels, run.outputs.shape)
         units = None if groups is None else _units(groups, rows)
-        values = losses(labels, outputs)
+        values, by_outputs = gradient_by_outputs(partial(losses, labels), run.outputs)
         _check_values(values, rows, units)
-        total = tf.reduce_sum(values)
-    run = _Run(tape, outputs, products)
-    gradients = tape.gradient(total, run.tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    if second_tape is not None:
-        second_tape.__exit__(None, None, None)
-    if products and tape.gradient(total, outputs) is None:
-        raise ValueError(
-            "the loss does not depend on the outputs; allowed: a function of TensorFlow operations"
-        )
-    found: dict[str, LayerStatistics] = {}
-    for product, gradient in zip(products, gradients, strict=True):
-        for name, own_inputs, own in singly(product, gradient):
-            first = [q for q in FIRST_ORDER if q in quantities]
-            found[name] = LayerStatistics(*_first_order(own_inputs, own, product.has_bias, first, units), {})
-    if isinstance(loss, str):
-        _by_loss(found, run, loss, quantities, samples, seed)
-    if second_tape is not None:
-        _hessian(found, second_tape, products, gradients, rows)
+        if by_outputs is None:
+            raise ValueError(
+                "the loss does not depend on the outputs; allowed: a function of TensorFlow operations"
+            )
+        sent = run.send(by_outputs)
+    first = [quantity for quantity in FIRST_ORDER if quantity in quantities]
+    found = {one.name: LayerStatistics(*_first_order(one, first, units), {}) for one in sent}
+    if name is not None:
+        _by_loss(found, run, name, quantities, samples, seed)
+    if second is not None:
+        _hessian(found, second, run.products, sent)
     return found
 
 
@@ -173,20 +168,20 @@ def _check_values(values: Any, rows: int, units: tf.Tensor | None) -> None:
         )
 
 
-def _record(model: Any, inputs: Any, slopes: bool) -> tuple[tf.Tensor, Sequence[Product]]:
+def _products(model: Any, inputs: Any) -> tuple[tf.Tensor, Sequence[Product]]:
     if is_sequential(model):
-        return record_sequential(model, tf.convert_to_tensor(inputs), slopes)
+        return sequential_products(model, tf.convert_to_tensor(inputs))
     if not hasattr(model, "record"):
         raise ValueError(
             f"{type(model).__name__} reports no products; allowed: Sequential, or a model with record()"
         )
-    recorded: Recorded = model
-    return recorded.record(inputs)
+    return model.record(inputs)
 
 
 def _first_order(
-    inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool, wanted: Sequence[str], units: tf.Tensor | None
+    sent: Sent, wanted: Sequence[str], units: tf.Tensor | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    _, inputs, gradients, has_bias = sent
     dtype = gradients.dtype
     if "variance" in wanted:
         # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
@@ -232,123 +227,112 @@ def _finish(found: dict[str, tf.Tensor], wanted: Sequence[str], dtype: tf.DType)
     return {name: values[name].astype(dtype.as_numpy_dtype) for name in wanted}
 
 
-class _Run(NamedTuple):
-    tape: tf.GradientTape
-    outputs: tf.Tensor
-    products: Sequence[Product]
-
-    @property
-    def tensors(self) -> list[tf.Tensor]:
-        return [product.outputs for product in self.products]
-
-    @property
-    def rows(self) -> int:
-        return int(tf.shape(self.outputs)[0])
-
-
 def _by_loss(
     found: dict[str, LayerStatistics],
-    run: _Run,
-    loss: LossName,
+    run: Recording,
+    loss: str,
     quantities: Sequence[str],
     samples: int,
     seed: int,
 ) -> None:
     rules, outputs = LOSSES[loss], run.outputs
+    root = rules.hessian_root(outputs) if {"ggn", "kflr", "kfra"} & set(quantities) else None
     if {"ggn", "kflr"} & set(quantities):
-        root = rules.hessian_root(outputs)
-        columns = [root[:, :, k] for k in range(root.shape[2])]
-        _curvature(found, run, columns, 1.0, "ggn", "kflr", quantities)
+        _curvature(found, run, tf.unstack(root, axis=2), 1.0, ("ggn", "kflr"), quantities)
     if {"ggn_mc", "kfac"} & set(quantities):
         drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
-        _curvature(found, run, drawn, 1.0 / samples, "ggn_mc", "kfac", quantities)
+        _curvature(found, run, drawn, 1.0 / samples, ("ggn_mc", "kfac"), quantities)
     if "kfra" in quantities:
-        _kfra(found, run.products, rules.hessian_root(outputs), run.rows)
+        _kfra(found, run, root)
 
 
 def _curvature(
     found: dict[str, LayerStatistics],
-    run: _Run,
+    run: Recording,
     columns: Sequence[tf.Tensor],
     factor: float,
-    diagonal: str,
-    kronecker: str,
+    names: tuple[str, str],
     quantities: Sequence[str],
 ) -> None:
-    """Diagonals and Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C], that are sent back."""
-    products, rows = run.products, run.rows
-    diagonals: dict[str, Any] = {}
-    for column in columns:
-        sent = run.tape.gradient(
-            run.outputs, run.tensors, column, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        for product, gradient in zip(products, sent, strict=True):
-            for name, inputs, own in singly(product, gradient):
-                squares = tf.square(own)
-                parts = (
-                    tf.matmul(tf.square(inputs), squares, transpose_a=True),
-                    tf.reduce_sum(squares, 0),
-                    tf.matmul(own, own, transpose_a=True),
-                )
-                before = diagonals.get(name, (inputs, 0.0, 0.0, 0.0))
-                diagonals[name] = (inputs, *(old + new for old, new in zip(before[1:], parts, strict=True)))
-    for name, (inputs, weight, bias, outer) in diagonals.items():
-        scale = factor / rows
+    """The diagonal and the Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C]."""
+    diagonal, kronecker = names
+    scale = factor / int(tf.shape(run.outputs)[0])
+    for each in zip(*map(run.send, columns), strict=True):
+        (name, inputs, _, has_bias), *_ = each
+        weight, bias, outer = 0.0, 0.0, 0.0
+        for _, _, own, _ in each:
+            squares = tf.square(own)
+            weight += tf.matmul(tf.square(inputs), squares, transpose_a=True)
+            bias += tf.reduce_sum(squares, 0)
+            outer += tf.matmul(own, own, transpose_a=True)
         if diagonal in quantities:
             found[name].weight[diagonal] = np.asarray(weight * scale)
-            if _has_bias(products, name):
+            if has_bias:
                 found[name].bias[diagonal] = np.asarray(bias * scale)
         if kronecker in quantities:
-            factors = _input_factor(inputs, rows), np.asarray(outer * scale)
-            found[name].factors[kronecker] = Kronecker(*factors)
+            found[name].factors[kronecker] = Kronecker(_input_factor(inputs), np.asarray(outer * scale))
 
 
-def _has_bias(products: Sequence[Product], name: str) -> bool:
-    return any(name in product.names and product.has_bias for product in products)
-
-
-def _input_factor(inputs: tf.Tensor, rows: int) -> np.ndarray:
-    return np.asarray(tf.matmul(inputs, inputs, transpose_a=True) / rows)
+def _input_factor(inputs: tf.Tensor) -> np.ndarray:
+    return np.asarray(tf.matmul(inputs, inputs, transpose_a=True) / int(inputs.shape[0]))
 
 
 def _hessian(
     found: dict[str, LayerStatistics],
     tape: tf.GradientTape,
     products: Sequence[Product],
-    gradients: Sequence[tf.Tensor],
-    rows: int,
+    sent: Sequence[Sent],
 ) -> None:
     """Diagonals of the Hessian: z is linear in W and b, so that only its own second derivatives count."""
-    for product, gradient in zip(products, gradients, strict=True):
-        if len(gradient.shape) != 2:
-            raise ValueError("hessian is not given for products of several components at once")
-        size = gradient.shape[1]
+    if any(len(product.outputs.shape) != 2 for product in products):
+        raise ValueError("hessian is not given for products of several components at once")
+    for product, (name, inputs, gradient, has_bias) in zip(products, sent, strict=True):
         columns = []
-        for unit in range(size):
-            one = tf.one_hot(tf.fill(tf.shape(gradient)[:1], unit), size, dtype=gradient.dtype)
-            sent = tape.gradient(
+        for unit in range(gradient.shape[1]):
+            one = tf.one_hot(tf.fill(tf.shape(gradient)[:1], unit), gradient.shape[1], dtype=gradient.dtype)
+            back = tape.gradient(
                 gradient, product.outputs, one, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            columns.append(sent[:, unit])
+            columns.append(back[:, unit])
         second = tf.stack(columns, axis=1)
-        layer = found[product.names[0]]
-        layer.weight["hessian"] = np.asarray(
-            tf.matmul(tf.square(product.inputs), second, transpose_a=True) / rows
+        found[name].weight["hessian"] = np.asarray(
+            tf.matmul(tf.square(inputs), second, transpose_a=True) / int(inputs.shape[0])
         )
-        if product.has_bias:
-            layer.bias["hessian"] = np.asarray(tf.reduce_mean(second, 0))
+        if has_bias:
+            found[name].bias["hessian"] = np.asarray(tf.reduce_mean(second, 0))
 
 
-def _kfra(found: dict[str, LayerStatistics], products: Sequence[Product], root: tf.Tensor, rows: int) -> None:
+def _kfra(found: dict[str, LayerStatistics], run: Recording, root: tf.Tensor) -> None:
     """Factors by averages from layer to layer, from the last one backward."""
+    rows = int(root.shape[0])
     averaged = tf.einsum("nck,ndk->cd", root, root) / rows
-    for product in reversed(products):
-        if product.slope is None or product.matrix is None:
+    following = run.outputs
+    for product in reversed(run.products):
+        slope = None if product.matrix is None else _slope(run.tape, product.outputs, following)
+        if slope is None:
             raise ValueError(
                 f"kfra requires that nothing but element-wise functions follows {product.names[0]}, in a "
                 "Sequential model"
             )
-        averaged *= tf.matmul(product.slope, product.slope, transpose_a=True) / rows
-        factors = _input_factor(product.inputs, rows), np.asarray(averaged)
-        found[product.names[0]].factors["kfra"] = Kronecker(*factors)
+        averaged *= tf.matmul(slope, slope, transpose_a=True) / rows
+        factors = Kronecker(_input_factor(product.inputs), np.asarray(averaged))
+        found[product.names[0]].factors["kfra"] = factors
         averaged = tf.matmul(product.matrix, tf.matmul(averaged, product.matrix, transpose_b=True))
+        following = product.inputs
+
+
+def _slope(tape: tf.GradientTape, outputs: tf.Tensor, following: tf.Tensor) -> tf.Tensor | None:
+    """The derivative of what follows a product, of its shape; None where not each number depends on its own alone.
+
+    Where it does, the derivative of a sum with any weights is these weights times that of the plain sum.
+    """
+    if following.shape != outputs.shape:
+        return None
+    weights = tf.random.stateless_normal(tf.shape(outputs), (1, 2), dtype=outputs.dtype)
+    found = [
+        tape.gradient(following, outputs, sent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        for sent in (tf.ones_like(outputs), weights)
+    ]
+    gap = tf.reduce_max(tf.abs(found[1] - weights * found[0]))
+    # Numbers that are not finite say nothing of it, and stay what they are.
+    return None if gap > 1e-4 * tf.reduce_max(tf.abs(found[1])) else found[0]

@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.contrib.muon_options import MuonOptions
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, TakenOver, WithoutHost
 from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part
 
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 """a, b, c of X <- a X + (b X X^T + c (X X^T)^2) X, whose slope at 0 is steep."""
@@ -74,9 +73,6 @@ class DenseMuon(WithoutHost):
     def variables(self) -> dict[str, tf.Variable]:
         return dict(self._state)
 
-    def parts(self) -> Mapping[str, Part]:
-        return {}
-
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         del compiled
         for index, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
@@ -124,9 +120,9 @@ class DenseMuon(WithoutHost):
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseMuon):
-            return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")
+            return TakenOver.nothing(moves, f"the optimizer was {before.name}, is {self.name}")
+        taken = TakenOver.nothing(moves)
         for index, (old_index, move) in moves.items():
             of_new, of_old = f"muon/tensor{index}/", f"muon/tensor{old_index}/"
             by_adam, is_full = f"{of_new}steps" in new.arrays, move.fills(new.shapes[index])
@@ -137,5 +133,5 @@ class DenseMuon(WithoutHost):
                 move.move(new.arrays[of_new + kind], old.arrays[of_old + kind])
             if by_adam:
                 new.arrays[f"{of_new}steps"][...] = old.arrays[f"{of_old}steps"]
-            statuses[index] = "taken" if is_full else "partly"
-        return TakenOver(statuses)
+            taken.statuses[index] = "taken" if is_full else "partly"
+        return taken

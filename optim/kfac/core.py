@@ -1,31 +1,23 @@
-"""K-FAC over a list of variables, of which some are the matrices and biases of linear products (``kfac.py``).
+"""K-FAC over a list of variables, of which some are the matrices and biases of linear products (``factors.py``).
 
 A step takes the gradients and, every few steps, the factors of the batch. Weights in no product take AdaGrad's step,
 and so does a layer until it has its first inverses. Inverses are computed within the step, in float64; one that is
 not finite leaves the previous one, and is counted. A batch with factors that are not finite is left out of all sums,
 and counted. Eigenvectors (``form="eigen"``) that XLA computes are less exact than the dtype: steps differ by some
 1e-6.
-
-Of several workers each layer has one owner, by ``assignment.balanced``, which alone keeps its sums and
-inverses, and computes its direction; directions are gathered at each step. Element-wise state is on every worker.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from ctr.optim.first_order import momentum
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
-from ctr.optim.shampoo.assignment import PRODUCT, ROOT, Block, balanced
 from ctr.optim.shampoo.schedule import when
 from ctr.optim.variables import Create, create_variable
-from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part
 
 
 class Layer(NamedTuple):
@@ -34,15 +26,22 @@ class Layer(NamedTuple):
     weight: int
     bias: int | None
 
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
 
 class KfacCore:
-    """K-FAC over variables; workers divide ``layers``, their gradients and factors are the same.
+    """K-FAC over variables.
+
+    ``own`` are the numbers of the layers whose state is here, by default all: the others' directions come from
+    ``_gather``, as ``division.py`` has it.
 
     Attributes:
-        owners: the rank of each layer's owner.
+        sizes: the rows, with that of the bias, and columns of each layer.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
             ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
-            ``/right_values``, all without rows where another worker owns the layer; of weight i
+            ``/right_values``, all without rows where the layer is not in ``own``; of weight i
             ``tensor{i}/accumulator`` and ``/momentum``.
     """
 
@@ -52,10 +51,11 @@ class KfacCore:
         weights: Sequence[tf.Variable],
         layers: Sequence[Layer],
         create: Create = create_variable,
-        workers: Workers = ALONE,
+        own: Collection[int] | None = None,
     ) -> None:
         self.options, self.weights, self.layers = options, list(weights), list(layers)
-        self.workers, self.owners = workers, self._assign(workers.size)
+        self.sizes = layer_sizes(weights, layers)
+        self.own = range(len(layers)) if own is None else own
         self.dtype = tf.float64 if any(weight.dtype == tf.float64 for weight in weights) else tf.float32
         self.variables: dict[str, tf.Variable] = {}
 
@@ -69,61 +69,26 @@ class KfacCore:
         self.refreshed = make("refreshed", [], tf.int64)
         self._ready = make("ready", [len(layers)], self.dtype)
         self._damping = make("damping", [len(layers)], self.dtype)
-        for number, layer in enumerate(layers):
-            for name, size in self._divided(layer).items():
-                shape = [self._here(number, size), size]
-                make(
-                    f"layer{number}/{name}",
-                    shape[:1] if name.endswith("_values") else shape,
-                    tf.float64 if name in Factors._fields else self.dtype,
-                )
+        # By layer and kind.
+        self._state: list[dict[str, tf.Variable]] = []
+        for number in range(len(layers)):
+            kept = {}
+            for kind, size in self.divided(number).items():
+                here = size if number in self.own else 0
+                shape = [here] if kind.endswith("_values") else [here, size]
+                dtype = tf.float64 if kind in Factors._fields else self.dtype
+                kept[kind] = make(f"layer{number}/{kind}", shape, dtype)
+            self._state.append(kept)
         for index, weight in enumerate(weights):
             make(f"tensor{index}/accumulator", weight.shape, self.dtype, options.initial_accumulator)
             if options.momentum:
                 make(f"tensor{index}/momentum", weight.shape, self.dtype)
 
-    def _sizes(self, layer: Layer) -> tuple[int, int]:
-        rows, columns = self.weights[layer.weight].shape
-        return int(rows) + (layer.bias is not None), int(columns)
-
-    def _divided(self, layer: Layer) -> dict[str, int]:
-        rows, columns = self._sizes(layer)
-        sides = {"inputs": rows, "outputs": columns}
-        for side, size in (("left", rows), ("right", columns)):
-            sides |= {name: size for name in self._kept() if name.startswith(side)}
-        return sides
-
-    def _assign(self, workers: int) -> tuple[int, ...]:
-        """The owner of each layer: by the cost of the factors' inverses and of the products of a direction."""
-        blocks = [Block(layer.weight, self._sizes(layer), (0, 1)) for layer in self.layers]
-        costs = [
-            sum(
-                ROOT[0] * size**3 / self.options.inverse_frequency
-                + PRODUCT[0] * math.prod(block.shape) * size
-                for size in block.shape
-            )
-            for block in blocks
-        ]
-        return balanced(blocks, costs, workers) if workers > 1 else (0,) * len(blocks)
-
-    def _owns(self, number: int) -> bool:
-        return self.owners[number] == self.workers.rank
-
-    def _here(self, number: int, size: int) -> int:
-        return size if self._owns(number) else 0
-
-    def parts(self) -> Mapping[str, Part]:
-        if self.workers.size == 1:
-            return {}
-        return {
-            f"layer{number}/{name}": Part(np.arange(self._here(number, size)), size)
-            for number, layer in enumerate(self.layers)
-            for name, size in self._divided(layer).items()
-        }
-
-    def _collects(self) -> tf.Tensor:
-        step, options = self.step + 1, self.options
-        return tf.equal(step % options.statistics_frequency, 0) | (step <= options.inverse_frequency)
+    def divided(self, number: int) -> dict[str, int]:
+        """Returns the number of rows that each kind of a layer's state has where it is."""
+        rows, columns = self.sizes[number]
+        values = {"left_values": rows, "right_values": columns} if self.options.form == "eigen" else {}
+        return {"inputs": rows, "outputs": columns, "left": rows, "right": columns} | values
 
     def update(
         self,
@@ -137,25 +102,32 @@ class KfacCore:
         ``factors`` computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
         still that of the step before, and the weights are those that the gradients are of.
         """
-        when(self._collects(), lambda: self._collect(factors()))
+        options, number = self.options, self.step + 1
+        collects = tf.equal(number % options.statistics_frequency, 0) | (number <= options.inverse_frequency)
+        when(collects, lambda: self._collect(factors()))
         step = self.step.assign_add(1, read_value=True)
-        due = tf.equal(step, 1) | tf.equal(step % self.options.inverse_frequency, 0)
+        due = tf.equal(step, 1) | tf.equal(step % options.inverse_frequency, 0)
         # The first inverses are those of few rows: they are soon computed anew.
         due |= tf.equal(step, 5) | tf.equal(step, 20)
         when(due, self._invert)
-        grafts = [
-            self._graft(index, tf.cast(gradient, self.dtype)) for index, gradient in enumerate(gradients)
-        ]
-        own = {
-            number: self._precondition(number, layer, gradients, grafts)
-            for number, layer in enumerate(self.layers)
-            if self._owns(number)
-        }
+        grafts = [self._graft(index, tf.cast(one, self.dtype)) for index, one in enumerate(gradients)]
         directions = list(grafts)
-        for number, whole in self._gather(own).items():
-            self._spread(self.layers[number], whole, directions)
+        found = {number: self._precondition(number, gradients, grafts) for number in self.own}
+        for number, whole in self._gather(found).items():
+            layer, (rows, _) = self.layers[number], self.weights[self.layers[number].weight].shape
+            directions[layer.weight] = whole[:rows]
+            if layer.bias is not None:
+                directions[layer.bias] = tf.reshape(whole[rows:], self.weights[layer.bias].shape)
         for index, direction in enumerate(directions):
             self._move(index, direction, tf.cast(rate, self.dtype), decayed)
+
+    def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
+        """The directions of all layers, by number, from those of the layers here."""
+        return own
+
+    def _sum(self, flags: tf.Tensor) -> tf.Tensor:
+        """The sum of all owners' flags, float [layers, 3]."""
+        return flags
 
     def _collect(self, found: Sequence[Factors]) -> None:
         if not found:
@@ -167,58 +139,53 @@ class KfacCore:
         self.failed.assign_add(tf.math.count_nonzero(~finite))
 
         def add() -> None:
-            for number, one in enumerate(found):
-                for side, value in zip(Factors._fields, one, strict=True) if self._owns(number) else ():
-                    kept = self.variables[f"layer{number}/{side}"]
+            for number in self.own:
+                for side, value in found[number]._asdict().items():
+                    kept = self._state[number][side]
                     kept.assign(decay * kept + (1.0 - decay) * tf.cast(value, tf.float64))
             self.collections.assign_add(1)
 
         when(tf.reduce_all(finite), add)
 
     def _invert(self) -> None:
-        options = self.options
-        decay = tf.constant(options.decay, tf.float64)
-        correction = 1.0 - tf.pow(decay, tf.cast(self.collections, tf.float64))
-        nothing = tf.zeros([], self.dtype)
-        # Of each layer: whether its inverses are new, their damping, and whether they failed; 0 where another owns it.
-        found = [[nothing] * len(self.layers) for _ in range(3)]
-        for number in range(len(self.layers)):
-            if not self._owns(number):
-                continue
-            sums = Factors(
-                *(
-                    tf.math.divide_no_nan(self.variables[f"layer{number}/{side}"].read_value(), correction)
-                    for side in Factors._fields
-                )
-            )
-            # A layer that is switched off has no gradients yet.
-            finite = _all_finite(sums)
-            # Decompositions of other numbers may raise an error, or never end.
-            sums = Factors(*(tf.where(finite, one, tf.eye(one.shape[0], dtype=one.dtype)) for one in sums))
-            there = (kfac.mean_eigenvalue(sums.inputs) > 0) & (kfac.mean_eigenvalue(sums.outputs) > 0)
-            damping = kfac.whole_damping(sums, options.damping, options.relative_damping)
-            damping = tf.where(there, damping, tf.ones_like(damping))
-            if options.form == "inverse":
-                new = dict(zip(("left", "right"), kfac.damped_inverses(sums, damping), strict=True))
-            else:
-                new = {}
-                for side, matrix in zip(("left", "right"), sums, strict=True):
-                    new[f"{side}_values"], new[side] = tf.linalg.eigh(matrix)
-            cast = {name: tf.cast(value, self.dtype) for name, value in new.items()}
-            sound = finite & _all_finite(list(cast.values()))
-            use = there & sound
-            for name, value in cast.items():
-                variable = self.variables[f"layer{number}/{name}"]
-                variable.assign(tf.where(use, value, variable))
-            for row, value in zip(found, (use, damping, there & ~sound), strict=True):
-                row[number] = tf.cast(value, self.dtype)
         if not self.layers:
             return
-        refreshed, damping, failed = self.workers.all_reduce([tf.stack(row) for row in found])
+        decay = tf.constant(self.options.decay, tf.float64)
+        correction = 1.0 - tf.pow(decay, tf.cast(self.collections, tf.float64))
+        nothing = tf.zeros([3], self.dtype)
+        rows = [
+            self._invert_layer(number, correction) if number in self.own else nothing
+            for number in range(len(self.layers))
+        ]
+        refreshed, damping, failed = tf.unstack(self._sum(tf.stack(rows)), axis=1)
         self._ready.assign(tf.where(refreshed > 0, tf.ones_like(self._ready), self._ready))
         self._damping.assign(tf.where(refreshed > 0, damping, self._damping))
         for counter, flags in ((self.refreshed, refreshed), (self.failed, failed)):
             counter.assign_add(tf.math.count_nonzero(flags))
+
+    def _invert_layer(self, number: int, correction: tf.Tensor) -> tf.Tensor:
+        """Whether a layer's inverses are new, their damping, and whether they failed, [3]."""
+        options, state = self.options, self._state[number]
+        sums = Factors(
+            *(tf.math.divide_no_nan(state[side].read_value(), correction) for side in Factors._fields)
+        )
+        # A layer that is switched off has no gradients yet.
+        finite = _all_finite(sums)
+        # Decompositions of other numbers may raise an error, or never end.
+        sums = Factors(*(tf.where(finite, one, tf.eye(one.shape[0], dtype=one.dtype)) for one in sums))
+        there = (kfac.mean_eigenvalue(sums.inputs) > 0) & (kfac.mean_eigenvalue(sums.outputs) > 0)
+        damping = kfac.whole_damping(sums, options.damping, options.relative_damping)
+        damping = tf.where(there, damping, tf.ones_like(damping))
+        if options.form == "inverse":
+            new = dict(zip(("left", "right"), kfac.damped_inverses(sums, damping), strict=True))
+        else:
+            (left_values, left), (right_values, right) = map(tf.linalg.eigh, sums)
+            new = {"left": left, "right": right, "left_values": left_values, "right_values": right_values}
+        new = {kind: tf.cast(value, self.dtype) for kind, value in new.items()}
+        sound = finite & _all_finite(list(new.values()))
+        for kind, value in new.items():
+            state[kind].assign(tf.where(there & sound, value, state[kind]))
+        return tf.stack([tf.cast(value, self.dtype) for value in (there & sound, damping, there & ~sound)])
 
     def _graft(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
         kept = self.variables[f"tensor{index}/accumulator"]
@@ -226,22 +193,19 @@ class KfacCore:
         return tf.math.divide_no_nan(gradient, tf.sqrt(sums))
 
     def _precondition(
-        self, number: int, layer: Layer, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
+        self, number: int, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-        columns = int(self.weights[layer.weight].shape[1])
+        parts, (_, columns), state = self.layers[number].weights, self.sizes[number], self._state[number]
 
         def joined(given: Sequence[tf.Tensor]) -> tf.Tensor:
             rows = [tf.reshape(tf.cast(given[index], self.dtype), [-1, columns]) for index in parts]
             return rows[0] if len(rows) == 1 else tf.concat(rows, axis=0)
 
-        whole = joined(gradients)
-        kept = {name: self.variables[f"layer{number}/{name}"] for name in self._kept()}
-        sides = Factors(kept["left"], kept["right"])
+        whole, sides = joined(gradients), Factors(state["left"], state["right"])
         if self.options.form == "inverse":
             found = kfac.precondition_by_inverses(sides, whole)
         else:
-            values = kept["left_values"], kept["right_values"]
+            values = state["left_values"], state["right_values"]
             found = kfac.precondition_by_eigenvectors(sides, values, self._damping[number], whole)
         norm = tf.norm(found)
         usable = (self._ready[number] > 0) & (norm > 0) & tf.math.is_finite(norm)
@@ -249,36 +213,6 @@ class KfacCore:
         if self.options.grafting == "adagrad":
             scale = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(grafts[index]) for index in parts])) / norm
         return tf.cond(usable, lambda: scale * found, lambda: joined(grafts))
-
-    def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
-        if self.workers.size == 1 or not self.layers:
-            return own
-        owned = [
-            [number for number, owner in enumerate(self.owners) if owner == rank]
-            for rank in range(self.workers.size)
-        ]
-        sizes = [[math.prod(self._sizes(self.layers[number])) for number in numbers] for numbers in owned]
-        largest = max(map(sum, sizes))
-        flat = [tf.reshape(own[number], [-1]) for number in owned[self.workers.rank]]
-        message = tf.concat([*flat, tf.zeros([largest - sum(sizes[self.workers.rank])], self.dtype)], axis=0)
-        padded = [size for one in sizes for size in (*one, largest - sum(one))]
-        received = iter(tf.split(self.workers.all_gather(message), padded))
-        whole = {}
-        for numbers in owned:
-            for number in numbers:
-                whole[number] = tf.reshape(next(received), self._sizes(self.layers[number]))
-            next(received)  # The padding.
-        return whole
-
-    def _spread(self, layer: Layer, found: tf.Tensor, directions: list[tf.Tensor]) -> None:
-        rows = int(self.weights[layer.weight].shape[0])
-        directions[layer.weight] = found[:rows]
-        if layer.bias is not None:
-            directions[layer.bias] = tf.reshape(found[rows:], self.weights[layer.bias].shape)
-
-    def _kept(self) -> tuple[str, ...]:
-        both = ("left", "right")
-        return both if self.options.form == "inverse" else (*both, "left_values", "right_values")
 
     def _move(
         self, index: int, direction: tf.Tensor, rate: tf.Tensor, decayed: Sequence[bool] | None
@@ -303,6 +237,15 @@ class KfacCore:
             "refreshed": int(self.refreshed.numpy()),
             "failed": int(self.failed.numpy()),
         }
+
+
+def layer_sizes(weights: Sequence[tf.Variable], layers: Sequence[Layer]) -> list[tuple[int, int]]:
+    """Returns the rows, with that of the bias, and the columns of each layer."""
+    shapes = [weights[layer.weight].shape for layer in layers]
+    return [
+        (int(rows) + len(layer.weights) - 1, int(columns))
+        for layer, (rows, columns) in zip(layers, shapes, strict=True)
+    ]
 
 
 def _all_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:

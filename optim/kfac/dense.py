@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.kfac.core import KfacCore, Layer
+from ctr.optim.kfac.core import Layer
+from ctr.optim.kfac.division import DividedKfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, TakenOver, WithoutHost
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -18,17 +19,17 @@ _INVERSE = 3
 
 
 class DenseKfac(WithoutHost):
-    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them (``KfacCore``)."""
+    """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them."""
 
     name = "kfac"
-    core: KfacCore
+    core: DividedKfac
 
     def __init__(self, options: KfacOptions, layers: Sequence[Layer] = (), workers: Workers = ALONE) -> None:
         self.options, self.layers, self.workers = options, list(layers), workers
         self._given: Callable[[], Sequence[Factors]] | None = None
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        self.core = KfacCore(self.options, list(weights.values()), self.layers, workers=self.workers)
+        self.core = DividedKfac(self.options, list(weights.values()), self.layers, self.workers)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -70,14 +71,12 @@ class DenseKfac(WithoutHost):
     def take_over(
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
-        statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseKfac):
-            return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")
+            return TakenOver.nothing(moves, f"the optimizer was {before.name}, is {self.name}")
         for index, (old_index, move) in moves.items():
             for kind in ("accumulator", "momentum"):
                 target = new.arrays.get(f"kfac/tensor{index}/{kind}")
                 source = old.arrays.get(f"kfac/tensor{old_index}/{kind}")
                 if target is not None and source is not None:
                     move.move(target, source)
-            statuses[index] = "partly"
-        return TakenOver(statuses, why="the factors of K-FAC begin anew")
+        return TakenOver(dict.fromkeys(moves, "partly"), why="the factors of K-FAC begin anew")

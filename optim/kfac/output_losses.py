@@ -1,4 +1,4 @@
-"""Losses of single rows as functions of a model's outputs: values, a root of their Hessian, and draws from the model.
+"""Losses of single rows by a model's outputs, and what can be sent back: gradients, drawn ones, roots of the Hessian.
 
 The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss by its outputs (BACKPACK
 eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's own distribution, whose
@@ -21,6 +21,17 @@ class OutputLoss(NamedTuple):
     values: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     hessian_root: Callable[[tf.Tensor], tf.Tensor]
     draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def gradient_by_outputs(
+    values: Callable[[tf.Tensor], tf.Tensor], outputs: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Computes losses of outputs, and the gradient of their sum by these; None: they do not depend on them."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(outputs)
+        found = values(outputs)
+        total = tf.reduce_sum(found)
+    return found, tape.gradient(total, outputs)
 
 
 def _squares(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

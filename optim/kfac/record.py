@@ -1,12 +1,13 @@
-"""Records of a model's linear products, for optimizers and statistics that do not look at its layers.
+"""Linear products of a model, recorded in a forward pass, and what is sent back through them from the outputs.
 
 A *product* is z = a W (+ b) for the rows of a batch; the gradients of W and b of row n are a_n (x) dz_n and dz_n.
 Where W is used once, this holds in any model: crosses, bottlenecks, ensembles whose components are computed at once.
+What is sent back is a tensor of the outputs' shape: gradients of a loss, those of drawn labels, or columns of a root of
+its Hessian (``output_losses.py``).
 """
 
-import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -21,17 +22,23 @@ class Product(NamedTuple):
         names: of W, one for each of the n products.
         inputs: a, [B, in] or [n, B, in]; [1, B, in] where all n have the same inputs.
         outputs: z, [B, units] or [n, B, units], with or without its bias.
-        slope: the derivative by z of the next product's inputs, or of the model's outputs, where each number of
-            these depends on its own of z alone; None: it does not, or that is not known.
-        matrix: W, [in, units]; None: not known.
+        matrix: W, [in, units], of a Sequential model; None: not known.
     """
 
     names: tuple[str, ...]
     inputs: tf.Tensor
     outputs: tf.Tensor
     has_bias: bool
-    slope: tf.Tensor | None = None
     matrix: tf.Tensor | None = None
+
+
+class Sent(NamedTuple):
+    """What has come back to one product: with its inputs a [B, in] a tensor dz [B, units]."""
+
+    name: str
+    inputs: tf.Tensor
+    gradients: tf.Tensor
+    has_bias: bool
 
 
 class Recorded(Protocol):
@@ -41,13 +48,39 @@ class Recorded(Protocol):
         """Returns the outputs for a batch, [B, C], and their products, in the order of the work."""
 
 
-def singly(product: Product, gradients: tf.Tensor) -> Iterator[tuple[str, tf.Tensor, tf.Tensor]]:
-    """Yields of each of the n products the name, a [B, in] and the gradients by z [B, units]."""
-    if len(gradients.shape) == 2:
-        yield product.names[0], product.inputs, gradients
-        return
-    for number, name in enumerate(product.names):
-        yield name, product.inputs[min(number, product.inputs.shape[0] - 1)], gradients[number]
+class Recording(NamedTuple):
+    """A forward pass: outputs, products in the order of the work, and the tape of what depends on them."""
+
+    outputs: tf.Tensor
+    products: Sequence[Product]
+    tape: tf.GradientTape
+
+    def gradients(self, by_outputs: tf.Tensor) -> list[tf.Tensor]:
+        """Sends a tensor of the outputs' shape back: returns one of the shape of each product's, 0 if none comes."""
+        return self.tape.gradient(
+            self.outputs,
+            [product.outputs for product in self.products],
+            by_outputs,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+
+    def send(self, by_outputs: tf.Tensor) -> list[Sent]:
+        """Sends a tensor of the outputs' shape back to every product, of several at once to each of them."""
+        found = []
+        for product, own in zip(self.products, self.gradients(by_outputs), strict=True):
+            if len(own.shape) == 2:
+                found.append(Sent(product.names[0], product.inputs, own, product.has_bias))
+                continue
+            for number, name in enumerate(product.names):
+                inputs = product.inputs[min(number, product.inputs.shape[0] - 1)]
+                found.append(Sent(name, inputs, own[number], product.has_bias))
+        return found
+
+
+def record(forward: Callable[[], tuple[tf.Tensor, Sequence[Product]]]) -> Recording:
+    """Runs a forward pass that returns outputs and products, all of which depend on variables that are trainable."""
+    with tf.GradientTape(persistent=True) as tape:
+        return Recording(*forward(), tape)
 
 
 def is_sequential(model: Any) -> bool:
@@ -63,24 +96,13 @@ def is_dense(layer: Any) -> bool:
     )
 
 
-def record_sequential(
-    model: Any, inputs: tf.Tensor, slopes: bool = False
-) -> tuple[tf.Tensor, Sequence[Product]]:
-    """Computes the outputs of a built model, [B, C], and its products, with ``slopes`` not in a ``tf.function``.
+def sequential_products(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Sequence[Product]]:
+    """Computes the outputs of a built Sequential model, [B, C], and its products, which also frozen layers have.
 
     Raises:
         ValueError: a layer's products are not known, as of one with weights that is not dense.
     """
-    with contextlib.ExitStack() as stack:
-        return _record_layers(model, inputs, stack if slopes else None)
-
-
-def _record_layers(
-    model: Any, inputs: tf.Tensor, stack: contextlib.ExitStack | None
-) -> tuple[tf.Tensor, Sequence[Product]]:
-    """Runs the layers; on the stack is, with slopes, the tape of what follows the last product."""
     values, products = inputs, []
-    tape = None
     for layer in model.layers:
         if not layer.built:
             raise ValueError(
@@ -98,9 +120,6 @@ def _record_layers(
             raise ValueError(
                 f"the layer {layer.name} has inputs of shape {values.shape}; allowed: [rows, numbers]"
             )
-        if tape is not None and stack is not None:
-            stack.close()
-            products[-1] = products[-1]._replace(slope=_slope(tape, products[-1].outputs, values))
         matrix = tf.convert_to_tensor(layer.kernel)
         if values.dtype == tf.string or values.shape[1] != matrix.shape[0]:
             raise ValueError(
@@ -111,32 +130,9 @@ def _record_layers(
         outputs = tf.matmul(values, matrix)
         if layer.use_bias:
             outputs += tf.convert_to_tensor(layer.bias)
-        products.append(Product((layer.name,), values, outputs, bool(layer.use_bias), matrix=matrix))
-        if stack is not None:
-            tape = stack.enter_context(tf.GradientTape(persistent=True, watch_accessed_variables=False))
-            tape.watch(outputs)
+        products.append(Product((layer.name,), values, outputs, bool(layer.use_bias), matrix))
         values = outputs if layer.activation is None else layer.activation(outputs)
-    if tape is not None and stack is not None:
-        stack.close()
-        products[-1] = products[-1]._replace(slope=_slope(tape, products[-1].outputs, values))
     return values, products
-
-
-def _slope(tape: tf.GradientTape, outputs: tf.Tensor, following: tf.Tensor) -> tf.Tensor | None:
-    """The derivative of what follows a product, of its shape; None where not each number depends on its own alone.
-
-    Where it does, the derivative of a sum with any weights is these weights times that of the plain sum.
-    """
-    if following.shape != outputs.shape:
-        return None
-    weights = tf.random.stateless_normal(tf.shape(outputs), (1, 2), dtype=outputs.dtype)
-    found = [
-        tape.gradient(following, outputs, sent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        for sent in (tf.ones_like(outputs), weights)
-    ]
-    gap = tf.reduce_max(tf.abs(found[1] - weights * found[0]))
-    # Numbers that are not finite say nothing of it, and stay what they are.
-    return None if gap > 1e-4 * tf.reduce_max(tf.abs(found[1])) else found[0]
 
 
 def refuse_probabilities(model: Any, loss: str) -> None:

@@ -20,12 +20,13 @@ from ctr.optim.gradients import all_finite
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.core import KfacCore, Layer
 from ctr.optim.kfac.options import KfacOptions
-from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels
+from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, gradient_by_outputs
 from ctr.optim.kfac.record import (
     is_dense,
     is_sequential,
-    record_sequential,
+    record,
     refuse_probabilities,
+    sequential_products,
     takes_training,
 )
 
@@ -66,15 +67,13 @@ class KfacTrainer:
             weight if isinstance(weight, tf.Variable) else weight.value for weight in model.trainable_weights
         ]
         numbers = {id(weight): number for number, weight in enumerate(model.trainable_weights)}
+        # Frozen layers have products, too.
+        learning = [layer for layer in model.layers if is_dense(layer) and id(layer.kernel) in numbers]
+        self._learning = {layer.name for layer in learning}
         layers = [
             Layer(numbers[id(layer.kernel)], numbers[id(layer.bias)] if layer.use_bias else None)
-            for layer in model.layers
-            if is_dense(layer) and id(layer.kernel) in numbers
+            for layer in learning
         ]
-        # Frozen layers have products, too.
-        self._learning = {
-            layer.name for layer in model.layers if is_dense(layer) and id(layer.kernel) in numbers
-        }
         refuse_unknown("K-FAC", options, KfacOptions.names())
         self.core = KfacCore(KfacOptions(**options), weights, layers)
         self._rate = tf.Variable(0.0, trainable=False, dtype=self.core.dtype)
@@ -109,7 +108,7 @@ class KfacTrainer:
     def _take_step(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         core = self.core
         with tf.GradientTape() as tape:
-            outputs, _ = record_sequential(self.model, inputs)
+            outputs, _ = sequential_products(self.model, inputs)
             mean = tf.reduce_mean(self.loss.values(labels, outputs))
         gradients = tape.gradient(mean, core.weights)
 
@@ -124,24 +123,19 @@ class KfacTrainer:
     def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors]:
         options = self.core.options
         chosen = kfac.chosen_rows(inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows)
-        with tf.GradientTape() as tape:
-            outputs, products = record_sequential(self.model, tf.gather(inputs, chosen))
-            total = tf.reduce_sum(self.loss.values(tf.gather(labels, chosen), outputs))
-        products = [product for product in products if product.names[0] in self._learning]
-        tensors = [product.outputs for product in products]
+        run = record(partial(sequential_products, self.model, tf.gather(inputs, chosen)))
+        run = run._replace(products=[one for one in run.products if one.names[0] in self._learning])
         if options.fisher == "sampled":
-            seed = tf.stack([tf.constant(options.seed, tf.int64), self.core.step])
-            sent = tape.gradient(outputs, tensors, self.loss.draw(outputs, seed))
-        else:
-            sent = tape.gradient(total, tensors)
-        count = tf.cast(tf.shape(outputs)[0], outputs.dtype)
-        ones = tf.ones_like(outputs[:, 0])
-        return [
-            kfac.Factors(
-                *(sums / count for sums in kfac.factors(product.inputs, one, ones, product.has_bias))
+            sent = self.loss.draw(
+                run.outputs, tf.stack([tf.constant(options.seed, tf.int64), self.core.step])
             )
-            for product, one in zip(products, sent, strict=True)
-        ]
+        else:
+            values = partial(self.loss.values, tf.gather(labels, chosen))
+            _, sent = gradient_by_outputs(values, run.outputs)
+        count = tf.cast(tf.shape(run.outputs)[0], run.outputs.dtype)
+        ones = tf.ones_like(run.outputs[:, 0])
+        found = (kfac.factors(a, g, ones, has_bias) for _, a, g, has_bias in run.send(sent))
+        return [kfac.Factors(*(sums / count for sums in one)) for one in found]
 
 
 _ADDED = (

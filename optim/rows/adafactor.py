@@ -5,27 +5,19 @@ their own. A row is touched where the gradient of its embedding is not zero.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.adafactor import core as adafactor
-from ctr.optim.adafactor.core import RowMoments
+from ctr.optim.adafactor.core import RowMoments, row_update
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.protocol import Cost, RowGradient
-from ctr.optim.rows import adagrad
+from ctr.optim.rows.adagrad import row_direction
 from ctr.optim.rows.rule import RowRule, State
 from ctr.optim.rows.variables import Rows
 from ctr.workers.collectives import Workers
 
 _OPERATIONS = 14  # for each element of a touched row
-
-
-class _RowState(NamedTuple):
-    moments: tf.Tensor
-    touched: tf.Tensor
-    linear: tf.Tensor
 
 
 class RowAdafactor(RowRule):
@@ -72,41 +64,27 @@ class RowAdafactor(RowRule):
         }
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        name, before = list(self.tables)[table], _RowState(*given.state)
-        moved, kept = [], []
-        columns, steps = [], []
-        split = [tf.split(part, self.copies, axis=-1) for part in (given.gradient, given.values, rates)]
-        for copy, (gradient, values, own_rates) in enumerate(zip(*split, strict=True)):
-            state = _RowState(*(part[:, copy : copy + 1] for part in before))
-            update, moments, touched, column, step = self._step_of_copy(
-                name, copy, state, gradient[:, :-1], values[:, :-1], own_rates[:-1], self.owners[table]
+        name, owners = list(self.tables)[table], self.owners[table]
+        moved, kept, of_table = [], [], []
+        split = [
+            tf.split(part, self.copies, axis=-1)
+            for part in (given.gradient, given.values, rates, *given.state)
+        ]
+        for copy, (gradient, values, own_rates, moments, touched, linear) in enumerate(
+            zip(*split, strict=True)
+        ):
+            before = RowMoments(moments, touched, self._columns[name][copy], self._steps[name][copy])
+            update, after = row_update(
+                self.options, before, gradient[:, :-1], values[:, :-1], own_rates[:-1], owners
             )
-            direction, squared = adagrad.row_direction(state.linear, gradient[:, -1:])
-            moved.append(tf.concat([update, own_rates[-1:] * direction], axis=1))
-            kept.append((moments, touched, state.linear + squared))
-            columns.append(column)
-            steps.append(step)
-        self._columns[name].assign(tf.stack(columns))
-        self._steps[name].assign(tf.stack(steps))
+            direction, squared = row_direction(linear, gradient[:, -1:])
+            moved += [update, own_rates[-1:] * direction]
+            kept.append((after.rows, after.steps, linear + squared))
+            of_table.append(after[2:])
+        for variable, parts in zip((self._columns, self._steps), zip(*of_table, strict=True), strict=True):
+            variable[name].assign(tf.stack(parts))
         update = self.limited(table, given.values, tf.concat(moved, axis=1))
         return given.values - update, [tf.concat(parts, axis=1) for parts in zip(*kept, strict=True)]
-
-    def _step_of_copy(
-        self,
-        name: str,
-        copy: int,
-        state: _RowState,
-        gradient: tf.Tensor,
-        values: tf.Tensor,
-        rates: tf.Tensor,
-        owners: Workers,
-    ) -> tuple[tf.Tensor, ...]:
-        before = RowMoments(state.moments, state.touched, self._columns[name][copy], self._steps[name][copy])
-        direction, after = adafactor.row_direction(self.options, before, gradient, owners)
-        touched = adafactor.touched_rows(gradient)
-        direction = adafactor.clip(self.options, direction, touched, owners)
-        rates = adafactor.step_size(self.options, rates, values, after.table_steps, touched, owners)
-        return rates * direction, after.rows, after.steps, after.columns, after.table_steps
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         return Cost(update=sum(_OPERATIONS * rows * columns for rows, columns in shapes))

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.rule import RowRule, State
-from ctr.workers.collectives import Workers
+from ctr.workers.collectives import ALONE, Workers
 
 _OPERATIONS = 7  # for each element of a touched row
 
@@ -24,6 +24,24 @@ def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tenso
     if accumulated.shape[1] == 1:
         squared = tf.reduce_mean(squared, axis=1, keepdims=True)
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated + squared)), squared
+
+
+def graft_rows(
+    own: tf.Tensor, step: tf.Tensor, share: tf.Tensor, each: bool = False, owners: Workers = ALONE
+) -> tf.Tensor:
+    """Computes share s P + (1 - share) A of touched rows [U, C], where s P has the norm of AdaGrad's step A.
+
+    That is the norm over all owners' rows, and s one number, or with ``each`` that of each row. Where P is 0, or not
+    finite, the step is A.
+    """
+    squares = [
+        tf.reduce_sum(tf.square(rows), axis=1 if each else None, keepdims=each) for rows in (own, step)
+    ]
+    norm, wanted = (tf.sqrt(square) for square in (squares if each else owners.all_reduce(squares)))
+    usable = (norm > 0) & tf.math.is_finite(norm)
+    share = tf.where(usable, share, tf.zeros_like(share))
+    scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))
+    return tf.math.multiply_no_nan(own, scale) + (1.0 - share) * step
 
 
 class RowAdaGrad(RowRule):

@@ -1,8 +1,8 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
 
 The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
-without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots
-come from the host, as those of dense weights do (``shampoo.py``).
+without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding; with
+``graft_rows`` also row by row. Roots come from the host, as those of dense weights do.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient
-from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
+from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import State
 from ctr.optim.rows.variables import Rows
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import blend_weight
 from ctr.optim.shampoo.layout import Blocks, lay_out
-from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
+from ctr.optim.shampoo.options import OneSidedOptions, RootOptions, ShampooOptions
 from ctr.optim.shampoo.options import Rows as RowOptions
 from ctr.optim.shampoo.products import gram
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
@@ -43,8 +43,10 @@ class RowOneSided(RowAdaGrad):
     ) -> None:
         super().__init__(rates, initial_accumulators, limit, owners)
         self.copies = copies
-        given = {name: getattr(options, name) for name in OneSidedOptions.names()}
-        self.options = ShampooOptions(**given, rows=RowOptions(rule="one_sided"))
+        given = {name: getattr(options, name) for name in RootOptions.names()}
+        self.options = ShampooOptions(
+            **given, rows=RowOptions(rule="one_sided", graft_rows=options.graft_rows)
+        )
 
     def build(self, weights: Mapping[str, Rows]) -> None:
         super().build(weights)
@@ -109,14 +111,9 @@ class RowOneSided(RowAdaGrad):
                 parts.append(graft)
                 continue
             factor, place = self._layout.table_factors[index]
-            own, step = tf.matmul(values[:, :-1], self.exchanged.roots[factor][place]), graft[:, :-1]
-            squares = owners.all_reduce([tf.reduce_sum(tf.square(own)), tf.reduce_sum(tf.square(step))])
-            norm, wanted = (tf.sqrt(square) for square in squares)
-            usable = (norm > 0) & tf.math.is_finite(norm)
+            own = tf.matmul(values[:, :-1], self.exchanged.roots[factor][place])
             share = shares[self._layout.factors[factor].offset + place]
-            share = tf.where(usable, share, tf.zeros_like(share))
-            scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))
-            moved = tf.math.multiply_no_nan(own, scale) + (1.0 - share) * step
+            moved = graft_rows(own, graft[:, :-1], share, self.options.rows.graft_rows, owners)
             parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
         return tf.concat(parts, axis=1)
 

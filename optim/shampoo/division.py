@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.shampoo.assignment import balanced, blocks_of, step_cost
+from ctr.optim.shampoo.assignment import blocks_of, owners_of
 from ctr.optim.shampoo.blocks import Region, Shape, unstack_blocks
 from ctr.optim.shampoo.layout import Blocks, Factor, ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
@@ -281,6 +281,5 @@ def divide(options: ShampooOptions, workers: Workers) -> Callable[[ShampooLayout
 
 
 def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
-    """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.balanced``."""
-    blocks = blocks_of(layout)
-    return balanced(blocks, [step_cost(block, options) for block in blocks], workers)
+    """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.owners_of``."""
+    return owners_of(blocks_of(layout), options, workers)

@@ -17,7 +17,7 @@ from ctr.optim.gradients import Present, keep, of_owners
 from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout
-from ctr.optim.shampoo.options import Coupled, OneSidedOptions
+from ctr.optim.shampoo.options import Coupled, RootOptions
 from ctr.optim.shampoo.roots import TOLERANCE, whole_order
 from ctr.optim.shampoo.schedule import exchange_due, is_early, when
 from ctr.optim.shampoo.statistics import Statistics
@@ -67,7 +67,7 @@ class RootExchange:
 
     def __init__(
         self,
-        options: OneSidedOptions,
+        options: RootOptions,
         blocks: Blocks,
         variables: Variables,
         host: HostPipeline | None = None,
@@ -205,7 +205,7 @@ def _drifted(status: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
 class HostSolver:
     """Has worker threads compute roots, by calls from the graph."""
 
-    def __init__(self, options: OneSidedOptions, layout: ShampooLayout, host: HostPipeline) -> None:
+    def __init__(self, options: RootOptions, layout: ShampooLayout, host: HostPipeline) -> None:
         self.options, self.layout, self.host = options, layout, host
 
     def collect(self, given: Given) -> Given:
@@ -265,7 +265,7 @@ class HostSolver:
 class DeviceSolver:
     """Computes roots by operations of the graph, and at once (PSO App. E)."""
 
-    def __init__(self, options: OneSidedOptions, layout: ShampooLayout) -> None:
+    def __init__(self, options: RootOptions, layout: ShampooLayout) -> None:
         self.options, self.layout = options, layout
 
     def collect(self, given: Given) -> Given:
@@ -317,7 +317,7 @@ class DeviceSolver:
         return given._replace(status=status, counters=given.counters + counts, roots=roots)
 
 
-def refuse_on_device(options: OneSidedOptions, layout: ShampooLayout) -> None:
+def refuse_on_device(options: RootOptions, layout: ShampooLayout) -> None:
     """Raises ValueError where a root is not one that the coupled iteration computes."""
     remedy = (
         "which a step compiled by XLA cannot compute; train with callbacks=[ShampooCallback()], which has them "

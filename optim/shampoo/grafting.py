@@ -7,13 +7,13 @@ import tensorflow as tf
 from ctr.optim.first_order import directions as first_order
 from ctr.optim.shampoo.host import COUNTERS
 from ctr.optim.shampoo.layout import Blocks
-from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
+from ctr.optim.shampoo.options import RootOptions, ShampooOptions
 from ctr.optim.variables import Variables
 
 Tensors = Mapping[int, tf.Tensor]
 
 
-def blend_weight(options: OneSidedOptions, blend_steps: int, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def blend_weight(options: RootOptions, blend_steps: int, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Computes Shampoo's share of the direction at a step, scalar: 0 before the start, 1 after the blend."""
     if options.start_preconditioning_step is None:
         return tf.zeros([], dtype)

@@ -20,7 +20,7 @@ from ctr.io.blas import one_blas_thread
 from ctr.optim.gradients import Present
 from ctr.optim.shampoo.eigenbasis import eigenbasis
 from ctr.optim.shampoo.layout import Factor
-from ctr.optim.shampoo.options import Coupled, OneSidedOptions
+from ctr.optim.shampoo.options import Coupled, RootOptions
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class HostPipeline:
     def __init__(
         self,
         factors: Sequence[Factor],
-        options: OneSidedOptions,
+        options: RootOptions,
         workers: int | None = None,
         patience: float = 300.0,
         solve: Solve = inverse_root,

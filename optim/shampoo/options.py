@@ -179,14 +179,17 @@ class Rows(Options):
         rule: ``adagrad`` by element, ``adagrad_row`` with one sum for each row, or ``one_sided``: Shampoo with the
             right side alone, at the size of AdaGrad's step on these rows.
         initial_accumulator: initial value of AdaGrad's sums of squares; None: that of ``grafting``, or 1e-6.
+        graft_rows: with ``one_sided``, each row takes the norm of its own AdaGrad step; else one factor gives all
+            touched rows of a table together the norm of theirs.
     """
 
     rule: Literal["adagrad", "adagrad_row", "one_sided"] = "adagrad"
     initial_accumulator: NotNegative | None = None
+    graft_rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneSidedOptions(Options):
+class RootOptions(Options):
     """Options of statistics and roots.
 
     Attributes:
@@ -229,7 +232,19 @@ class OneSidedOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShampooOptions(OneSidedOptions):
+class OneSidedOptions(RootOptions):
+    """Options of one-sided Shampoo for the rows of tables.
+
+    Attributes:
+        graft_rows: each touched row takes the norm of its own AdaGrad step; else one factor gives all touched rows of a
+            table together the norm of theirs.
+    """
+
+    graft_rows: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShampooOptions(RootOptions):
     """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
 
     Attributes:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.rows.adagrad import row_direction
+from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.variables import Variables
@@ -50,11 +50,5 @@ class Tables:
         # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
         accumulator.scatter_add(tf.IndexedSlices(squared, rows))
         if root is not None:
-            # The direction of one-sided Shampoo takes the norm of AdaGrad's step on these rows.
-            shampoo = tf.matmul(values, root)
-            norm = tf.norm(shampoo)
-            usable = (norm > 0) & tf.math.is_finite(norm)
-            ready = tf.where(usable, ready, tf.zeros_like(ready))
-            scale = ready * tf.norm(step) / tf.where(usable, norm, tf.ones_like(norm))
-            step = tf.math.multiply_no_nan(shampoo, scale) + (1.0 - ready) * step
+            step = graft_rows(tf.matmul(values, root), step, ready, self.options.rows.graft_rows)
         table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))

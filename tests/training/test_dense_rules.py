@@ -17,6 +17,7 @@ QUICK = {
     "start_preconditioning_step": 2,
     "roots": {"early_growth": 0, "drift_bound": 0},
 }
+ROWS = {"precondition_frequency": 3, "start_preconditioning_step": 2, "graft_rows": True}
 RULES = {
     "SOAP": {
         "dense": {
@@ -27,10 +28,7 @@ RULES = {
     },
     "KL-Shampoo": {"dense": {"shampoo": QUICK | {"method": "kl", "beta2": 0.95}}},
     "one-sided tables": {
-        "embeddings": {
-            "rule": "one_sided",
-            "one_sided": {"precondition_frequency": 3, "start_preconditioning_step": 2},
-        },
+        "embeddings": {"rule": "one_sided", "one_sided": ROWS},
         "dense": {"shampoo": QUICK},
     },
     "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.dense import DenseAdafactor
-from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.protocol import RowGradient, Saved
 from ctr.optim.rows.adafactor import RowAdafactor
 from whole_moves import Whole
@@ -21,8 +21,17 @@ CASES = {
     "early clipping": {"clipping": 0.2},
     "another decay": {"decay_power": 0.5, "epsilon1": 1e-3, "epsilon2": 0.5},
     "means over all steps": {"decay_power": 1.0},
+    "constant decay": {"beta2": 0.99, "clipping": 0.0},
+    "constant fast decay": {"beta2": 0.6, "decay_power": 0.3},
     "averages": {"beta1": 0.9, "weight_decay": 0.1},
 }
+
+
+def decay(options, t):
+    """Of section 7.2, or Adam's with the correction of its bias as section 7.1 writes it."""
+    if options.beta2 is None:
+        return 1 - t**-options.decay_power
+    return options.beta2 * (1 - options.beta2 ** (t - 1)) / (1 - options.beta2**t)
 
 
 def rms(values):
@@ -39,7 +48,7 @@ class Replay:
     def step(self, gradient, rate):
         options = self.options
         self.t += 1
-        beta = 1 - self.t**-options.decay_power
+        beta = decay(options, self.t)
         rho = min(rate, 1 / np.sqrt(self.t)) if options.inverse_sqrt else rate
         alpha = rho * max(options.epsilon2, rms(self.weight)) if options.relative_steps else rho
         squared = gradient**2 + options.epsilon1
@@ -105,7 +114,7 @@ def test_weights_without_a_gradient_and_steps_that_are_not_finite():
 
 def test_state_is_smaller_than_the_weights_and_bfloat16_works():
     core = AdafactorCore(AdafactorOptions(), [tf.Variable(tf.ones([64, 32], tf.bfloat16))])
-    assert sum(v.numpy().size for v in core.state.of(0).values()) == 96
+    assert sum(v.numpy().size for v in core.state.tensors[0].values()) == 96
     core.update([tf.ones([64, 32], tf.bfloat16)], 0.01)
     assert core.dtype == tf.float32
     assert float(core.weights[0][0, 0]) == pytest.approx(0.99, rel=2**-7)
@@ -135,11 +144,11 @@ def replay_rows(options, table, history, rate):
         if not len(ids):
             continue
         steps += 1
-        beta = 1 - steps**-options.decay_power
+        beta = decay(options, steps)
         columns = beta * columns + (1 - beta) * np.mean(gradient**2 + options.epsilon1, axis=0)
         for i, g in zip(ids, gradient, strict=True):
             touched[i] += 1
-            beta = 1 - touched[i] ** -options.decay_power
+            beta = decay(options, touched[i])
             rows[i] = beta * rows[i] + (1 - beta) * np.mean(g**2 + options.epsilon1)
         update = gradient / np.sqrt(rows[ids][:, None] * columns[None] / columns.mean())
         update = update / max(1.0, rms(update) / options.clipping)
@@ -175,8 +184,9 @@ def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit):
     np.testing.assert_allclose(core.weights[0].numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights():
-    options, copies, width = AdafactorOptions(), 2, 3
+@pytest.mark.parametrize("changed", [{}, {"decay_power": 1.0}, {"beta2": 0.9}])
+def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights(changed):
+    options, copies, width = RowAdafactorOptions(**changed), 2, 3
     start = np.random.default_rng(5).normal(size=(9, copies * (width + 1))).astype(np.float32)
     rates = np.tile(np.float32([RATE] * width + [0.3]), copies)
     optimizer = RowAdafactor([rates], [np.full(8, 0.1, np.float32)], copies, options)
@@ -245,6 +255,8 @@ def test_options_are_checked():
         AdafactorOptions(decay_power=1.1)
     with pytest.raises(ValueError, match="factored is 1; allowed: True, False"):
         AdafactorOptions(factored=1)
+    with pytest.raises(ValueError, match=r"beta2 is 1.0; allowed: \(0.0, 1.0\) or None"):
+        AdafactorOptions(beta2=1.0)
 
 
 def test_a_gradient_of_another_shape_is_refused():

@@ -255,6 +255,19 @@ def test_drawn_gradients_agree_with_the_exact_ones_within_their_interval(loss):
     np.testing.assert_array_equal(again[0]["ggn_mc"], drawn[0][0]["ggn_mc"])
 
 
+def test_frozen_layers_have_statistics_too():
+    model, data = make(), batch("mse")
+    expected = statistics_of(model, "mse", data, ("gradient", "ggn", "hessian", "kfra"))
+    for layer in model.layers:
+        layer.trainable = False
+    found = statistics_of(model, "mse", data, ("gradient", "ggn", "hessian", "kfra"))
+    assert found.keys() == expected.keys()
+    for name, one in found.items():
+        for quantity, value in one.weight.items():
+            np.testing.assert_array_equal(value, expected[name].weight[quantity])
+        np.testing.assert_array_equal(one.factors["kfra"].outputs, expected[name].factors["kfra"].outputs)
+
+
 class TwoCrosses:
     """A model of one's own: crosses, whose products are not in sequence."""
 

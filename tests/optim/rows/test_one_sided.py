@@ -25,10 +25,10 @@ def history(seed=0):
     return found
 
 
-def make(limit=None):
+def make(limit=None, **changed):
     rates = np.tile(np.float32([0.1] * WIDTH + [0.3]), COPIES)
     optimizer = RowOneSided(
-        [rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, reference.options(**OPTIONS), limit
+        [rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, reference.options(**OPTIONS | changed), limit
     )
     table = tf.Variable(
         np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32), shape=[None, COLUMNS]
@@ -70,6 +70,47 @@ def test_each_copy_takes_the_steps_of_the_core():
     assert report["tables_layers_ready"] == report["tables_layers"] == COPIES
     assert report["tables_refreshed"] > 0 == report["tables_failed"]
     assert optimizer.cost([(3.0, COLUMNS)]).preconditioning > 0
+
+
+def replay_by_rows(start, part):
+    """In float64: each row takes the direction G R^(-1/2) with the norm of its own AdaGrad step."""
+    options, table = reference.options(**OPTIONS), start[:, part].astype(np.float64)
+    sums, products, root = np.full(table.shape, 0.1), np.zeros((WIDTH, WIDTH)), None
+    for t, (rows, whole) in enumerate(history(), 1):
+        gradient = whole[:, part].astype(np.float64)
+        products += gradient.T @ gradient
+        first, every = options.start_preconditioning_step, options.precondition_frequency
+        if t >= first and (t - first) % every == 0:
+            values, vectors = np.linalg.eigh(products)
+            root = (vectors * (values + options.epsilon * values.max()) ** -0.5) @ vectors.T
+        sums[rows] += gradient**2
+        step = gradient / np.sqrt(sums[rows])
+        if root is not None:
+            own = gradient @ root
+            step = own * (np.linalg.norm(step, axis=1) / np.linalg.norm(own, axis=1))[:, None]
+        table[rows] -= 0.1 * step
+    return table
+
+
+def test_each_row_may_take_the_norm_of_its_own_step():
+    tables = []
+    for each in (True, False):
+        optimizer, table = make(graft_rows=each)
+        start = table.numpy()
+        train(optimizer, table, history())
+        tables.append(table.numpy())
+    for copy in range(COPIES):
+        part = slice(copy * (WIDTH + 1), copy * (WIDTH + 1) + WIDTH)
+        np.testing.assert_allclose(tables[0][:, part], replay_by_rows(start, part), rtol=1e-4, atol=1e-5)
+        assert np.abs(tables[0][:, part] - tables[1][:, part]).max() > 1e-2
+        core = ShampooCore(
+            reference.options(**OPTIONS, sparse="one_sided", graft_rows=True),
+            [tf.Variable(start[:, part])],
+            [0],
+        )
+        for rows, gradient in history():
+            core.update([tf.IndexedSlices(tf.constant(gradient[:, part]), tf.constant(rows))], 0.1)
+        np.testing.assert_allclose(tables[0][:, part], core.weights[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_state_that_is_saved_goes_on_with_the_same_bits_and_a_limit_holds():

@@ -79,6 +79,7 @@ SWITCHES = (
     "bias_correction",
     "eigenvalue_correction",
     "grafted_norm",
+    "graft_rows",
     "separate_momenta",
 )
 
