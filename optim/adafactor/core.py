@@ -201,12 +201,6 @@ class AdafactorCore(GradientSteps, WithoutHost):
         shapes = [tuple(int(size) for size in weight.shape) for weight in weights]
         self.state = AdafactorState(options, shapes, tables, [weight.dtype for weight in weights], create)
 
-    def replica(
-        self, weights: Sequence[tf.Variable], create: Create, leader: "AdafactorCore | None"
-    ) -> "AdafactorCore":
-        del leader
-        return AdafactorCore(self.options, weights, self.tables, create)
-
     def _update(
         self,
         dense: dict[int, tf.Tensor],

@@ -218,11 +218,11 @@ def make_core(
     return core
 
 
-def make_replicas(core: Core) -> list[Core]:
+def make_replicas(kind: Kind, core: Core) -> list[Core]:
     """Makes the optimizers of this process' replicas, each over its own components of mirrored variables.
 
-    They keep all state and take the same steps, on gradients that were summed over them; the first one of each
-    process has the roots computed, and the others copy them. Without several replicas that is the core itself.
+    They keep all state and take the same steps, on gradients that were summed over them. Without several replicas
+    that is the core itself.
     """
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
@@ -237,8 +237,7 @@ def make_replicas(core: Core) -> list[Core]:
             return local(core.state.variables[name])[number]
 
         weights = [local(weight)[number] for weight in core.weights]
-        leader: Any = replicas[0] if replicas else None
-        replicas.append(core.replica(weights, create, leader))
+        replicas.append(kind.core(core.options, weights, core.tables, create))
     return replicas
 
 

@@ -49,7 +49,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
 
         self._names = [variable.name for variable in var_list]
         self._replicas = common.make_replicas(
-            common.make_core(self.kind, self.options, var_list, self._names, self.tables, create)
+            self.kind, common.make_core(self.kind, self.options, var_list, self._names, self.tables, create)
         )
         self._decayed = [self._use_weight_decay(variable) for variable in var_list]
         self._built = True

@@ -60,7 +60,8 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
         with tf.init_scope():
             weights = [variable.value for variable in variables]
             self._replicas = common.make_replicas(
-                common.make_core(self.kind, self.options, weights, self._names, self.tables, create)
+                self.kind,
+                common.make_core(self.kind, self.options, weights, self._names, self.tables, create),
             )
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:

@@ -231,26 +231,6 @@ def between_steps(
     return moved
 
 
-def copy(
-    options: ShampooOptions,
-    layout: ShampooLayout,
-    state: ShampooState,
-    done: ShampooState,
-    present: Present = None,
-) -> None:
-    """Takes over an exchange if it is due, from equal state that has exchanged already."""
-    present = None if options.asynchronous else present
-
-    def act() -> None:
-        _fold(options, layout, state, state.status.read_value(), present)
-        replace_roots(options, layout, state, [root.read_value() for root in done.roots], present)
-        state.status.assign(done.status.read_value())
-        state.counters.assign(done.counters.read_value())
-        state.exchanged_at.assign(state.step)
-
-    when(due(options, layout, state), act)
-
-
 def on_device(
     options: ShampooOptions, division: Division, state: ShampooState, present: Present = None
 ) -> None:

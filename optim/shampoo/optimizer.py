@@ -52,8 +52,7 @@ class ShampooCore(GradientSteps):
     """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
     Several workers take the same steps, on the same gradients, in a ``tf.function``, and divide the blocks; they
-    have no tables. ``leader`` is another one over equal variables that takes each step before this one, as the first
-    replica of a tf.distribute strategy does; its roots are copied instead of computed.
+    have no tables.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class ShampooCore(GradientSteps):
         create: Create = create_variable,
         host: HostPipeline | None = None,
         workers: Workers = ALONE,
-        leader: "ShampooCore | None" = None,
     ) -> None:
         self.options = options
         self.weights, self.tables = list(weights), tuple(tables)
@@ -80,12 +78,6 @@ class ShampooCore(GradientSteps):
             self.layout.matrices,
         )
         self.host = host or HostPipeline(self.division.own.factors, options)
-        self._leader = leader
-
-    def replica(
-        self, weights: Sequence[tf.Variable], create: Create, leader: "ShampooCore | None"
-    ) -> "ShampooCore":
-        return ShampooCore(self.options, weights, self.tables, create, self.host, leader=leader)
 
     # The step.
 
@@ -441,9 +433,6 @@ class ShampooCore(GradientSteps):
 
         Without ``asynchronous`` tensors that are not ``present`` keep their roots.
         """
-        if self._leader is not None:
-            exchange.copy(self.options, self.layout, self.state, self._leader.state, present)
-            return
         if self.division.workers.size > 1 and tf.executing_eagerly():
             # What workers exchange, they exchange in graphs.
             self._exchange_in_graph()
