@@ -4,6 +4,7 @@ At a warm start state of single elements goes wherever their elements go: a trai
 would take its first steps at the full rate. Statistics and roots belong to blocks, and go with whole weights.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo.blocks import stack_blocks, unstack_blocks
+from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.eigenbasis import from_bases, to_bases
 from ctr.optim.shampoo.exchange import between_steps, create_on_host
 from ctr.optim.shampoo.optimizer import ShampooCore
@@ -66,7 +68,10 @@ class DenseShampoo:
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         self.core = ShampooCore(
-            self.options, list(weights.values()), create=create_on_host, workers=self._workers
+            self.options,
+            list(weights.values()),
+            create=create_on_host,
+            divide=functools.partial(divide, self.options, self._workers),
         )
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 

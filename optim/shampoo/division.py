@@ -7,8 +7,8 @@ direction. Each worker has the weights and the whole gradient. Workers exchange:
                         directions                   one number for each element, padded to the largest part
     at an exchange      the status of the roots      a few numbers for each matrix
 
-Tensors without a block, such as biases, belong to all. A process alone has all of it: then each method returns what
-it was given, and nothing is added to the graph.
+Tensors without a block, such as biases, belong to all, as do tables of rows with their factors. A process alone has
+all of it: then each method returns what it was given, and nothing is added to the graph.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -24,8 +25,22 @@ from ctr.optim.shampoo.assignment import balanced, blocks_of, step_cost
 from ctr.optim.shampoo.blocks import Region, Shape, stack_blocks, unstack_blocks
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.state import AVERAGE, DIAGONAL, ELEMENTS, MATRICES, MOMENT, Factor, ShampooLayout
-from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part
+
+
+class Group(Protocol):
+    """Members that divide blocks, such as ``Workers``, as one of them sees them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Concatenates the tensors of all members, which have one shape [N, ...], in the order of ranks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,28 +58,19 @@ class _Piece:
 class Division:
     """Part of one worker in an optimizer: ``own`` is the layout with its own blocks only of the ``whole`` one."""
 
-    def __init__(self, whole: ShampooLayout, owners: Sequence[int] = (), workers: Workers = ALONE) -> None:
-        """Divides a layout by the rank of the owner of each block, in the order of the stacks.
-
-        Raises:
-            ValueError: tables learn by rows, which several workers do not divide.
-        """
+    def __init__(self, whole: ShampooLayout, owners: Sequence[int] = (), workers: Group = ALONE) -> None:
+        """Divides a layout by the rank of the owner of each block, in the order of the stacks."""
         self.whole = self.own = whole
         self.workers = workers
         if workers.size == 1:
             return
-        if whole.tables:
-            raise ValueError(
-                f"tensors {', '.join(map(str, whole.tables))} are tables of rows, which Shampoo does not divide "
-                "among workers; allowed: dense tensors"
-            )
         pieces = _pieces(whole)
         self._pieces = [
             [piece for piece, owner in zip(pieces, owners, strict=True) if owner == rank]
             for rank in range(workers.size)
         ]
-        self.own = _own_layout(whole, self._pieces[workers.rank])
-        layouts = [_own_layout(whole, pieces) for pieces in self._pieces]
+        layouts = [_own_layout(whole, pieces, rank) for rank, pieces in enumerate(self._pieces)]
+        self.own = layouts[workers.rank]
         self._most_matrices = max(layout.matrices for layout in layouts)
         # Where each matrix is in what all workers send, padded to the same number.
         self._sent_at = np.zeros(whole.matrices, np.int32)
@@ -112,7 +118,7 @@ class Division:
         parts: dict[int, list[tf.Tensor]] = {index: [] for index in self._divided()}
         # In each stack they are in the order of tensors, and in each tensor in the order of stacks.
         for stack, members in enumerate(singles):
-            for piece, block in zip(self._in_stack(stack), members, strict=True):
+            for piece, block in zip(self._in_stack(stack, self.workers.rank), members, strict=True):
                 parts[piece.tensor].append(block)
         dtype = blocks[0].dtype
         return {index: _join(found, dtype, self.shape(index)) for index, found in parts.items()}
@@ -176,21 +182,23 @@ class Division:
             return after
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self, rank: int | None = None) -> dict[str, Part]:
+        """Returns this member's part of each variable of the state that is divided, by name, or that of another one."""
         if self.workers.size == 1:
             return {}
+        rank = self.workers.rank if rank is None else rank
         parts: dict[str, Part] = {}
-        for factor, own in zip(self.whole.factors, self.own.factors, strict=True):
-            part = Part(np.array(own.numbers, np.int64), factor.count)
-            parts |= {f"{factor.name}/{kind}": part for kind in MATRICES}
         for number, stack in enumerate(self.whole.stacks):
-            places = np.array([piece.place for piece in self._in_stack(number)], np.int64)
+            places = np.array([piece.place for piece in self._in_stack(number, rank)], np.int64)
+            part = Part(places, stack.blocks)
+            for factor in self.whole.stack_factors[number]:
+                parts |= {f"{self.whole.factors[factor].name}/{kind}": part for kind in MATRICES}
             names = [MOMENT, AVERAGE, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
-            parts |= {f"stack{number}/{name}": Part(places, stack.blocks) for name in names}
+            parts |= {f"stack{number}/{name}": part for name in names}
         for index in self._divided():
             tensor = self.whole.tensors[index]
             numbers = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
-            rows = [numbers[_slices(piece.region)].ravel() for piece in self._of(self.workers.rank, index)]
+            rows = [numbers[_slices(piece.region)].ravel() for piece in self._of(rank, index)]
             flat = np.concatenate([np.zeros(0, np.int64), *rows])
             part = Part(flat, numbers.size, tensor.shape)
             parts |= {f"tensor{index}/{kind}": part for kind in ELEMENTS}
@@ -205,8 +213,8 @@ class Division:
     def _of(self, rank: int, tensor: int) -> list[_Piece]:
         return [piece for piece in self._pieces[rank] if piece.tensor == tensor]
 
-    def _in_stack(self, stack: int) -> list[_Piece]:
-        return [piece for piece in self._pieces[self.workers.rank] if piece.stack == stack]
+    def _in_stack(self, stack: int, rank: int) -> list[_Piece]:
+        return [piece for piece in self._pieces[rank] if piece.stack == stack]
 
     def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         merged = tf.reshape(tensor, self.whole.tensors[index].merged)
@@ -237,7 +245,7 @@ def _pieces(layout: ShampooLayout) -> list[_Piece]:
     return pieces
 
 
-def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout:
+def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece], rank: int) -> ShampooLayout:
     """The layout with these blocks only; stacks and factors without any are still there, with no matrix."""
     stacks = []
     factors: list[Factor] = []
@@ -256,6 +264,10 @@ def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout
                     numbers=tuple(piece.place for piece in members),
                 )
             )
+    for factor in whole.factors[len(factors) :]:
+        # Of tables, whose rows all members have.
+        offset, numbers = (factors[-1].matrices.stop if factors else 0), tuple(range(factor.count))
+        factors.append(dataclasses.replace(factor, offset=offset, numbers=numbers, is_copy=rank > 0))
     return dataclasses.replace(whole, stacks=tuple(stacks), factors=tuple(factors))
 
 
@@ -282,5 +294,10 @@ def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> 
 
 def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
     """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.balanced``."""
-    blocks = blocks_of(layout)
+    blocks = blocks_of(layout)[: sum(stack.blocks for stack in layout.stacks)]
     return balanced(blocks, [step_cost(block, options) for block in blocks], workers)
+
+
+def divide(options: ShampooOptions, workers: Group, layout: ShampooLayout) -> Division:
+    """Divides a layout among the workers, with balanced costs."""
+    return Division(layout, assign(options, layout, workers.size) if workers.size > 1 else (), workers)

@@ -117,7 +117,7 @@ class HostPipeline:
             fades = norm == 0 and identity > 0 and self.options.beta2 < 1.0
             still = status[_DRIFT, matrix] <= self.options.drift_bound * norm
             if status[_CERTIFIED, matrix] and still and not fades:
-                exchange.count("skipped")
+                self._count(exchange, matrix, "skipped")
                 continue
             status[_SENT, matrix] = 1
         self._start(step, exchange)
@@ -142,6 +142,11 @@ class HostPipeline:
             self._use_root(int(matrix), futures.get(int(matrix)), lost, sent_at, exchange)
         exchange.status[_SENT] = 0
         self.seconds_waited += time.perf_counter() - begun
+
+    def _count(self, exchange: Exchange, matrix: int, *counters: str) -> None:
+        if not self.factors[self._places[matrix][0]].is_copy:
+            for counter in counters:
+                exchange.count(counter)
 
     def _start(self, step: int, exchange: Exchange) -> None:
         if self._process != os.getpid():
@@ -226,7 +231,7 @@ class HostPipeline:
         factor = self.factors[f]
 
         def keep_previous(counter: str, problem: str) -> None:
-            exchange.count(counter)
+            self._count(exchange, matrix, counter)
             name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
             log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
 
@@ -245,8 +250,7 @@ class HostPipeline:
             keep_previous("failed", " is beyond float32")
             return
         exchange.roots[f][i] = matrix_root
-        exchange.count("refreshed")
-        exchange.count(root.solver)
+        self._count(exchange, matrix, "refreshed", root.solver)
         status = exchange.status
         status[_CERTIFIED, matrix] = 1
         # Statistics changed last before they were sent.

@@ -29,7 +29,7 @@ from ctr.optim.first_order import momentum
 from ctr.optim.gradients import GradientSteps, Present, RootSource, of_owners, present_among
 from ctr.optim.rows.adagrad import row_direction
 from ctr.optim.shampoo import directions, exchange, factor_update, grafting, statistics
-from ctr.optim.shampoo.division import Division, assign
+from ctr.optim.shampoo.division import Division
 from ctr.optim.shampoo.exchange import when
 from ctr.optim.shampoo.host import HostPipeline
 from ctr.optim.shampoo.options import ShampooOptions
@@ -37,6 +37,7 @@ from ctr.optim.shampoo.state import (
     COUNTERS,
     STATUS,
     Create,
+    ShampooLayout,
     ShampooState,
     create_variable,
     describe,
@@ -44,15 +45,14 @@ from ctr.optim.shampoo.state import (
     report,
 )
 from ctr.optim.update_limit import clip_update, limit_update
-from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
 
 class ShampooCore(GradientSteps):
     """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
-    Several workers take the same steps, on the same gradients, in a ``tf.function``, and divide the blocks; they
-    have no tables.
+    Where ``divide`` gives it a part of the blocks of a layout, other members of the group have the others, and take
+    the same steps on the same gradients, in a ``tf.function``.
     """
 
     def __init__(
@@ -62,13 +62,12 @@ class ShampooCore(GradientSteps):
         tables: Sequence[int] = (),
         create: Create = create_variable,
         host: HostPipeline | None = None,
-        workers: Workers = ALONE,
+        divide: Callable[[ShampooLayout], Division] = Division,
     ) -> None:
         self.options = options
         self.weights, self.tables = list(weights), tuple(tables)
         self.layout = lay_out(options, [weight.shape for weight in weights], tables)
-        owners = assign(options, self.layout, workers.size) if workers.size > 1 else ()
-        self.division = Division(self.layout, owners, workers)
+        self.division = divide(self.layout)
         self.state = ShampooState(
             options,
             self.division.own,
@@ -324,7 +323,7 @@ class ShampooCore(GradientSteps):
         }
 
     def _whole_norms(self, own: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """The norms of tensors of which this worker may have some elements."""
+        """The norms of tensors of which some elements may be elsewhere."""
         squares = {index: _squared_norm(part) for index, part in own.items()}
         divided = [index for index in own if self.layout.tensors[index].is_preconditioned]
         summed = self.division.sum([squares[index] for index in divided]) if divided else []
@@ -429,12 +428,12 @@ class ShampooCore(GradientSteps):
         table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
 
     def exchange(self, present: Present = None) -> None:
-        """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles.
+        """Exchanges roots with the host if it is due, in the whole group; not inside a function that XLA compiles.
 
         Without ``asynchronous`` tensors that are not ``present`` keep their roots.
         """
         if self.division.workers.size > 1 and tf.executing_eagerly():
-            # What workers exchange, they exchange in graphs.
+            # What members exchange, they exchange in graphs.
             self._exchange_in_graph()
             return
         exchange.with_host(self.options, self.division, self.state, self.host, present)

@@ -48,7 +48,8 @@ class Factor:
 
     ``owners`` are for each matrix the index of its tensor; ``offset`` that of its first matrix among those of all
     factors; ``numbers`` those of its matrices in the factor, where this has only some of them, else empty. With
-    ``basis`` the "roots" are eigenbases (eigenbasis.py).
+    ``basis`` the "roots" are eigenbases (eigenbasis.py). Of those that several workers keep, all but one ``is_copy``:
+    their roots are computed too, and not counted.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Factor:
     offset: int
     numbers: tuple[int, ...] = ()
     basis: bool = False
+    is_copy: bool = False
 
     @property
     def matrices(self) -> slice:

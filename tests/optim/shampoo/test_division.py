@@ -152,10 +152,25 @@ def test_a_process_alone_has_what_it_is_given():
     assert division.add_counts(tensor, status) is status
 
 
-def test_tables_are_not_divided():
-    layout = lay_out(reference.options(), [(7, 5), (8, 2), (9, 3)], tables=[1, 2])
-    with pytest.raises(ValueError, match="tensors 1, 2 are tables of rows"):
-        Division(layout, [0] * 8, Mailbox(2).worker(0))
+def test_tables_and_their_factors_stay_whole():
+    options = reference.options(sparse="one_sided", block_size=4)
+    layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
+    tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
+    for rank in range(2):
+        division = Division(layout, assign(options, layout, 2), Mailbox(2).worker(rank))
+        for index in (1, 2, 3):
+            assert division.take(tensors)[index] is tensors[index]
+            assert division.own.table_factors[index] == layout.table_factors[index]
+        *stacks, twos, threes = division.own.factors
+        assert [(factor.count, factor.owners, factor.numbers) for factor in (twos, threes)] == [
+            (1, (1,), (0,)),
+            (2, (2, 3), (0, 1)),
+        ]
+        # Their places in what all send each other follow those of the blocks.
+        assert twos.offset == sum(factor.count for factor in stacks) and threes.offset == twos.offset + 1
+        # Each of their roots counts once.
+        assert twos.is_copy == threes.is_copy == (rank > 0)
+        assert not any(name.startswith(("tables", "tensor1", "tensor2")) for name in division.parts())
 
 
 # In processes of their own.
