@@ -14,6 +14,7 @@ all of it: then each method returns what it was given, and nothing is added to t
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,7 +25,7 @@ import tensorflow as tf
 from ctr.optim.shampoo.assignment import balanced, blocks_of, step_cost
 from ctr.optim.shampoo.blocks import Region, Shape, stack_blocks, unstack_blocks
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.state import AVERAGE, DIAGONAL, ELEMENTS, MATRICES, MOMENT, Factor, ShampooLayout
+from ctr.optim.shampoo.state import Factor, ShampooLayout
 from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part
 
@@ -182,27 +183,21 @@ class Division:
             return after
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
-    def parts(self, rank: int | None = None) -> dict[str, Part]:
-        """Returns this member's part of each variable of the state that is divided, by name, or that of another one."""
-        if self.workers.size == 1:
-            return {}
-        rank = self.workers.rank if rank is None else rank
-        parts: dict[str, Part] = {}
-        for number, stack in enumerate(self.whole.stacks):
-            places = np.array([piece.place for piece in self._in_stack(number, rank)], np.int64)
-            part = Part(places, stack.blocks)
-            for factor in self.whole.stack_factors[number]:
-                parts |= {f"{self.whole.factors[factor].name}/{kind}": part for kind in MATRICES}
-            names = [MOMENT, AVERAGE, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
-            parts |= {f"stack{number}/{name}": part for name in names}
-        for index in self._divided():
-            tensor = self.whole.tensors[index]
-            numbers = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
-            rows = [numbers[_slices(piece.region)].ravel() for piece in self._of(rank, index)]
-            flat = np.concatenate([np.zeros(0, np.int64), *rows])
-            part = Part(flat, numbers.size, tensor.shape)
-            parts |= {f"tensor{index}/{kind}": part for kind in ELEMENTS}
-        return parts
+    def part(self, name: str, rank: int | None = None) -> Part | None:
+        """Returns a member's part of a variable of the state, this one's by default; None: each has all of it."""
+        found = re.match(r"(stack|tensor)(\d+)/", name)
+        if self.workers.size == 1 or found is None:
+            return None
+        rank, number = self.workers.rank if rank is None else rank, int(found[2])
+        if found[1] == "stack":
+            places = [piece.place for piece in self._in_stack(number, rank)]
+            return Part(np.array(places, np.int64), self.whole.stacks[number].blocks)
+        if not self._is_divided(number):
+            return None
+        tensor = self.whole.tensors[number]
+        elements = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
+        rows = [elements[_slices(piece.region)].ravel() for piece in self._of(rank, number)]
+        return Part(np.concatenate([np.zeros(0, np.int64), *rows]), elements.size, tensor.shape)
 
     def _is_divided(self, tensor: int) -> bool:
         return self.workers.size > 1 and self.whole.tensors[tensor].is_preconditioned

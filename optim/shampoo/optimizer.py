@@ -443,8 +443,8 @@ class ShampooCore(GradientSteps):
         return tf.function(self.exchange, autograph=False)
 
     def parts(self) -> dict[str, Part]:
-        parts, variables = self.division.parts(), self.state.variables
-        return {name: part for name, part in parts.items() if name in variables}
+        found = {name: self.division.part(name) for name in self.state.variables}
+        return {name: part for name, part in found.items() if part is not None}
 
     def report(self) -> dict[str, float | int]:
         return report(self.layout, self.state)

@@ -32,9 +32,6 @@ COUNTERS = (
     "device",
 )
 
-# The state of each factor, and of each dense tensor, by the last part of the variables' names.
-MATRICES = ("window", "total", "root")
-ELEMENTS = ("accumulator", "gradient_average", "momentum", "graft_momentum")
 # The state of each stack of blocks: in the eigenbases second moments and averages of gradients, and, by axis, diagonal
 # statistics.
 MOMENT, AVERAGE, DIAGONAL = "moment", "average", "diagonal"
