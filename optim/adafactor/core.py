@@ -189,12 +189,6 @@ class AdafactorCore(GradientSteps, WithoutHost):
         self.state = AdafactorState(options, shapes, tables, [weight.dtype for weight in weights], create)
         self.dtype, self.step, self.variables = self.state.dtype, self.state.step, self.state.variables
 
-    def replica(
-        self, weights: Sequence[tf.Variable], create: Create, leader: "AdafactorCore | None"
-    ) -> "AdafactorCore":
-        del leader
-        return AdafactorCore(self.options, weights, self.tables, create)
-
     def _update(
         self,
         dense: dict[int, tf.Tensor],

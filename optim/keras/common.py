@@ -14,23 +14,47 @@ from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.checked import refuse_unknown
 from ctr.optim.gradients import Gradient, RootSource, in_xla
+from ctr.optim.keras.replicas import Replicas
+from ctr.optim.shampoo.division import Group, divide
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.variables import Create
+from ctr.workers.collectives import ALONE
 
 Core = ShampooCore | AdafactorCore
 
 
 class Kind(NamedTuple):
-    """An optimizer that the adapters make: title in messages, options, and core (options, weights, tables, create)."""
+    """An optimizer of the adapters: title in messages, options, and core (options, weights, tables, create, group)."""
 
     title: str
     options: type[Any]
-    core: Callable[..., Any]
+    core: Callable[..., Core]
 
 
-SHAMPOO = Kind("Shampoo", ShampooOptions, ShampooCore)
-ADAFACTOR = Kind("Adafactor", AdafactorOptions, AdafactorCore)
+def _shampoo(
+    options: ShampooOptions,
+    weights: Sequence[tf.Variable],
+    tables: Sequence[int],
+    create: Create,
+    group: Group,
+) -> ShampooCore:
+    return ShampooCore(options, weights, tables, create, divide=divide(options, group))
+
+
+def _adafactor(
+    options: AdafactorOptions,
+    weights: Sequence[tf.Variable],
+    tables: Sequence[int],
+    create: Create,
+    group: Group,
+) -> AdafactorCore:
+    del group  # Each replica keeps all.
+    return AdafactorCore(options, weights, tables, create)
+
+
+SHAMPOO = Kind("Shampoo", ShampooOptions, _shampoo)
+ADAFACTOR = Kind("Adafactor", AdafactorOptions, _adafactor)
 
 KERAS_OPTIONS = (
     "clipnorm",
@@ -57,13 +81,16 @@ Args:
         Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A sparse
         gradient of any other variable is made dense.
     name: of the optimizer.
+    num_replicas_per_group: of a ``tf.distribute`` strategy, the replicas that divide blocks among them (PT 4.1.2);
+        None: all of them; 1: each keeps all. It divides the number of replicas. Without a strategy it has no effect.
     **options: the fields of ``ctr.optim.shampoo.options.ShampooOptions``, and Keras' own ``clipnorm``, ``clipvalue``,
         ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency`` and, with Keras 3,
         ``loss_scale_factor``, ``gradient_accumulation_steps``.
 
-Under a ``tf.distribute`` strategy with several replicas, gradients are summed over the replicas, and all of them keep
-all state and take the same steps. The loss of each replica must therefore be its share of the loss of the whole batch,
-as ``fit`` makes it.
+Under a ``tf.distribute`` strategy with several replicas, gradients are summed over the replicas, each of which keeps
+the state of its own blocks and computes their directions. The loss of each replica must therefore be its share of the
+loss of the whole batch, as ``fit`` makes it. What is saved does not depend on the number of replicas; of several
+processes, all must save.
 
 Raises:
     ValueError: an option has a value that is not allowed.
@@ -164,14 +191,25 @@ def check_variables(kind: Kind, variables: Sequence[Any], names: Sequence[str]) 
             )
 
 
+def check_group(number: Any) -> int | None:
+    """Returns a number of replicas, or None; raises ValueError for what is neither."""
+    if number is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
+        return number
+    raise ValueError(f"num_replicas_per_group is {number!r}; allowed: a whole number from 1 up, or None")
+
+
 class OptimizerMixin:
     """Parts of an optimizer that both Keras have in common; stands before Keras' own class."""
 
     kind: Kind
     options: Any
     tables: str | None
+    _variables: list[Any]
+    driven: bool
+    num_replicas_per_group: int | None = None
     _names: list[str]
-    _replicas: list[Core]
+    _core: Core
+    _replicas: Replicas | None
 
     @staticmethod
     def _checked(rate: Any) -> Any:
@@ -188,133 +226,86 @@ class OptimizerMixin:
     @property
     def core(self) -> Any:
         """The optimizer itself, from the first step, or ``build``, on."""
-        if not hasattr(self, "_replicas"):
+        if not hasattr(self, "_core"):
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
-        return self._replicas[0]
+        return self._core
+
+    @property
+    def cores(self) -> list[Any]:
+        """The optimizers of this process' replicas, each with its part of the state; the first is ``core``."""
+        return [self.core] if self._replicas is None else self._replicas.cores
+
+    def exchange(self) -> None:
+        """Exchanges roots, if that is due, where steps that XLA compiles leave it to the time between them."""
+        if self._replicas is None:
+            self.core.exchange()
 
     def describe(self) -> str:
         """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
         return str(self.core.describe(list(self._names)))
 
     def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
-        return {**config, **dataclasses.asdict(self.options), "tables": self.tables}
+        own: dict[str, Any] = {"tables": self.tables}
+        if self.kind is SHAMPOO:
+            own["num_replicas_per_group"] = self.num_replicas_per_group
+        return {**config, **dataclasses.asdict(self.options), **own}
 
+    def _make_core(self, weights: Sequence[tf.Variable], names: Sequence[str], create: Create) -> None:
+        """Makes the core over a model's variables, whose tables are chosen by name, or one for each replica here."""
+        self._names = list(names)
+        tables = [
+            index
+            for index, (weight, name) in enumerate(zip(weights, names, strict=True))
+            if self.tables is not None and len(weight.shape) == 2 and re.search(self.tables, name)
+        ]
 
-def make_core(
-    kind: Kind,
-    options: Any,
-    weights: Sequence[tf.Variable],
-    names: Sequence[str],
-    tables: str | None,
-    create: Create,
-) -> Core:
-    """Makes the core over a model's variables, whose ``tables`` are chosen by name."""
-    rows = [
-        index
-        for index, (weight, name) in enumerate(zip(weights, names, strict=True))
-        if tables is not None and len(weight.shape) == 2 and re.search(tables, name)
-    ]
-    core: Core = kind.core(options, weights, rows, create)
-    return core
+        def make(weights: Sequence[tf.Variable], create: Create, group: Group) -> Core:
+            return self.kind.core(self.options, weights, tables, create, group)
 
+        self._replicas = None
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            self._core = make(weights, create, ALONE)
+            return
+        self._replicas = Replicas(make, weights, self.num_replicas_per_group)
+        self._core = self._replicas.cores[0]
+        # Keras saves what is in this list.
+        self._variables.extend(self._replicas.variables)
 
-def make_replicas(core: Core) -> list[Core]:
-    """Makes the optimizers of this process' replicas, each over its own components of mirrored variables.
-
-    They keep all state and take the same steps, on gradients that were summed over them; the first one of each
-    process has the roots computed, and the others copy them. Without several replicas that is the core itself.
-    """
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync == 1:
-        return [core]
-    local = strategy.experimental_local_results
-    replicas: list[Core] = []
-    for number in range(len(local(core.step))):
-
-        def create(
-            name: str, shape: Sequence[int], dtype: tf.DType, value: float, number: int = number
-        ) -> tf.Variable:
-            return local(core.variables[name])[number]
-
-        weights = [local(weight)[number] for weight in core.weights]
-        replica: Any = type(core)
-        replicas.append(replica(core.options, weights, core.tables, create))
-    return replicas
-
-
-def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Sums gradients over all replicas, in one of them; leaves them as they are where there is only one."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return list(gradients)
-    given = [gradient for gradient in gradients if gradient is not None]
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
-    return [None if gradient is None else next(summed) for gradient in gradients]
-
-
-def apply(
-    replicas: Sequence[Core],
-    gradients: dict[int, Gradient],
-    learning_rate: tf.Tensor | float,
-    decayed: Sequence[bool],
-    driven: bool,
-    after: Callable[[Callable[[Any], Any]], None] = lambda component: None,
-) -> None:
-    """Takes a step, on all replicas, and exchanges roots unless that is done between the steps (``driven``).
-
-    Gradients are by index of the weight, and the same on all replicas. ``after`` is called after the step for each
-    replica of this process, with a function that returns the replica's component of a mirrored variable.
-
-    Raises:
-        RuntimeError: XLA compiles the step of several replicas, or it was built for other replicas.
-    """
-    strategy = tf.distribute.get_strategy()
-    roots: RootSource = "host"
-    if in_xla():
-        roots = "between_steps" if driven else "device"
-    if strategy.num_replicas_in_sync == 1:
-        _step(replicas[0], gradients, learning_rate, decayed, roots)
-        after(lambda variable: variable)
-        return
-    if roots != "host":
-        raise RuntimeError(
-            f"Shampoo on {strategy.num_replicas_in_sync} replicas cannot be compiled by XLA; train without "
-            "jit_compile=True"
-        )
-    here = len(strategy.extended.worker_devices)
-    if len(replicas) != here:
-        raise RuntimeError(
-            f"the tf.distribute strategy has {here} replicas in this process, and Shampoo was built for "
-            f"{len(replicas)}; make the model and the optimizer, and build them, inside strategy.scope()"
-        )
-
-    def update(
-        strategy: tf.distribute.Strategy, gradients: dict[int, Gradient], learning_rate: tf.Tensor | float
+    def _take_step(
+        self,
+        gradients: dict[int, Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool],
+        after: Callable[[Callable[[Any], Any]], None] = lambda component: None,
     ) -> None:
-        for number, core in enumerate(replicas):
+        """Takes a step, on all replicas, and exchanges roots unless that is done between the steps (``driven``).
 
-            def component(value: Any, number: int = number) -> Any:
-                found = strategy.experimental_local_results(value)
-                return found[number] if len(found) > 1 else found[0]
+        Gradients are by index of the weight, and the same on all replicas. ``after`` is called after the step for
+        each replica of this process, with a function that returns the replica's component of a mirrored variable.
 
-            own = {index: component(gradient) for index, gradient in gradients.items()}
-            with tf.device(core.step.device):
-                _step(core, own, component(learning_rate), decayed, roots)
-                after(component)
-
-    # Where all replicas wait for each other, one of them can move the components of all.
-    tf.distribute.get_replica_context().merge_call(update, args=(gradients, learning_rate))
-
-
-def _step(
-    core: Core,
-    gradients: dict[int, Gradient],
-    learning_rate: tf.Tensor | float,
-    decayed: Sequence[bool],
-    roots: RootSource,
-) -> None:
-    ordered = [gradients.get(index) for index in range(len(core.weights))]
-    core.update_if_finite(ordered, learning_rate, decayed, roots)
+        Raises:
+            RuntimeError: XLA compiles the step of several replicas, or it was built for other replicas.
+        """
+        count = tf.distribute.get_strategy().num_replicas_in_sync
+        built = 1 if self._replicas is None else self._replicas.count
+        roots: RootSource = "host"
+        if in_xla():
+            roots = "between_steps" if self.driven else "device"
+            if count > 1:
+                raise RuntimeError(
+                    f"Shampoo on {count} replicas cannot be compiled by XLA; train without jit_compile=True"
+                )
+        if count != built:
+            raise RuntimeError(
+                f"the tf.distribute strategy has {count} replicas, and Shampoo was built for {built}; make the model "
+                "and the optimizer, build them, and train, inside strategy.scope()"
+            )
+        if self._replicas is not None:
+            self._replicas.step(gradients, learning_rate, decayed, after)
+            return
+        ordered = [gradients.get(index) for index in range(len(self._core.weights))]
+        self._core.update_if_finite(ordered, learning_rate, decayed, roots)
+        after(lambda variable: variable)
 
 
 class CallbackMixin:
@@ -363,7 +354,7 @@ class CallbackMixin:
                 logs = train(iterator)
             finally:
                 optimizer.driven = False
-            optimizer.core.exchange()
+            optimizer.exchange()
             return logs
 
         model.train_function = train_and_exchange

@@ -47,10 +47,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
             return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
 
-        self._names = [variable.name for variable in var_list]
-        self._replicas = common.make_replicas(
-            common.make_core(self.kind, self.options, var_list, self._names, self.tables, create)
-        )
+        self._make_core(var_list, [variable.name for variable in var_list], create)
         self._decayed = [self._use_weight_decay(variable) for variable in var_list]
         self._built = True
 
@@ -66,9 +63,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         def update_averages(component: Callable[[Any], Any]) -> None:
             self._update_ema(trained, component)
 
-        common.apply(
-            self._replicas, gradients, self.learning_rate, list(self._decayed), self.driven, update_averages
-        )
+        self._take_step(gradients, self.learning_rate, list(self._decayed), update_averages)
         return self.iterations.assign_add(1)
 
     def _update_ema(self, trained: Sequence[tf.Variable], component: Callable[[Any], Any]) -> None:
@@ -99,6 +94,13 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
                 "build(variables) with all of them before the first step"
             ) from None
 
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        children: dict[str, Any] = super()._trackable_children(save_type, **options)
+        if save_type != "savedmodel":
+            return children
+        # Keras does not read an optimizer's variables from a SavedModel, which takes none but plain ones.
+        return {name: child for name, child in children.items() if name != "_variables"}
+
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
@@ -110,6 +112,12 @@ class Shampoo(_Optimizer):
     """Shampoo."""
 
     kind = common.SHAMPOO
+
+    def __init__(
+        self, learning_rate: Any = 0.02, *, num_replicas_per_group: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.num_replicas_per_group = common.check_group(num_replicas_per_group)
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")

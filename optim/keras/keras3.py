@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
+from ctr.optim.keras.replicas import sum_over_replicas
 
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
@@ -56,29 +57,21 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
                 tuple(shape), keras.initializers.Constant(value), dtype.name, name=name.replace("/", "_")
             ).value
 
-        self._names = [variable.path for variable in variables]
         with tf.init_scope():
             weights = [variable.value for variable in variables]
-            self._replicas = common.make_replicas(
-                common.make_core(self.kind, self.options, weights, self._names, self.tables, create)
-            )
+            self._make_core(weights, [variable.path for variable in variables], create)
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
         # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
-        super()._backend_apply_gradients(common.sum_over_replicas(grads), trainable_variables)
+        super()._backend_apply_gradients(sum_over_replicas(grads), trainable_variables)
 
     def _backend_update_step(
         self, grads: Sequence[Gradient], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
         # The one place that gets all gradients, clipped and accumulated.
         indices = [self._get_variable_index(variable) for variable in trainable_variables]
-        common.apply(
-            self._replicas,
-            dict(zip(indices, grads, strict=True)),
-            learning_rate,
-            [self._use_weight_decay(variable) for variable in self._trainable_variables],
-            self.driven,
-        )
+        decayed = [self._use_weight_decay(variable) for variable in self._trainable_variables]
+        self._take_step(dict(zip(indices, grads, strict=True)), learning_rate, decayed)
 
     def get_config(self) -> dict[str, Any]:
         return self._add_options(super().get_config())
@@ -89,6 +82,12 @@ class Shampoo(_Optimizer):
     """Shampoo."""
 
     kind = common.SHAMPOO
+
+    def __init__(
+        self, learning_rate: Any = 0.02, *, num_replicas_per_group: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.num_replicas_per_group = common.check_group(num_replicas_per_group)
 
 
 @keras.saving.register_keras_serializable(package="ctr")

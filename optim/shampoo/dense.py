@@ -48,10 +48,8 @@ class DenseShampoo:
         return {f"shampoo/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> dict[str, Part]:
-        variables = self.core.variables
-        return {
-            f"shampoo/{name}": part for name, part in self.core.blocks.parts().items() if name in variables
-        }
+        found = {f"shampoo/{name}": self.core.blocks.part(name) for name in self.core.variables}
+        return {name: part for name, part in found.items() if part is not None}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")

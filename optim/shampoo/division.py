@@ -7,15 +7,16 @@ direction. Each worker has the weights and the whole gradient. Workers exchange:
                         directions                   one number for each element, padded to the largest part
     at an exchange      the status of the roots      a few numbers for each matrix
 
-Tensors without a block, such as biases, belong to all.
+Tensors without a block, such as biases, belong to all, as do tables of rows with their factors.
 """
 
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import tensorflow as tf
@@ -24,11 +25,21 @@ from ctr.optim.shampoo.assignment import blocks_of, owners_of
 from ctr.optim.shampoo.blocks import Region, Shape, unstack_blocks
 from ctr.optim.shampoo.layout import Blocks, Factor, ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.workers.collectives import Workers
 from ctr.workers.parts import Part
 
-_ELEMENTS = ("accumulator", "gradient_average", "momentum", "graft_momentum")
-"""State of single elements."""
+
+class Group(Protocol):
+    """Members that divide blocks, such as ``Workers``, as one of them sees them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Concatenates the tensors of all members, which have one shape [N, ...], in the order of ranks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,26 +57,17 @@ class _Piece:
 class Division(Blocks):
     """Blocks of one worker: ``own`` is the layout with its own blocks only of the ``whole`` one."""
 
-    def __init__(self, whole: ShampooLayout, owners: Sequence[int], workers: Workers) -> None:
-        """Divides a layout by the rank of the owner of each block, in the order of the stacks.
-
-        Raises:
-            ValueError: tables learn by rows, which several workers do not divide.
-        """
+    def __init__(self, whole: ShampooLayout, owners: Sequence[int], workers: Group) -> None:
+        """Divides a layout by the rank of the owner of each block, in the order of the stacks."""
         super().__init__(whole)
         self.workers = workers
-        if whole.tables:
-            raise ValueError(
-                f"tensors {', '.join(map(str, whole.tables))} are tables of rows, which Shampoo does not divide "
-                "among workers; allowed: dense tensors"
-            )
         pieces = _pieces(whole)
         self._pieces = [
             [piece for piece, owner in zip(pieces, owners, strict=True) if owner == rank]
             for rank in range(workers.size)
         ]
-        self.own = _own_layout(whole, self._pieces[workers.rank])
-        layouts = [_own_layout(whole, pieces) for pieces in self._pieces]
+        layouts = [_own_layout(whole, pieces, rank) for rank, pieces in enumerate(self._pieces)]
+        self.own = layouts[workers.rank]
         self._most_matrices = max(layout.matrices for layout in layouts)
         # Where each matrix is in what all workers send, padded to the same number.
         self._sent_at = np.zeros(whole.matrices, np.int32)
@@ -109,7 +111,7 @@ class Division(Blocks):
         parts: dict[int, list[tf.Tensor]] = {index: [] for index in self._divided()}
         # In each stack they are in the order of tensors, and in each tensor in the order of stacks.
         for stack, members in enumerate(singles):
-            for piece, block in zip(self._in_stack(stack), members, strict=True):
+            for piece, block in zip(self._in_stack(stack, self.workers.rank), members, strict=True):
                 parts[piece.tensor].append(block)
         dtype = blocks[0].dtype
         return {index: _join(found, dtype, self.shape(index)) for index, found in parts.items()}
@@ -168,26 +170,24 @@ class Division(Blocks):
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
     def between_steps(self, action: Callable[[], None]) -> Callable[[], None]:
-        # What workers exchange, they exchange in graphs.
+        # What members exchange, they exchange in graphs.
         return cast(Callable[[], None], tf.function(action, autograph=False))
 
-    def parts(self) -> dict[str, Part]:
-        parts: dict[str, Part] = {}
-        for factor, own in zip(self.whole.factors, self.own.factors, strict=True):
-            part = Part(np.array(own.numbers, np.int64), factor.count)
-            parts |= {f"{factor.name}/{kind}": part for kind in ("window", "total", "root")}
-        for number, stack in enumerate(self.whole.stacks):
-            places = np.array([piece.place for piece in self._in_stack(number)], np.int64)
-            names = ["moment", "average", *(f"diagonal{axis}" for axis in stack.diagonal)]
-            parts |= {f"stack{number}/{name}": Part(places, stack.blocks) for name in names}
-        for index in self._divided():
-            tensor = self.whole.tensors[index]
-            numbers = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
-            rows = [numbers[_slices(piece.region)].ravel() for piece in self._of(self.workers.rank, index)]
-            flat = np.concatenate([np.zeros(0, np.int64), *rows])
-            part = Part(flat, numbers.size, tensor.shape)
-            parts |= {f"tensor{index}/{kind}": part for kind in _ELEMENTS}
-        return parts
+    def part(self, name: str, rank: int | None = None) -> Part | None:
+        """Returns a member's part of a variable of the state, this one's by default; None: each has all of it."""
+        found = re.match(r"(stack|tensor)(\d+)/", name)
+        if found is None:
+            return None
+        rank, number = self.workers.rank if rank is None else rank, int(found[2])
+        if found[1] == "stack":
+            places = [piece.place for piece in self._in_stack(number, rank)]
+            return Part(np.array(places, np.int64), self.whole.stacks[number].blocks)
+        if not self._is_divided(number):
+            return None
+        tensor = self.whole.tensors[number]
+        elements = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
+        rows = [elements[_slices(piece.region)].ravel() for piece in self._of(rank, number)]
+        return Part(np.concatenate([np.zeros(0, np.int64), *rows]), elements.size, tensor.shape)
 
     def _is_divided(self, tensor: int) -> bool:
         return self.whole.tensors[tensor].is_preconditioned
@@ -198,8 +198,8 @@ class Division(Blocks):
     def _of(self, rank: int, tensor: int) -> list[_Piece]:
         return [piece for piece in self._pieces[rank] if piece.tensor == tensor]
 
-    def _in_stack(self, stack: int) -> list[_Piece]:
-        return [piece for piece in self._pieces[self.workers.rank] if piece.stack == stack]
+    def _in_stack(self, stack: int, rank: int) -> list[_Piece]:
+        return [piece for piece in self._pieces[rank] if piece.stack == stack]
 
     def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         merged = tf.reshape(tensor, self.whole.tensors[index].merged)
@@ -230,7 +230,7 @@ def _pieces(layout: ShampooLayout) -> list[_Piece]:
     return pieces
 
 
-def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout:
+def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece], rank: int) -> ShampooLayout:
     """The layout with these blocks only; stacks and factors without any are still there, with no matrix."""
     stacks = []
     factors: list[Factor] = []
@@ -249,6 +249,10 @@ def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout
                     numbers=tuple(piece.place for piece in members),
                 )
             )
+    for factor in whole.factors[len(factors) :]:
+        # Of tables, whose rows all members have.
+        offset, numbers = (factors[-1].matrices.stop if factors else 0), tuple(range(factor.count))
+        factors.append(dataclasses.replace(factor, offset=offset, numbers=numbers, is_copy=rank > 0))
     return dataclasses.replace(whole, stacks=tuple(stacks), factors=tuple(factors))
 
 
@@ -273,13 +277,14 @@ def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> 
     return tf.reshape(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0), list(shape))
 
 
-def divide(options: ShampooOptions, workers: Workers) -> Callable[[ShampooLayout], Blocks]:
-    """Returns a function for a worker's blocks of a layout, of which owners are balanced by ``assignment``."""
+def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
+    """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.owners_of``."""
+    blocks = blocks_of(layout)[: sum(stack.blocks for stack in layout.stacks)]
+    return owners_of(blocks, options, workers)
+
+
+def divide(options: ShampooOptions, workers: Group) -> Callable[[ShampooLayout], Blocks]:
+    """Returns a function for a worker's blocks of a layout, with balanced costs."""
     if workers.size == 1:
         return Blocks
     return lambda layout: Division(layout, assign(options, layout, workers.size), workers)
-
-
-def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
-    """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.owners_of``."""
-    return owners_of(blocks_of(layout), options, workers)

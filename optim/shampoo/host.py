@@ -139,12 +139,17 @@ class HostPipeline:
             fades = norm == 0 and identity > 0 and self.options.beta2 < 1.0
             still = status[_DRIFT, matrix] <= self.options.roots.drift_bound * norm
             if status[_CERTIFIED, matrix] and still and not fades:
-                found.count("skipped")
+                self._count(found, matrix, "skipped")
                 continue
             status[_SENT, matrix] = 1
         self._start(step, found)
         if self.options.roots.identity and self.options.roots.asynchronous:
             self._use_initial(step, found)
+
+    def _count(self, found: Round, matrix: int, *counters: str) -> None:
+        if not self.factors[self._places[matrix][0]].is_copy:
+            for counter in counters:
+                found.count(counter)
 
     def _use_initial(self, step: int, found: Round) -> None:
         """Brings the roots of initial statistics into use where there is none yet (PSO alg. II)."""
@@ -259,7 +264,7 @@ class HostPipeline:
         factor = self.factors[f]
 
         def keep_previous(counter: str, problem: str) -> None:
-            found.count(counter)
+            self._count(found, matrix, counter)
             name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
             log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
 
@@ -278,8 +283,7 @@ class HostPipeline:
             keep_previous("failed", " is beyond float32")
             return
         found.roots[f][i] = matrix_root
-        found.count("refreshed")
-        found.count(root.solver)
+        self._count(found, matrix, "refreshed", root.solver)
         status = found.status
         status[_CERTIFIED, matrix] = 1
         # Statistics changed last before they were sent.

@@ -25,7 +25,8 @@ class Factor:
 
     ``owners`` are for each matrix the index of its tensor; ``offset`` that of its first matrix among those of all
     factors; ``numbers`` those of its matrices in the factor, where this has only some of them, else empty. With
-    ``basis`` the "roots" are eigenbases (eigenbasis.py).
+    ``basis`` the "roots" are eigenbases (eigenbasis.py). Of those that several owners keep, all but one ``is_copy``:
+    their roots are computed too, and not counted.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Factor:
     offset: int
     numbers: tuple[int, ...] = ()
     basis: bool = False
+    is_copy: bool = False
 
     @property
     def matrices(self) -> slice:
@@ -182,6 +184,6 @@ class Blocks:
         """Returns an action that exchanges something in a form that can be called between two steps."""
         return action
 
-    def parts(self) -> Mapping[str, Part]:
-        """Names the variables of which only a part is here, by the last parts of their names."""
-        return {}
+    def part(self, name: str, rank: int | None = None) -> Part | None:
+        """Returns an owner's part of a variable of the state, this one's by default; None: each has all of it."""
+        return None

@@ -95,20 +95,23 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(shapes, block_siz
     layout = lay_out(reference.options(block_size=block_size, max_dimension=7), shapes)
     owners = owners_of(layout, size, seed)
     divisions = [Division(layout, owners, Mailbox(size).worker(rank)) for rank in range(size)]
-    parts = [division.parts() for division in divisions]
+
+    def parts(name):
+        return [division.part(name) for division in divisions]
+
     for index, tensor in enumerate(layout.tensors):
         whole = np.random.default_rng(index).normal(size=tensor.shape)
         name = f"tensor{index}/momentum"
-        assert (name in parts[0]) == bool(tensor.axes)
+        assert (parts(name)[0] is not None) == bool(tensor.axes)
         if tensor.axes:
             held = [division.take({index: tf.constant(whole)})[index].numpy() for division in divisions]
-            for part, values in zip(parts, held, strict=True):
-                np.testing.assert_array_equal(shard(whole, part[name]), values)
-            merged = reshard([(part[name], values) for part, values in zip(parts, held, strict=True)])
+            for part, values in zip(parts(name), held, strict=True):
+                np.testing.assert_array_equal(shard(whole, part), values)
+            merged = reshard(list(zip(parts(name), held, strict=True)))
             np.testing.assert_array_equal(merged, whole)
     for number, factor in enumerate(layout.factors):
         cube = np.random.default_rng(number).normal(size=(factor.count, 2, 2))
-        held = [(part[f"{factor.name}/root"], shard(cube, part[f"{factor.name}/root"])) for part in parts]
+        held = [(part, shard(cube, part)) for part in parts(f"{factor.name}/root")]
         assert [len(values) for _, values in held] == [d.own.factors[number].count for d in divisions]
         np.testing.assert_array_equal(reshard(held), cube)
     assert sum(division.own.matrices for division in divisions) == layout.matrices
@@ -145,17 +148,34 @@ def test_a_process_alone_has_what_it_is_given():
     layout = lay_out(reference.options(), [(7, 5), (3,)])
     division = Blocks(layout)
     tensor, status = tf.ones([7, 5]), tf.ones([6, layout.matrices])
-    assert division.own is layout and division.parts() == {} and division.shape(0) == (7, 5)
+    assert (
+        division.own is layout and division.part("tensor0/momentum") is None and division.shape(0) == (7, 5)
+    )
     assert division.take({0: tensor})[0] is tensor and division.gather({0: tensor})[0] is tensor
     assert division.sum([tensor])[0] is tensor and division.max([tensor])[0] is tensor
     assert division.take_status(status) is status and division.gather_status(status) is status
     assert division.add_counts(tensor, status) is status
 
 
-def test_tables_are_not_divided():
-    layout = lay_out(reference.options(), [(7, 5), (8, 2), (9, 3)], tables=[1, 2])
-    with pytest.raises(ValueError, match="tensors 1, 2 are tables of rows"):
-        Division(layout, [0] * 8, Mailbox(2).worker(0))
+def test_tables_and_their_factors_stay_whole():
+    options = reference.options(sparse="one_sided", block_size=4)
+    layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
+    tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
+    for rank in range(2):
+        division = Division(layout, assign(options, layout, 2), Mailbox(2).worker(rank))
+        for index in (1, 2, 3):
+            assert division.take(tensors)[index] is tensors[index]
+            assert division.own.table_factors[index] == layout.table_factors[index]
+        *stacks, twos, threes = division.own.factors
+        assert [(factor.count, factor.owners, factor.numbers) for factor in (twos, threes)] == [
+            (1, (1,), (0,)),
+            (2, (2, 3), (0, 1)),
+        ]
+        # Their places in what all send each other follow those of the blocks.
+        assert twos.offset == sum(factor.count for factor in stacks) and threes.offset == twos.offset + 1
+        # Each of their roots counts once.
+        assert twos.is_copy == threes.is_copy == (rank > 0)
+        assert all(division.part(name) is None for name in ("tables2/root", "tensor1/accumulator"))
 
 
 # In processes of their own.

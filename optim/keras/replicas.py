@@ -1,0 +1,245 @@
+"""Replicas of a tf.distribute strategy that divide Shampoo's blocks (PT 4.1), their steps, and their state as a whole.
+
+Each block has one owner in each group of replicas (PT 4.1.2), which alone keeps its statistics, roots and element-wise
+state; the directions are gathered at each step. The state lies in plain variables on the devices of its owners. Keras
+and tf.train.Checkpoint see it as a ``WholeVariable`` for each array that one replica would have: what is saved does
+not depend on the number of replicas.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.checkpoint import tensor_callable
+from tensorflow.python.ops import resource_variable_ops
+
+from ctr.optim.gradients import Gradient
+from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.variables import Create
+from ctr.workers.parts import Part, reshard, shard
+
+_KEYS = itertools.count(1 << 30)
+"""Keys of groups: TensorFlow counts its own from 1 up, as ``ctr.workers`` does."""
+
+
+class ReplicaGroup:
+    """Replicas that divide blocks, as one of them sees them: a ``ctr.optim.shampoo.division.Group``.
+
+    The collectives are TensorFlow's, by a ring, which requires no NCCL, on the device of each replica. They run in
+    graphs alone. ``calls`` numbers them, in the same order on all replicas.
+    """
+
+    def __init__(self, key: int, rank: int, size: int, device: str) -> None:
+        self.rank, self.size, self.calls = rank, size, 0
+        self._key, self._device = key, device
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Concatenates the tensors of all replicas, of one static shape [N, ...]: [size * N, ...]."""
+        if self.size == 1:
+            return tensor
+        self.calls += 1
+        with tf.device(self._device):
+            gathered = tf.raw_ops.CollectiveGatherV2(
+                input=tensor,
+                group_size=self.size,
+                group_key=self._key,
+                instance_key=self.calls,
+                ordering_token=[],
+                communication_hint="ring",
+                timeout_seconds=0.0,
+            )
+        return tf.ensure_shape(gathered, [self.size * tensor.shape[0], *tensor.shape[1:]])
+
+
+class WholeVariable(tf.__internal__.tracking.Trackable):
+    """A variable as one replica would have it, of which each may have a part; for Keras to save and load."""
+
+    def __init__(
+        self,
+        name: str,
+        own: Sequence[tf.Variable],
+        groups: Sequence[ReplicaGroup],
+        part: Callable[[int], Part | None],
+    ) -> None:
+        """Takes the variables of this process' replicas; ``part`` returns that of a member of a group."""
+        first = part(0)
+        shape = own[0].shape if first is None else first.shape or [first.total, *own[0].shape[1:]]
+        self.name, self.shape, self.dtype = name, tf.TensorShape(shape), own[0].dtype
+        self._own, self._groups, self._part = list(own), groups, part
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole array. Where it is divided among processes, all of them must call this."""
+        parts = self._parts()
+        if not parts:
+            return np.asarray(self._own[0].numpy())
+        gathered = np.split(np.asarray(self._gather()), len(parts))
+        return reshard([(part, rows[: len(part.rows)]) for part, rows in zip(parts, gathered, strict=True)])
+
+    def assign(self, value: Any) -> None:
+        """Gives each replica its part of a whole array. Raises ValueError: it has another shape."""
+        array = np.asarray(value)
+        if array.shape != tuple(self.shape):
+            raise ValueError(
+                f"{self.name} cannot be set to an array {list(array.shape)}; allowed: {list(self.shape)}"
+            )
+        for variable, group in zip(self._own, self._groups, strict=True):
+            part = self._part(group.rank)
+            variable.assign(array if part is None else shard(array, part))
+
+    def _parts(self) -> list[Part]:
+        """Those of all members of a group; empty where each has all of the variable."""
+        found = (self._part(rank) for rank in range(self._groups[0].size))
+        return [part for part in found if part is not None]
+
+    @functools.cached_property
+    def _gather(self) -> Callable[[], tf.Tensor]:
+        most = max(len(part.rows) for part in self._parts())
+
+        def gather(variable: tf.Variable, group: ReplicaGroup) -> tf.Tensor:
+            rows = [[0, most - variable.shape[0]], *[[0, 0]] * (len(variable.shape) - 1)]
+            return group.all_gather(tf.pad(variable.read_value(), rows))
+
+        # Each in a graph of its own: in one, TensorFlow runs one collective after the other.
+        single = [
+            tf.function(functools.partial(gather, variable, group), autograph=False)
+            for variable, group in zip(self._own, self._groups, strict=True)
+        ]
+
+        def gather_all() -> tf.Tensor:
+            gathered = [own() for own in single]
+            return gathered[0]
+
+        return tf.function(gather_all, autograph=False)
+
+    # What tf.train.Checkpoint calls; the key is that of a plain variable.
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        device = tf.DeviceSpec.from_string(self._own[0].device).replace(device_type="CPU", device_index=0)
+
+        def read() -> tf.Tensor:
+            return tf.constant(self.numpy())
+
+        return {"VARIABLE_VALUE": tensor_callable.Callable(read, self.dtype, device.to_string())}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
+        self.assign(restored["VARIABLE_VALUE"].numpy())
+
+
+Make = Callable[[Sequence[tf.Variable], Create, ReplicaGroup], Any]
+"""Makes the optimizer of a replica: from its components of the weights, ``create``, and its group."""
+
+
+class Replicas:
+    """The optimizers of this process' replicas: ``cores``, and the ``variables`` of their state as a whole."""
+
+    def __init__(self, make: Make, weights: Sequence[Any], per_group: int | None) -> None:
+        """Builds them in the scope of their strategy; ``per_group`` replicas divide the blocks, or all of them.
+
+        Raises:
+            ValueError: the number of replicas is no multiple of ``per_group``.
+        """
+        strategy = tf.distribute.get_strategy()
+        self.count = strategy.num_replicas_in_sync
+        size = per_group or self.count
+        if self.count % size:
+            raise ValueError(
+                f"num_replicas_per_group is {size} under a tf.distribute strategy of {self.count} replicas; allowed: "
+                "a number that divides that of the replicas, or None"
+            )
+        local = strategy.experimental_local_results
+        numbers = local(
+            strategy.experimental_distribute_values_from_function(lambda one: one.replica_id_in_sync_group)
+        )
+        keys = [next(_KEYS) for _ in range(self.count // size)]
+        self.groups: list[ReplicaGroup] = []
+        self.cores: list[Any] = []
+        for place, number in enumerate(numbers):
+            own = [local(weight)[place] for weight in weights]
+            device = own[0].device
+            group = ReplicaGroup(keys[number // size], number % size, size, device)
+            self.groups.append(group)
+            self.cores.append(make(own, functools.partial(_create_on, device), group))
+        first = self.cores[0]
+        self.variables = [
+            WholeVariable(
+                name,
+                [core.variables[name] for core in self.cores],
+                self.groups,
+                functools.partial(first.blocks.part, name)
+                if isinstance(first, ShampooCore)
+                else lambda rank: None,
+            )
+            for name in first.variables
+        ]
+
+    def step(
+        self,
+        gradients: dict[int, Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool],
+        after: Callable[[Callable[[Any], Any]], None],
+    ) -> None:
+        """Takes a step on all replicas, in the context of each; gradients are by index of the weight, the same on all.
+
+        ``after`` is called with a function that returns the component of a mirrored variable, for each replica here.
+        """
+
+        def update(
+            strategy: tf.distribute.Strategy, gradients: dict[int, Gradient], learning_rate: tf.Tensor | float
+        ) -> None:
+            def component(place: int, value: Any) -> Any:
+                found = strategy.experimental_local_results(value)
+                return found[place] if len(found) > 1 else found[0]
+
+            components = [functools.partial(component, place) for place in range(len(self.cores))]
+            own = [
+                ({index: one(gradient) for index, gradient in gradients.items()}, one(learning_rate))
+                for one in components
+            ]
+            take = self._take_in_graph if tf.executing_eagerly() else self._take
+            take([(given, _value(rate)) for given, rate in own], tuple(decayed))
+            for core, one in zip(self.cores, components, strict=True):
+                with tf.device(core.step.device):
+                    after(one)
+
+        # Where all replicas wait for each other, one of them can move the components of all.
+        tf.distribute.get_replica_context().merge_call(update, args=(gradients, learning_rate))
+
+    def _take(
+        self, given: Sequence[tuple[dict[int, Gradient], tf.Tensor | float]], decayed: Sequence[bool]
+    ) -> None:
+        calls = max(group.calls for group in self.groups)
+        for core, group, (gradients, rate) in zip(self.cores, self.groups, given, strict=True):
+            group.calls = calls
+            with tf.device(core.step.device):
+                ordered = [gradients.get(index) for index in range(len(core.weights))]
+                core.update_if_finite(ordered, rate, decayed)
+
+    @functools.cached_property
+    def _take_in_graph(self) -> Callable[..., None]:
+        # Collectives run in graphs alone.
+        return tf.function(self._take, autograph=False)
+
+
+def _value(rate: Any) -> tf.Tensor | float:
+    return rate if isinstance(rate, float) else tf.convert_to_tensor(rate)
+
+
+def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Sums gradients over all replicas, in one of them; leaves them as they are where there is only one."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return list(gradients)
+    given = [gradient for gradient in gradients if gradient is not None]
+    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
+    return [None if gradient is None else next(summed) for gradient in gradients]
+
+
+def _create_on(device: str, name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+    """Creates a plain variable, which the strategy does not mirror."""
+    with tf.device(device):
+        initial = tf.fill(list(shape), tf.constant(value, dtype))
+        return resource_variable_ops.ResourceVariable(initial, trainable=False, name=name)
