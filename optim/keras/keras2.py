@@ -1,4 +1,4 @@
-"""Shampoo and Adafactor as optimizers of Keras 2 (the package tf_keras)."""
+"""Shampoo, SOAP and Adafactor as optimizers of Keras 2 (the package tf_keras)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
 from ctr.optim.shampoo.exchange import when
+from ctr.optim.shampoo.options import ShampooOptions
 
 # The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
@@ -113,6 +115,16 @@ class Shampoo(_Optimizer):
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
+class Soap(Shampoo):
+    """Shampoo with the defaults of SOAP."""
+
+    kind = common.SOAP
+
+    def __init__(self, learning_rate: Any = common.SOAP_RATE, **options: Any) -> None:
+        super().__init__(learning_rate, **common.soap_options(options))
+
+
+@tf_keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(_Optimizer):
     """Adafactor."""
 
@@ -126,6 +138,7 @@ class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):
     """The callback for Keras 2 (tf_keras)."""
 
 
-Shampoo.__doc__ = common.documented(common.DOCUMENTATION, common.SHAMPOO.options)
+Shampoo.__doc__ = common.documented(common.DOCUMENTATION, ShampooOptions())
+Soap.__doc__ = common.documented(common.SOAP_DOCUMENTATION, common.SOAP_DEFAULTS)
 ShampooCallback.__doc__ = common.CallbackMixin.__doc__
-Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, common.ADAFACTOR.options)
+Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, AdafactorOptions())

@@ -1,4 +1,4 @@
-"""Shampoo and Adafactor as optimizers of Keras 3 with the TensorFlow backend."""
+"""Shampoo, SOAP and Adafactor as optimizers of Keras 3 with the TensorFlow backend."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
+from ctr.optim.shampoo.options import ShampooOptions
 
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
@@ -92,6 +94,16 @@ class Shampoo(_Optimizer):
 
 
 @keras.saving.register_keras_serializable(package="ctr")
+class Soap(Shampoo):
+    """Shampoo with the defaults of SOAP."""
+
+    kind = common.SOAP
+
+    def __init__(self, learning_rate: Any = common.SOAP_RATE, **options: Any) -> None:
+        super().__init__(learning_rate, **common.soap_options(options))
+
+
+@keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(_Optimizer):
     """Adafactor."""
 
@@ -105,6 +117,7 @@ class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
     """The callback for Keras 3."""
 
 
-Shampoo.__doc__ = common.documented(common.DOCUMENTATION, common.SHAMPOO.options)
+Shampoo.__doc__ = common.documented(common.DOCUMENTATION, ShampooOptions())
+Soap.__doc__ = common.documented(common.SOAP_DOCUMENTATION, common.SOAP_DEFAULTS)
 ShampooCallback.__doc__ = common.CallbackMixin.__doc__
-Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, common.ADAFACTOR.options)
+Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, AdafactorOptions())
