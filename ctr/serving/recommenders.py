@@ -1,6 +1,6 @@
 """Trained models as models of tensorflow-recommenders, with ``tfrs.layers.dcn.Cross`` for the crosses.
 
-model = recommenders_model("runs/mine")
+model = RecommendersModel.from_run("runs/mine")
 model.compile(tfrs.experimental.optimizers.CompositeOptimizer([
     (tf.keras.optimizers.Adagrad(0.05), lambda: model.embedding_trainable_variables),
     (Shampoo(0.01), lambda: model.dense_trainable_variables),
@@ -13,7 +13,7 @@ Requires the extra ``tfrs``, and Keras 2: ``TF_USE_LEGACY_KERAS=1`` before Tenso
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -38,14 +38,6 @@ from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import fitted_names
 from ctr.serving.signatures import Ids, inputs_of
 from ctr.training.run.snapshot import Snapshot, read_snapshot
-
-
-def recommenders_model(run: Path | str, checkpoint: int | None = None) -> "RecommendersModel":
-    """Reads the model of a run's checkpoint, by default its newest, as a ``tfrs.Model`` that can be trained further.
-
-    Raises InputError: no run or no such checkpoint, or a model that is not one plain network with linear weights.
-    """
-    return RecommendersModel(read_snapshot(Path(run), checkpoint))
 
 
 def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
@@ -118,6 +110,11 @@ class RecommendersModel(tfrs.Model):
         self.scalars = {name: tf.Variable(snapshot.weights[name].numpy(), name=name) for name in names}
         self.task = tfrs.tasks.Ranking(loss=tf.keras.losses.BinaryCrossentropy(from_logits=True))
         self._carry_over()
+
+    @classmethod
+    def from_run(cls, run: Path | str, checkpoint: int | None = None) -> Self:
+        """Makes the model of a run's checkpoint, by default its newest. Raises InputError also where there is none."""
+        return cls(read_snapshot(Path(run), checkpoint))
 
     def _carry_over(self) -> None:
         weights, alpha2 = self._snapshot.weights, self._snapshot.alpha2

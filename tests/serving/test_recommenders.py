@@ -9,7 +9,7 @@ from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
 from ctr.optim import Shampoo
 from ctr.serving.export import publish
-from ctr.serving.recommenders import RecommendersModel, ids_of_rows, recommenders_model
+from ctr.serving.recommenders import RecommendersModel, ids_of_rows
 from ctr.serving.scorer import Scorer
 from growing_cases import SCHEMA as GROWING
 from growing_cases import draw_rows, make_run, rows_of
@@ -112,7 +112,7 @@ def test_other_models_are_refused(case, kind, what):
 
 def test_a_run_that_is_none_is_refused(tmp_path):
     with pytest.raises(InputError, match="nowhere"):
-        recommenders_model(tmp_path / "nowhere")
+        RecommendersModel.from_run(tmp_path / "nowhere")
 
 
 @pytest.mark.slow
