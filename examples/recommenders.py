@@ -1,6 +1,6 @@
 """Shampoo in a model of tensorflow-recommenders: DCNv2 on made-up impressions, trained by `fit`.
 
-pip install tensorflow-recommenders
+pip install "path/to/checkout[tfrs]"
 python examples/recommenders.py
 """
 

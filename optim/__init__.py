@@ -1,11 +1,11 @@
-"""Optimizers. ``Shampoo``, ``ShampooCallback`` and ``Adafactor`` are those for the Keras that ``tf.keras`` is here.
+"""Optimizers. ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor`` are for the Keras that ``tf.keras`` is here.
 
 from ctr.optim import Shampoo
 model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
 
-Importing this package loads neither TensorFlow nor Keras. From then on either Keras knows the optimizer as "shampoo",
-and restores it in ``load_model``: the name is entered in the registry of each Keras that is loaded, or will be. It
-stands for the optimizer, which is loaded for its Keras when it is asked for one.
+Importing this package loads neither TensorFlow nor Keras. From then on either Keras knows the optimizers "shampoo" and
+"soap", and restores them in ``load_model``: their names are entered in the registry of each Keras that is loaded, or
+will be. A name stands for the optimizer, which is loaded for its Keras when it is asked for one.
 """
 
 import importlib
@@ -26,6 +26,7 @@ __all__ = [
     "Shampoo",
     "ShampooCallback",
     "ShampooOptions",
+    "Soap",
     "options",
     "presets",
     "statistics_of",
@@ -46,6 +47,9 @@ _NAMES = {
     "shampoo": "Shampoo",
     "Shampoo": "Shampoo",
     "ctr>Shampoo": "Shampoo",
+    "soap": "Soap",
+    "Soap": "Soap",
+    "ctr>Soap": "Soap",
     # The plain names are those of Keras' own Adafactor.
     "ctr>Adafactor": "Adafactor",
 }

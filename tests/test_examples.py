@@ -1,5 +1,9 @@
 """The programs among the examples run and do what they show."""
 
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 
@@ -8,3 +12,26 @@ def test_shampoo_trains_a_model_of_tensorflow_recommenders(root, fresh_python, t
     done = fresh_python(root / "examples" / "recommenders.py", cwd=tmp_path, path=root)
     first, *_, last = map(float, done.stdout.splitlines()[-1].rpartition(":")[2].split())
     assert last < 0.95 * first < 0.7
+
+
+@pytest.mark.slow
+def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python, tmp_path):
+    example = root / "examples" / "recommenders_bridge.py"
+    done = fresh_python(example, tmp_path / "bridge", cwd=tmp_path, path=root)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("largest difference")]
+    assert float(line.rpartition(":")[2]) < 1e-5
+    assert done.stdout.count("PerQueryAUC") == 3
+    losses, labels = {}, {}
+    for name in ("ranking", "carried", "continued"):
+        table = pq.read_table(tmp_path / "bridge" / f"{name}.parquet")
+        logit, labels[name] = (table[column].to_numpy().astype(np.float64) for column in ("logit", "label"))
+        losses[name] = np.mean(np.logaddexp(0, logit) - labels[name] * logit)
+    clicks = labels["carried"].mean()
+    base = -clicks * np.log(clicks) - (1 - clicks) * np.log(1 - clicks)
+    # All have learned; the run that went on by both losses is no worse than the run.
+    assert losses["ranking"] < 0.96 * base and losses["carried"] < 0.94 * base
+    assert losses["continued"] < losses["carried"] + 0.001
+    evaluated = fresh_python(
+        *("-m", "ctr", "evaluate", tmp_path / "bridge" / "continued.parquet", "--json"), cwd=root
+    )
+    assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)

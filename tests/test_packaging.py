@@ -137,13 +137,13 @@ def test_eval_loads_no_tensorflow_and_sets_nothing(fresh_python, tmp_path, root)
     assert not set(done.stdout.split()) & KERAS_OR_TENSORFLOW
 
 
-# Without Keras 2 there is all of ctr but the optimizer for it.
+# Without Keras 2 there is all of ctr but the optimizer for it and the models of tensorflow-recommenders.
 EVERYTHING_IN_KERAS_3 = """
 import importlib, os, pkgutil, sys
 sys.modules["tf_keras"] = sys.modules["tensorflow_recommenders"] = None
 import ctr
 for module in pkgutil.walk_packages(ctr.__path__, "ctr."):
-    if module.name not in ("ctr.__main__", "ctr.optim.keras.keras2"):
+    if module.name not in ("ctr.__main__", "ctr.optim.keras.keras2", "ctr.serving.recommenders"):
         importlib.import_module(module.name)
 assert "TF_USE_LEGACY_KERAS" not in os.environ
 import tensorflow as tf

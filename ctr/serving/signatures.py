@@ -103,24 +103,14 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
     # Of all columns, so that one has the same name and type in every function.
     names, kinds = input_names(schema.inputs), schema.inputs
 
-    def inputs_of(ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
-        layouts = enumerate(snapshot.layouts)
-        chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
-        looked_up = [
-            look_up(layout, snapshot.tables[number], _plan(layout, snapshot.keys.get(number), ids))
-            for number, layout in chosen
-        ]
-        is_factorized = snapshot.architecture.factors is not None
-        return tower_inputs(looked_up, [layout for _, layout in chosen], is_factorized)
-
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
-        return _outputs(forward(*model, inputs_of(ids), alpha2).logits)
+        return _outputs(forward(*model, inputs_of(snapshot, ids), alpha2).logits)
 
     def only_q(ids: Ids) -> dict[str, tf.Tensor]:
-        return {"Q": quality(*model, inputs_of(ids, "quality")["quality"], alpha2)}
+        return {"Q": quality(*model, inputs_of(snapshot, ids, "quality")["quality"], alpha2)}
 
     def only_u(ids: Ids) -> dict[str, tf.Tensor]:
-        return {"U": ui(*model, inputs_of(ids, "ui")["ui"])}
+        return {"U": ui(*model, inputs_of(snapshot, ids, "ui")["ui"])}
 
     def combined(made: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return _outputs(combine(*model, made["Q"], made["U"]))
@@ -138,6 +128,18 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
         specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
         signatures["combine"] = Signature(_graph_function(combined, specs), {"Q": "Q", "U": "U"})
     return signatures
+
+
+def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
+    """Looks up the inputs of each tower, or of one alone, for N rows of ids in the snapshot's tables."""
+    layouts = enumerate(snapshot.layouts)
+    chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
+    looked_up = [
+        look_up(layout, snapshot.tables[number], _plan(layout, snapshot.keys.get(number), ids))
+        for number, layout in chosen
+    ]
+    is_factorized = snapshot.architecture.factors is not None
+    return tower_inputs(looked_up, [layout for _, layout in chosen], is_factorized)
 
 
 def served_schema(snapshot: Snapshot) -> Schema:

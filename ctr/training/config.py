@@ -215,7 +215,8 @@ class DenseOptimizerConfig(StrictModel):
         muon: options of Muon, for ``rule`` muon; what is no matrix, and heads, learn by Adam at the same rate.
         schedule: how the learning rate changes with the examples trained on: ``constant``, or as ``warmup 10000, cosine
             1000000 to 0.1``: it grows linearly from 0 over 10,000 examples, then falls over 1,000,000 to a tenth. Each
-            half may stand alone; the other decay is ``polynomial EXAMPLES power P to SHARE``.
+            half may stand alone. ``warmup 10000 power 2`` grows quadratically. Other decays are ``polynomial EXAMPLES
+            power P to SHARE`` and ``inverse_sqrt EXAMPLES``: the root of EXAMPLES over the examples trained on so far.
         schedule_free: ``beta`` of schedule-free averaging (Defazio et al., 2024): the rule moves a sequence of weights,
             gradients and progressive predictions are those of weights between it and its average, and exports have
             the average. Set momentum to 0 with it; 0.9 takes its place. Null: no averaging.

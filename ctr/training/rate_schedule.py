@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
-_WARMUP = re.compile(r"warmup (\d+)")
-_DECAY = re.compile(rf"(cosine|polynomial) (\d+)(?: power {_NUMBER})?(?: to {_NUMBER})?")
+_WARMUP = re.compile(rf"warmup (\d+)(?: power {_NUMBER})?")
+_DECAY = re.compile(rf"(cosine|polynomial|inverse_sqrt) (\d+)(?: power {_NUMBER})?(?: to {_NUMBER})?")
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,15 @@ class RateSchedule:
 
     With w = ``warmup``, T = ``decay_examples``, f = ``final`` and t = min(1, (examples - w) / T) it is::
 
-        warm-up                 examples / w            while examples < w
+        warm-up                 (examples / w)^warmup_power     while examples < w
         decay: none             1
         decay: polynomial       f + (1 - f) (1 - t)^power
         decay: cosine           f + (1 - f) (1 + cos(pi t)) / 2
+        decay: inverse_sqrt     min(1, sqrt(T / examples))
     """
 
     warmup: int = 0
+    warmup_power: float = 1.0
     decay: str = "none"
     decay_examples: int = 0
     power: float = 1.0
@@ -34,9 +36,11 @@ class RateSchedule:
     def at(self, examples: int) -> float:
         """Returns the factor for a batch before which ``examples`` examples were trained on."""
         if examples < self.warmup:
-            return examples / self.warmup
+            return (examples / self.warmup) ** self.warmup_power
         if self.decay == "none":
             return 1.0
+        if self.decay == "inverse_sqrt":
+            return math.sqrt(self.decay_examples / max(examples, self.decay_examples))
         passed = min(1.0, (examples - self.warmup) / self.decay_examples)
         left = (1.0 - passed) ** self.power
         if self.decay == "cosine":
@@ -49,7 +53,7 @@ CONSTANT = RateSchedule()
 
 @functools.cache
 def parse_schedule(text: str) -> RateSchedule:
-    """Reads a schedule as ``warmup 10000, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
+    """Reads a schedule as ``warmup 10000 power 2, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
 
     Raises:
         ValueError: it is none.
@@ -60,18 +64,26 @@ def parse_schedule(text: str) -> RateSchedule:
     warmup, decay = _WARMUP.fullmatch(parts[0]), _DECAY.fullmatch(parts[-1])
     if len(parts) != (warmup is not None) + (decay is not None):
         raise ValueError(
-            "allowed: constant, `warmup EXAMPLES`, `cosine EXAMPLES to SHARE`, `polynomial EXAMPLES power P to SHARE`, "
-            "or a warm-up and one of these with a comma between"
+            "allowed: constant, `warmup EXAMPLES power P`, `cosine EXAMPLES to SHARE`, `polynomial EXAMPLES power P to "
+            "SHARE`, `inverse_sqrt EXAMPLES`, or a warm-up and one of the others with a comma between"
         )
-    examples = int(warmup[1]) if warmup else 0
+    examples, rise = (int(warmup[1]), float(warmup[2] or 1)) if warmup else (0, 1.0)
+    if not rise:
+        raise ValueError("a warm-up takes a power above 0")
     if decay is None:
-        return RateSchedule(examples)
+        return RateSchedule(examples, rise)
     name, length, power, final = decay.groups()
-    if name == "cosine" and power:
-        raise ValueError("power is of a polynomial decay, not of cosine")
-    schedule = RateSchedule(examples, name, int(length), float(power or 1), float(final or 0))
+    if name != "polynomial" and power:
+        raise ValueError(f"power is of a warm-up or a polynomial decay, not of {name}")
+    if name == "inverse_sqrt" and final:
+        raise ValueError("inverse_sqrt falls without end: it takes no share")
+    schedule = RateSchedule(examples, rise, name, int(length), float(power or 1), float(final or 0))
     if not schedule.decay_examples or not schedule.power or schedule.final > 1:
         raise ValueError("a decay takes examples above 0, a power above 0 and a share of at most 1")
+    if name == "inverse_sqrt" and schedule.decay_examples < examples:
+        raise ValueError(
+            f"inverse_sqrt begins at {length} examples of all: allowed from the end of the warm-up, {examples}, on"
+        )
     return schedule
 
 

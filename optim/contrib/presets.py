@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctr.optim.checked import refuse_unknown
 from ctr.optim.first_order.options import SGD, AdaGrad, Adam, AnyGraft, Momentum, RMSprop, Sign
 from ctr.optim.shampoo.methods import KL, EigenvalueCorrected, Shampoo
 from ctr.optim.shampoo.options import Blocking, GradientAverage, Roots, ShampooOptions, Statistics
+from ctr.optim.shampoo.soap import LEARNING_RATE
+from ctr.optim.shampoo.soap import soap as soap_options
 
 _SYNCHRONOUS: dict[str, Any] = {
     "asynchronous": False,
@@ -265,37 +266,9 @@ def jax_shampoo(
     return Preset(learning_rate * scale, options)
 
 
-def soap(
-    *,
-    learning_rate: float = 3e-3,
-    beta1: float = 0.95,
-    beta2: float = 0.95,
-    epsilon: float = 1e-8,
-    **changed: Any,
-) -> Preset:
-    """Configures SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
-
-    Not step by step that of its authors, which takes no step with the first gradient, changes bases after the step
-    and by one power iteration. Theirs come as often as with ``statistics_frequency=1, precondition_frequency=10``.
-    Embedding tables learn by rows.
-
-    Args:
-        learning_rate: on Adam's scale.
-        beta1: decay of the average of gradients.
-        beta2: decay of the second moments at each step, and of the statistics each time they are collected.
-        epsilon: added to the root of the second moments.
-        **changed: other options of Shampoo; TypeError where it has no such option.
-    """
-    refuse_unknown("Shampoo", changed, ShampooOptions.names())
-    options: dict[str, Any] = {
-        "method": EigenvalueCorrected(),
-        "grafting": Adam(beta2=beta2, epsilon=epsilon, norm="none"),
-        "gradient": GradientAverage(beta1=beta1),
-        "roots": Roots(damping="absolute"),
-        "beta2": beta2,
-        "epsilon": epsilon,
-    }
-    return Preset(learning_rate, ShampooOptions(**options | changed), tables_are_matrices=False)
+def soap(*, learning_rate: float = LEARNING_RATE, **changed: Any) -> Preset:
+    """Configures SOAP; ``changed`` are the arguments of ``ctr.optim.shampoo.soap.soap``. Tables learn by rows."""
+    return Preset(learning_rate, soap_options(**changed), tables_are_matrices=False)
 
 
 def _refuse_arguments(what: str, given: Mapping[str, Any], ignored: Sequence[str]) -> None:

@@ -54,6 +54,7 @@ def _adafactor(
 
 
 SHAMPOO = Kind("Shampoo", ShampooOptions, _shampoo)
+SOAP = Kind("Soap", ShampooOptions, _shampoo)
 ADAFACTOR = Kind("Adafactor", AdafactorOptions, _adafactor)
 
 KERAS_OPTIONS = (
@@ -107,6 +108,36 @@ Example:
 """
 
 
+SOAP_DOCUMENTATION = """SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam for vectors and scalars.
+
+    model.compile(optimizer=Soap(learning_rate=3e-3), loss=...)
+
+``Shampoo`` with other defaults (Vyas et al., 2024; PSO appendix C). The rows of embedding
+tables learn by AdaGrad at the same rate; ``keras.optimizers.MultiOptimizer`` gives them another optimizer.
+
+Args:
+    learning_rate: a number or a schedule; on Adam's scale.
+    beta1: decay of the average of gradients.
+    beta2: decay of the second moments, and of the statistics each time they are collected.
+    epsilon: added to the root of the second moments.
+    precondition_frequency: steps between two computations of the eigenbases.
+    **options: all others of ``Shampoo``, and ``tables`` and ``name``.
+
+Raises:
+    ValueError: an option has a value that is not allowed.
+    TypeError: there is no such option.
+    RuntimeError: XLA compiles the step of several replicas.
+
+Example:
+    >>> import tensorflow as tf
+    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+    >>> model.compile(optimizer=Soap(learning_rate=0.1), loss="mse")
+    >>> history = model.fit(tf.eye(4), tf.ones([4, 1]), epochs=20, verbose=0)
+    >>> history.history["loss"][-1] < history.history["loss"][0]
+    True
+"""
+
+
 ADAFACTOR_DOCUMENTATION = """Adafactor as its paper prints it (Shazeer and Stern, 2018, algorithms 4-6).
 
     model.compile(optimizer=Adafactor(), loss=...)
@@ -134,10 +165,10 @@ Example:
 """
 
 
-def documented(text: str, options: type[Any]) -> str:
+def documented(text: str, options: Any) -> str:
     """Adds an optimizer's options, and their defaults, to its documentation."""
     meanings = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")[2]
-    defaults = "\n".join(f"    {field.name} = {field.default!r}" for field in dataclasses.fields(options))
+    defaults = "\n".join(f"    {name} = {value!r}" for name, value in dataclasses.asdict(options).items())
     return f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
 
 
@@ -313,7 +344,8 @@ class CallbackMixin:
 
     With ``jit_compile=True`` it has roots computed by the host, between the steps; without it they are
     computed on the device. In any case it adds Shampoo's counters (``ShampooCore.report``) to the logs of each
-    epoch, where Keras' History and TensorBoard callbacks that come after it find them.
+    epoch, where Keras' History and TensorBoard callbacks that come after it find them. The model's optimizer is
+    Shampoo, or a ``MultiOptimizer`` of Keras 3 with one Shampoo in it.
 
     Args:
         log_dir: a folder for TensorBoard events of its own, written every ``every`` batches.
@@ -332,13 +364,14 @@ class CallbackMixin:
         self._written = 0
 
     def _optimizer(self) -> Any:
-        optimizer = self.model.optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        if not hasattr(optimizer, "driven"):
-            raise ValueError(
-                f"ShampooCallback requires the optimizer Shampoo, not {type(optimizer).__name__}"
-            )
-        return optimizer
+        whole = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        parts = getattr(whole, "optimizers", [whole])
+        found = [part for part in parts if getattr(part, "kind", None) in (SHAMPOO, SOAP)]
+        if len(found) != 1:
+            names = ", ".join(type(part).__name__ for part in parts)
+            unbuilt = "a MultiOptimizer before optimizer.build(model.trainable_variables)"
+            raise ValueError(f"ShampooCallback requires one optimizer Shampoo, not {names or unbuilt}")
+        return found[0]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         optimizer, model = self._optimizer(), self.model

@@ -21,7 +21,7 @@ if __name__ == "__main__":
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )
 
-from ctr.optim import Adafactor, Shampoo, ShampooCallback, ShampooOptions
+from ctr.optim import Adafactor, Shampoo, ShampooCallback, ShampooOptions, Soap, presets
 from ctr.optim.shampoo.host import STATUS
 from ctr.optim.shampoo.optimizer import ShampooCore
 
@@ -625,6 +625,7 @@ FAMILY = {
     "eigenbases": lambda: Shampoo(
         0.02, **QUICK, eigenvalue_correction=True, beta1=0.5, beta2=0.9, grafted_norm=False
     ),
+    "SOAP": lambda: Soap(0.02, **QUICK),
     "KL-Shampoo": lambda: Shampoo(0.02, **QUICK, factor_update="kl", beta2=0.9, exponent_override=2),
     "diagonals and vectors": lambda: Shampoo(
         0.02,
@@ -666,6 +667,31 @@ def all_of_the_family_compile():
 
 
 @check
+def soap_takes_the_steps_of_its_preset():
+    for given in (
+        {},
+        {"learning_rate": 0.02, "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-4, "block_size": 3, **QUICK},
+    ):
+        preset = presets.soap(**given)
+        soap, shampoo = Soap(**given), Shampoo(**preset.arguments)
+        assert soap.options == preset.options and float(soap.learning_rate) == np.float32(
+            preset.learning_rate
+        )
+        same(values(trained(soap, 7)), values(trained(shampoo, 7)))
+        assert soap.core.report() == shampoo.core.report()
+    config = Soap(0.02, beta2=0.9, tables="words", clipnorm=1.0, name="mine").get_config()
+    assert Soap.from_config(config).get_config() == config
+    assert (config["grafting_beta2"], config["tables"], config["clipnorm"], config["name"]) == (
+        0.9,
+        "words",
+        1.0,
+        "mine",
+    )
+    with refused(TypeError, "Soap has no option 'beta_2'", "precondition_frequency"):
+        Soap(beta_2=0.9)
+
+
+@check
 def adafactor_moves_touched_rows_alone_and_has_its_own_options():
     model = compiled(Adafactor(0.02))
     before = values(model)[0]
@@ -703,28 +729,29 @@ def configurations_make_the_same_optimizer():
 
 @check
 def it_is_registered_under_the_name_of_the_package():
-    saved = keras.optimizers.serialize(Shampoo(0.125, block_size=7))
-    assert saved["registered_name"] == "ctr>Shampoo"
-    for made in (
-        keras.optimizers.deserialize(saved),
-        keras.optimizers.get(saved),
-        keras.optimizers.get({"class_name": "ctr>Shampoo", "config": {"block_size": 7}}),
-    ):
-        assert type(made) is Shampoo and made.options.block_size == 7
-    assert float(keras.optimizers.deserialize(saved).learning_rate) == 0.125
+    for kind, name in ((Shampoo, "ctr>Shampoo"), (Soap, "ctr>Soap")):
+        saved = keras.optimizers.serialize(kind(0.125, block_size=7))
+        assert saved["registered_name"] == name
+        for made in (
+            keras.optimizers.deserialize(saved),
+            keras.optimizers.get(saved),
+            keras.optimizers.get({"class_name": name, "config": {"block_size": 7}}),
+        ):
+            assert type(made) is kind and made.options.block_size == 7
+        assert float(keras.optimizers.deserialize(saved).learning_rate) == 0.125
 
 
 @check
 def it_is_known_by_name_and_saved_under_it():
-    for name in ("shampoo", "Shampoo"):
+    for name, kind in (("shampoo", Shampoo), ("Shampoo", Shampoo), ("soap", Soap), ("Soap", Soap)):
         model = compiled(name)
-        assert type(model.optimizer) is Shampoo and model.optimizer.get_config() == Shampoo().get_config()
-        assert type(keras.optimizers.get({"class_name": name, "config": {"block_size": 7}})) is Shampoo
+        assert type(model.optimizer) is kind and model.optimizer.get_config() == kind().get_config()
+        assert type(keras.optimizers.get({"class_name": name, "config": {"block_size": 7}})) is kind
         fit(model, 3)
         with tempfile.TemporaryDirectory() as folder:
             model.save(Path(folder, "model.keras"))
             loaded = keras.models.load_model(Path(folder, "model.keras"))
-        assert type(loaded.optimizer) is Shampoo and int(loaded.optimizer.core.step) == 3
+        assert type(loaded.optimizer) is kind and int(loaded.optimizer.core.step) == 3
         assert type(keras.models.clone_model(loaded)) is type(model)
     with policy("mixed_float16"):
         assert type(compiled("shampoo").optimizer.inner_optimizer) is Shampoo
@@ -754,7 +781,7 @@ def values_that_are_not_allowed_are_refused_with_those_that_are():
         Shampoo(nesterov=True)
     with refused(ValueError, "every is 0"):
         ShampooCallback(every=0)
-    with refused(ValueError, "requires the optimizer Shampoo, not SGD"):
+    with refused(ValueError, "requires one optimizer Shampoo, not SGD"):
         fit(compiled("sgd"), 1, [ShampooCallback()])
     with refused(ValueError, "no variables yet"):
         Shampoo().describe()

@@ -45,6 +45,14 @@ def test_by_default_the_rate_is_constant():
         ),
         ("cosine 3", {0: 1.0, 1: 0.75, 2: 0.25, 3: 0.0, 4: 0.0}),
         (COSINE, {0: 0.0, 25: 0.5, 50: 1.0, 450: 0.6, 850: 0.2, 851: 0.2}),
+        ("warmup 8 power 2", {0: 0.0, 1: 1 / 64, 2: 1 / 16, 4: 0.25, 6: 0.5625, 8: 1.0, 10**12: 1.0}),
+        ("warmup 4 power 0.5, cosine 2", {0: 0.0, 1: 0.5, 4: 1.0, 5: 0.5, 6: 0.0}),
+        ("inverse_sqrt 9", {0: 1.0, 8: 1.0, 9: 1.0, 16: 0.75, 36: 0.5, 900: 0.1, 9 * 10**12: 1e-6}),
+        (
+            "warmup 10 power 2, inverse_sqrt 10",
+            {0: 0.0, 5: 0.25, 9: 0.81, 10: 1.0, 40: 0.5, 1000: 0.1, 10**7: 1e-3},
+        ),
+        ("warmup 5, inverse_sqrt 100", {1: 0.2, 5: 1.0, 100: 1.0, 400: 0.5}),
     ],
 )
 def test_closed_forms(content, expected):
@@ -59,7 +67,7 @@ def test_the_corners_are_exact():
 
 
 def test_the_decay_never_rises():
-    for text, begin in ((POLYNOMIAL, 100), (COSINE, 50)):
+    for text, begin in ((POLYNOMIAL, 100), (COSINE, 50), ("warmup 20, inverse_sqrt 60", 20)):
         factors = [at(text, examples) for examples in range(begin, 1000)]
         assert all(later <= earlier for earlier, later in itertools.pairwise(factors))
 
@@ -74,9 +82,16 @@ def test_the_decay_never_rises():
         ("warmup 5, warmup 5", "allowed: constant"),
         ("", "allowed: constant"),
         ("cosine 0", "a decay takes examples above 0"),
-        ("cosine 10 power 2", "power is of a polynomial decay"),
+        ("cosine 10 power 2", "power is of a warm-up or a polynomial decay, not of cosine"),
         ("polynomial 10 power 0", "a power above 0"),
         ("polynomial 10 to 1.5", "a share of at most 1"),
+        ("warmup 10 power 0", "a warm-up takes a power above 0"),
+        ("warmup 10 to 2", "allowed: constant"),
+        ("inverse_sqrt 10, warmup 5", "allowed: constant"),
+        ("inverse_sqrt 0", "a decay takes examples above 0"),
+        ("inverse_sqrt 10 to 0.1", "it takes no share"),
+        ("inverse_sqrt 10 power 2", "not of inverse_sqrt"),
+        ("warmup 20, inverse_sqrt 10", "from the end of the warm-up, 20, on"),
         ({"warmup_examples": 10}, "a text is required|valid string"),
     ],
 )

@@ -1,0 +1,155 @@
+"""Shampoo inside `MultiOptimizer` of Keras 3: the steps of its parts, one by one, before and after saving."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
+
+# Roots of step 2 are waited for; later ones are sent at 6, 10, ... and taken in four steps on.
+QUICK = {
+    "start_preconditioning_step": 2,
+    "precondition_frequency": 4,
+    "statistics_frequency": 1,
+    "early_growth": 0.0,
+    "drift_bound": 0.0,
+}
+
+CASES = {
+    # The default optimizer, and one by the path of its variable.
+    "Shampoo beside AdaGrad for embeddings": lambda: (
+        Shampoo(0.02, **QUICK),
+        {"words/embeddings": keras.optimizers.Adagrad(0.1)},
+    ),
+    "Soap beside Adafactor for embeddings": lambda: (
+        Soap(0.02, **QUICK),
+        {"words/embeddings": Adafactor(0.05)},
+    ),
+    "Shampoo for one kernel": lambda: (
+        keras.optimizers.Adam(0.01),
+        {"hidden/kernel": Shampoo(0.02, momentum=0.9, **QUICK)},
+    ),
+}
+
+
+def make_model():
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((2,), dtype="int32")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(7, 3, name="words")(ids))
+    hidden = keras.layers.Dense(4, activation="tanh", name="hidden")(hidden)
+    return keras.Model(ids, keras.layers.Dense(1, dtype="float32", name="output")(hidden))
+
+
+def compiled(case, **options):
+    default, by_path = CASES[case]()
+    model = make_model()
+    optimizer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, by_path))
+    model.compile(optimizer=optimizer, loss="mse", **options)
+    return model
+
+
+def batches(count, start=0):
+    found = []
+    for step in range(start, start + count):
+        ids = np.random.default_rng(step).integers(0, 7, (16, 2)).astype(np.int32)
+        found.append((ids, (np.sin(ids.sum(axis=1, keepdims=True)) + 0.5).astype(np.float32)))
+    return found
+
+
+def fit(model, count, start=0, **options):
+    ids, labels = (np.concatenate(parts) for parts in zip(*batches(count, start), strict=True))
+    return model.fit(ids, labels, batch_size=16, shuffle=False, verbose=0, **options).history
+
+
+def values(model):
+    return {variable.path: variable.numpy() for variable in model.trainable_variables}
+
+
+def shampoo_of(model):
+    (found,) = [part for part in model.optimizer.optimizers if isinstance(part, Shampoo)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_each_part_takes_its_own_steps(case):
+    """Those of the same optimizers, each of them called in a loop with its own variables alone."""
+    model, other = compiled(case), make_model()
+    fit(model, 11)
+    default, by_path = CASES[case]()
+    variables = {variable.path: variable for variable in other.trainable_variables}
+    parts = [(optimizer, [variables.pop(path)]) for path, optimizer in by_path.items()]
+    parts.append((default, list(variables.values())))
+    for optimizer, own in parts:
+        optimizer.build(own)
+
+    @tf.function
+    def step(ids, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((other(ids, training=True) - labels) ** 2)
+        gradients = tape.gradient(loss, [own for _, own in parts])
+        for (optimizer, own), found in zip(parts, gradients, strict=True):
+            optimizer.apply(found, own)
+
+    for ids, labels in batches(11):
+        step(ids, labels)
+    for path, value in values(other).items():
+        np.testing.assert_allclose(values(model)[path], value, rtol=0, atol=1e-6, err_msg=path)
+    shampoo = shampoo_of(model)
+    assert shampoo.core.report()["layers_ready"] == shampoo.core.report()["layers"] == 1
+    treated = [line.split()[0] for line in shampoo.describe().splitlines()[1:-1]]
+    (expected,) = [own for optimizer, own in parts if isinstance(optimizer, Shampoo)]
+    assert treated == [variable.path for variable in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_saved_models_and_weights_go_on_to_the_bit(case, tmp_path):
+    model = compiled(case)
+    fit(model, 8)
+    core = shampoo_of(model).core
+    # A root is on its way.
+    assert int(core.state.exchanged_at) == 6
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    from_weights = compiled(case)
+    from_weights.optimizer.build(from_weights.trainable_variables)
+    from_weights.load_weights(tmp_path / "model.weights.h5")
+    fit(model, 6, start=8)
+    for loaded in (keras.models.load_model(tmp_path / "model.keras"), from_weights):
+        fit(loaded, 6, start=8)
+        for path, value in values(model).items():
+            np.testing.assert_array_equal(values(loaded)[path], value, err_msg=path)
+        assert shampoo_of(loaded).core.report() == core.report()
+        assert type(shampoo_of(loaded)) is type(shampoo_of(model))
+        assert int(shampoo_of(loaded).iterations) == int(loaded.optimizer.iterations) == 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
+def test_the_callback_finds_shampoo_among_the_parts(options):
+    case = "Soap beside Adafactor for embeddings"
+    history = fit(compiled(case, **options), 12, callbacks=[ShampooCallback()])
+    assert history["shampoo/layers_ready"] == [1]
+    # On the host in either way: XLA alone cannot compute eigenbases.
+    assert history["shampoo/eigh"] == history["shampoo/refreshed"] != [0]
+
+
+def test_the_callback_refuses_none_and_two():
+    adam = keras.optimizers.Adam()
+
+    def refused(default, others):
+        model = make_model()
+        optimizers = keras.optimizers.OptimizerMap(default, others)
+        model.compile(optimizer=keras.optimizers.MultiOptimizer(optimizers), loss="mse")
+        with pytest.raises(ValueError, match="requires one optimizer Shampoo, not ") as error:
+            fit(model, 1, callbacks=[ShampooCallback()])
+        return str(error.value).rpartition("not ")[2]
+
+    assert refused(adam, {"hidden/kernel": Adafactor()}) == "Adafactor, Adam"
+    assert refused(Shampoo(), {"hidden/kernel": Soap()}) == "Soap, Shampoo"
+    model = make_model()
+    model.compile(optimizer=keras.optimizers.MultiOptimizer(lambda variable: adam), loss="mse")
+    with pytest.raises(ValueError, match=r"before optimizer.build\(model.trainable_variables\)"):
+        fit(model, 1, callbacks=[ShampooCallback()])

@@ -1,0 +1,137 @@
+"""Runs as models of tensorflow-recommenders: the predictions of the trainer and of exports, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from ctr.data.reader import rows_of_table
+from ctr.io.errors import InputError
+from ctr.optim import Shampoo
+from ctr.serving.export import publish
+from ctr.serving.recommenders import RecommendersModel, ids_of_rows
+from ctr.serving.scorer import Scorer
+from growing_cases import SCHEMA as GROWING
+from growing_cases import draw_rows, make_run, rows_of
+from model_cases import SCHEMA
+
+
+def ids_of(case):
+    return ids_of_rows(SCHEMA, rows_of_table(case.table, SCHEMA, 0))
+
+
+@pytest.mark.slow(first=3)
+@pytest.mark.parametrize("kind", ["plain", "gated", "full crosses", "bottlenecks", "own gradients"])
+def test_predictions_are_the_trainers_and_the_exports(case, exported, kind):
+    made = case(kind)
+    model = RecommendersModel(made.snapshot)
+    logit = model(ids_of(made)).numpy()
+    assert 0 < made.snapshot.alpha2 < 1 and np.ptp(made.logit) > 1
+    np.testing.assert_allclose(logit, made.logit, rtol=1e-5, atol=1e-5)
+    scorer = Scorer(exported(kind))
+    np.testing.assert_allclose(logit, scorer.score(made.raw)["logit"], rtol=1e-5, atol=1e-5)
+    probability = model.predict(tf.data.Dataset.from_tensors(ids_of(made)), verbose=0)
+    np.testing.assert_allclose(tf.sigmoid(probability), scorer.predict(made.raw), rtol=1e-5, atol=1e-6)
+    layers = [type(layer).__name__ for layer in model.crosses]
+    assert layers == ["Cross"] * 2 and isinstance(model.crosses[0], tfrs.layers.dcn.Cross)
+
+
+@pytest.mark.slow
+def test_a_run_in_bfloat16_differs_by_its_rounding(case):
+    made = case("plain", "bfloat16")
+    logit = RecommendersModel(made.snapshot)(ids_of(made)).numpy()
+    assert 1e-4 < np.abs(logit - made.logit).max() < 0.06
+
+
+@pytest.mark.slow
+def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path):
+    run = make_run(tmp_path / "run")
+    run.learn(draw_rows(40, seed=0))
+    run.move(seed=1)
+    snapshot = run.snapshot(100)
+    model, scorer = RecommendersModel(snapshot), Scorer(publish(snapshot, tmp_path / "models").path)
+    for unknown in (False, True):
+        raw = draw_rows(50, seed=3, unknown=unknown)
+        logit = model(ids_of_rows(GROWING, rows_of(raw))).numpy()
+        np.testing.assert_allclose(logit, scorer.score(raw)["logit"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(logit, run.score(raw), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_it_trains_by_rows_and_by_shampoo_and_goes_on_from_saved_weights(case, tmp_path):
+    made = case("gated")
+    model = RecommendersModel(made.snapshot)
+    ids, clicks = ids_of(made), tf.cast(tf.range(90) % 4 == 0, tf.float32)
+    logit = model(ids).numpy().astype(np.float64)
+    expected = np.mean(np.logaddexp(0, logit) - clicks.numpy() * logit)
+    assert float(model.compute_loss((ids, clicks))) == pytest.approx(expected, rel=1e-5)
+    weights = clicks + 1.0
+    assert float(model.compute_loss((ids, clicks, weights))) != float(model.compute_loss((ids, clicks)))
+    shampoo = Shampoo(0.01, early_growth=0.0, start_preconditioning_step=2, statistics_frequency=1)
+    model.compile(
+        tfrs.experimental.optimizers.CompositeOptimizer(
+            [
+                (tf.keras.optimizers.Adagrad(0.05), lambda: model.embedding_trainable_variables),
+                (shampoo, lambda: model.dense_trainable_variables),
+            ]
+        )
+    )
+    before = [table.numpy() for table in model.tables]
+    losses = model.fit(tf.data.Dataset.from_tensors((ids, clicks)), epochs=20, verbose=0).history["loss"]
+    assert losses[0] == pytest.approx(expected, rel=1e-5) and losses[-1] < 0.8 * losses[0]
+    both = [*model.embedding_trainable_variables, *model.dense_trainable_variables]
+    assert {id(one) for one in both} == {id(one) for one in model.trainable_variables}
+    assert len(both) == len(model.trainable_variables)
+    # Of the large tables, 90 rows touch a part.
+    for table, old in zip(model.tables, before, strict=True):
+        moved = (table.numpy() != old).any(axis=1)
+        assert 0 < moved.sum() < len(moved) or len(moved) < 10
+    assert len(shampoo.core.weights) == len(model.dense_trainable_variables)
+    assert shampoo.core.report()["layers_ready"] == shampoo.core.report()["layers"] > 3
+    model.save_weights(tmp_path / "weights")
+    other = RecommendersModel(made.snapshot)
+    other.load_weights(tmp_path / "weights").expect_partial()
+    np.testing.assert_array_equal(other(ids).numpy(), model(ids).numpy())
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("factorized", "factorized"),
+        ("ensemble", "an ensemble"),
+        ("logistic", "of linear weights alone"),
+    ],
+)
+def test_other_models_are_refused(case, kind, what):
+    with pytest.raises(
+        InputError, match=f"the model is {what}; allowed for tensorflow-recommenders: "
+    ) as error:
+        RecommendersModel(case(kind).snapshot)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_that_is_none_is_refused(tmp_path):
+    with pytest.raises(InputError, match="nowhere"):
+        RecommendersModel.from_run(tmp_path / "nowhere")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        (
+            "",
+            "requires Keras 2, as tensorflow-recommenders does: set TF_USE_LEGACY_KERAS=1 before TensorFlow",
+        ),
+        (
+            "import os, sys; os.environ['TF_USE_LEGACY_KERAS'] = '1'; sys.modules['tensorflow_recommenders'] = None",
+            'requires tensorflow_recommenders: pip install "clicktrain[train,tfrs]"',
+        ),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(fresh_python, root, before, message):
+    code = (
+        f"{before}\ntry:\n    import ctr.serving.recommenders\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    assert message in fresh_python("-c", code, cwd=root, path=root).stdout.splitlines()[-1]
