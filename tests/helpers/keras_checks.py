@@ -24,6 +24,7 @@ if __name__ == "__main__":
 from ctr.optim import Adafactor, Shampoo, ShampooCallback, ShampooOptions, Soap, presets
 from ctr.optim.shampoo.host import STATUS
 from ctr.optim.shampoo.optimizer import ShampooCore
+from shampoo_options import tree
 
 keras = tf.keras
 KERAS_3 = keras.Model.__module__.startswith("keras.")
@@ -175,7 +176,7 @@ def steps_are_those_of_the_core_to_the_bit():
         {**QUICK, "beta1": 0.9, "beta2": 0.99, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
         {**QUICK, "sparse": "one_sided", "grafting": "adam", "asynchronous": False, "block_size": 3},
     ):
-        optimizer = Shampoo(0.02, **options)
+        optimizer = Shampoo(0.02, **tree(**options))
         model = trained(optimizer, 11)
         by_hand = Core(**options)
         same(values(model), by_hand.steps(11))
@@ -192,7 +193,7 @@ def clipping_comes_before_the_step():
         ("global_clipnorm", lambda found: tf.clip_by_global_norm(found, 0.5)[0]),
         ("clipvalue", lambda found: [tf.clip_by_value(g, -0.5, 0.5) for g in found]),
     ):
-        model = trained(Shampoo(0.02, **QUICK, **{option: 0.5}), 3)
+        model = trained(Shampoo(0.02, **tree(**QUICK, **{option: 0.5})), 3)
         for one, other in zip(values(model), Core(**QUICK).steps(3, change=clip), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
         assert any(differ(values(model), unclipped))
@@ -200,7 +201,7 @@ def clipping_comes_before_the_step():
 
 @check
 def variables_without_a_gradient_stay_as_they_are():
-    optimizer = Shampoo(0.02, **QUICK)
+    optimizer = Shampoo(0.02, **tree(**QUICK))
     model = make_model()
     variables, before = model.trainable_variables, values(model)
     optimizer.build(variables)
@@ -229,12 +230,12 @@ def variables_it_was_not_built_for_are_refused():
 @check
 def learning_rates_may_be_schedules_and_may_be_set():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([4], [0.05, 0.01])
-    model = trained(Shampoo(schedule, **QUICK), 7)
+    model = trained(Shampoo(schedule, **tree(**QUICK)), 7)
     by_hand = Core(**QUICK)
     for step in range(7):
         by_hand.step(gradients(by_hand.weights, step), 0.05 if step <= 4 else 0.01)
     same(values(model), [weight.numpy() for weight in by_hand.weights])
-    optimizer = Shampoo(0.05, **QUICK)
+    optimizer = Shampoo(0.05, **tree(**QUICK))
     model = trained(optimizer, 2)
     before = values(model)
     optimizer.learning_rate = 0.0
@@ -278,7 +279,7 @@ def tables_that_are_no_regular_expression_are_refused():
 
 @check
 def weights_decay_unless_excluded():
-    optimizer = Shampoo(0.1, weight_decay=0.5, initial_accumulator=0.0)
+    optimizer = Shampoo(0.1, **tree(weight_decay=0.5, initial_accumulator=0.0))
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     model = make_model()
     for layer in ("hidden", "output"):
@@ -293,7 +294,7 @@ def weights_decay_unless_excluded():
 @check
 def averaged_weights_are_kept_and_put_in_place():
     plain = make_model()
-    optimizer, history = Shampoo(0.05, **QUICK), [values(plain)]
+    optimizer, history = Shampoo(0.05, **tree(**QUICK)), [values(plain)]
     for step in range(3):
         advance(plain, optimizer, 1, start=step)
         history.append(values(plain))
@@ -302,7 +303,9 @@ def averaged_weights_are_kept_and_put_in_place():
     for weights in history[2:]:
         average = [(a + b) / 2 for a, b in zip(average, weights, strict=True)]
     for overwrite in (None, 3):
-        averaged = Shampoo(0.05, **QUICK, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=overwrite)
+        averaged = Shampoo(
+            0.05, **tree(**QUICK, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=overwrite)
+        )
         model = trained(averaged, 3)
         if not overwrite:
             same(values(model), history[-1])
@@ -334,7 +337,7 @@ def tables_are_found_by_name():
 def tables_learn_by_adagrad_from_summed_repetitions():
     model = make_model()
     before = values(model)[0]
-    advance(model, Shampoo(0.1, initial_accumulator=0.25), 1)
+    advance(model, Shampoo(0.1, **tree(initial_accumulator=0.25)), 1)
     gradient = tf.convert_to_tensor(sparse_gradient(0)).numpy()
     expected = before - 0.1 * gradient / np.sqrt(0.25 + gradient**2)
     np.testing.assert_allclose(values(model)[0], expected, rtol=1e-5, atol=1e-7)
@@ -343,10 +346,10 @@ def tables_learn_by_adagrad_from_summed_repetitions():
 
 @check
 def sparse_gradients_of_other_variables_count_as_dense_ones():
-    sparse = trained(Shampoo(0.02, tables=None, **QUICK), 8)
-    dense = trained(Shampoo(0.02, tables=None, **QUICK), 8, sparse=False)
+    sparse = trained(Shampoo(0.02, **tree(tables=None, **QUICK)), 8)
+    dense = trained(Shampoo(0.02, **tree(tables=None, **QUICK)), 8, sparse=False)
     same(values(sparse), values(dense))
-    assert any(differ(values(sparse), values(trained(Shampoo(0.02, **QUICK), 8)))[:1])
+    assert any(differ(values(sparse), values(trained(Shampoo(0.02, **tree(**QUICK)), 8)))[:1])
 
 
 @check
@@ -364,7 +367,7 @@ def sparse_gradients_are_never_dropped():
     for given in options:
         for tables in ("embeddings", None):
             steps = given.get("gradient_accumulation_steps", 1)
-            model = trained(Shampoo(0.1, tables=tables, **given), steps)
+            model = trained(Shampoo(0.1, **tree(tables=tables, **given)), steps)
             moved = (values(model)[0] != before[0]).any(axis=1)
             assert moved[[0, 1, 5]].all(), (given, tables, moved)
 
@@ -374,7 +377,7 @@ def sparse_gradients_are_never_dropped():
 
 @check
 def fit_uses_roots_from_the_host_without_a_callback():
-    model = compiled(Shampoo(0.05, **QUICK))
+    model = compiled(Shampoo(0.05, **tree(**QUICK)))
     history = [fit(model, 10).history["loss"][0] for _ in range(2)]
     report = model.optimizer.core.report()
     assert history[1] < history[0]
@@ -385,11 +388,11 @@ def fit_uses_roots_from_the_host_without_a_callback():
 
 @check
 def loops_of_ones_own_give_what_fit_gives():
-    reference = compiled(Shampoo(0.02, **QUICK))
+    reference = compiled(Shampoo(0.02, **tree(**QUICK)))
     fit(reference, 8)
 
     def loop(wrap, apply):
-        model, optimizer = make_model(), Shampoo(0.02, **QUICK)
+        model, optimizer = make_model(), Shampoo(0.02, **tree(**QUICK))
         optimizer.build(model.trainable_variables)
 
         @wrap
@@ -420,7 +423,7 @@ def loops_of_ones_own_give_what_fit_gives():
 
 @check
 def batches_that_are_not_finite_are_skipped_and_counted():
-    model = compiled(Shampoo(0.02, **QUICK), run_eagerly=True)
+    model = compiled(Shampoo(0.02, **tree(**QUICK)), run_eagerly=True)
     fit(model, 3)
     before, ids, labels = values(model), *example(3)
     model.train_on_batch(ids, labels * np.nan)
@@ -433,7 +436,7 @@ def batches_that_are_not_finite_are_skipped_and_counted():
 
 @check
 def several_steps_in_one_execution_exchange_as_single_ones_do():
-    model = compiled(Shampoo(0.02, **QUICK), steps_per_execution=5)
+    model = compiled(Shampoo(0.02, **tree(**QUICK)), steps_per_execution=5)
     fit(model, 10)
     core = model.optimizer.core
     assert int(core.step) == 10 and int(core.exchanged.exchanged_at) == 10
@@ -446,7 +449,7 @@ def several_steps_in_one_execution_exchange_as_single_ones_do():
 
 @check
 def with_jit_compile_roots_come_from_the_callback_or_from_the_device():
-    model = compiled(Shampoo(0.02, **QUICK), jit_compile=True)
+    model = compiled(Shampoo(0.02, **tree(**QUICK)), jit_compile=True)
     core = lambda: model.optimizer.core  # noqa: E731
     fit(model, 7, [ShampooCallback()])
     hosted = core().report()
@@ -469,7 +472,7 @@ def with_jit_compile_a_fit_that_broke_off_leaves_no_training_without_roots():
             if batch == 1:
                 raise KeyboardInterrupt
 
-    model = compiled(Shampoo(0.02, **QUICK), jit_compile=True, steps_per_execution=2)
+    model = compiled(Shampoo(0.02, **tree(**QUICK)), jit_compile=True, steps_per_execution=2)
     with contextlib.suppress(KeyboardInterrupt):
         fit(model, 8, [ShampooCallback(), Stop()])
     # Two steps: the roots of the second are there.
@@ -483,10 +486,10 @@ def with_jit_compile_a_fit_that_broke_off_leaves_no_training_without_roots():
 
 @check
 def with_jit_compile_roots_of_other_orders_need_the_callback():
-    model = compiled(Shampoo(0.02, **QUICK, exponent_multiplier=1.5), jit_compile=True)
+    model = compiled(Shampoo(0.02, **tree(**QUICK, exponent_multiplier=1.5)), jit_compile=True)
     with refused(Exception, "exponent_multiplier 1.5", "ShampooCallback", "without jit_compile"):
         fit(model, 4)
-    model = compiled(Shampoo(0.02, **QUICK, exponent_multiplier=1.5), jit_compile=True)
+    model = compiled(Shampoo(0.02, **tree(**QUICK, exponent_multiplier=1.5)), jit_compile=True)
     fit(model, 4, [ShampooCallback()])
     assert model.optimizer.core.report()["layers_ready"] == 1
 
@@ -497,9 +500,9 @@ def with_jit_compile_roots_of_other_orders_need_the_callback():
 @check
 def a_strategy_of_one_replica_changes_nothing_but_the_kind_of_the_variables():
     for jit in (False, True):
-        plain = compiled(Shampoo(0.02, **QUICK), jit_compile=jit)
+        plain = compiled(Shampoo(0.02, **tree(**QUICK)), jit_compile=jit)
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-            mirrored = compiled(Shampoo(0.02, **QUICK), jit_compile=jit)
+            mirrored = compiled(Shampoo(0.02, **tree(**QUICK)), jit_compile=jit)
         histories = []
         with tempfile.TemporaryDirectory() as folder:
             for model in (plain, mirrored):
@@ -527,7 +530,7 @@ def loss_scale(model):
 @check
 def float16_with_loss_scaling_skips_overflows_and_goes_on():
     with policy("mixed_float16"):
-        model = compiled(Shampoo(0.02, **QUICK))
+        model = compiled(Shampoo(0.02, **tree(**QUICK)))
         assert isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
         inner = model.optimizer.inner_optimizer
         history = fit(model, 5, [ShampooCallback()]).history
@@ -545,7 +548,7 @@ def float16_with_loss_scaling_skips_overflows_and_goes_on():
 @check
 def bfloat16_activations_leave_weights_and_state_in_float32():
     with policy("mixed_bfloat16"):
-        model = compiled(Shampoo(0.05, **QUICK))
+        model = compiled(Shampoo(0.05, **tree(**QUICK)))
         history = [fit(model, 5).history["loss"][0] for _ in range(2)]
     core = model.optimizer.core
     assert history[1] < history[0] and core.report()["layers_ready"] == 1
@@ -559,12 +562,12 @@ def bfloat16_activations_leave_weights_and_state_in_float32():
 def resumes(save_and_load):
     """Trains past a save with a root on its way; what is loaded must go on to the same bits."""
     options = {"momentum": 0.9, "beta1": 0.5, "beta2": 0.99, "sparse": "one_sided"}
-    model = compiled(Shampoo(0.02, **QUICK, **options))
+    model = compiled(Shampoo(0.02, **tree(**QUICK, **options)))
     advance(model, model.optimizer, 8)
     assert in_flight(model.optimizer.core) and int(model.optimizer.core.exchanged.exchanged_at) == 6
 
     def fresh():
-        made = compiled(Shampoo(0.02, **QUICK, **options))
+        made = compiled(Shampoo(0.02, **tree(**QUICK, **options)))
         for variable in made.trainable_variables:
             variable.assign(tf.zeros(variable.shape))
         return made
@@ -623,17 +626,19 @@ def checkpoints_resume_to_the_bit():
 
 FAMILY = {
     "eigenbases": lambda: Shampoo(
-        0.02, **QUICK, eigenvalue_correction=True, beta1=0.5, beta2=0.9, grafted_norm=False
+        0.02, **tree(**QUICK, eigenvalue_correction=True, beta1=0.5, beta2=0.9, grafted_norm=False)
     ),
-    "SOAP": lambda: Soap(0.02, **QUICK),
-    "KL-Shampoo": lambda: Shampoo(0.02, **QUICK, factor_update="kl", beta2=0.9, exponent_override=2),
+    "SOAP": lambda: Soap(0.02, **tree(**QUICK)),
+    "KL-Shampoo": lambda: Shampoo(0.02, **tree(**QUICK, factor_update="kl", beta2=0.9, exponent_override=2)),
     "diagonals and vectors": lambda: Shampoo(
         0.02,
-        **QUICK,
-        large_dimensions="diagonal",
-        max_dimension=4,
-        precondition_vectors=True,
-        update_clipping=0.5,
+        **tree(
+            **QUICK,
+            large_dimensions="diagonal",
+            max_dimension=4,
+            precondition_vectors=True,
+            update_clipping=0.5,
+        ),
     ),
     "Adafactor": lambda: Adafactor(0.02, beta1=0.5),
 }
@@ -673,7 +678,7 @@ def soap_takes_the_steps_of_its_preset():
         {"learning_rate": 0.02, "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-4, "block_size": 3, **QUICK},
     ):
         preset = presets.soap(**given)
-        soap, shampoo = Soap(**given), Shampoo(**preset.arguments)
+        soap, shampoo = Soap(**tree(**given)), Shampoo(**preset.arguments)
         assert soap.options == preset.options and float(soap.learning_rate) == np.float32(
             preset.learning_rate
         )
@@ -718,7 +723,7 @@ def configurations_make_the_same_optimizer():
     options = {"momentum": 0.9, "nesterov": True, "merge_dimensions": 64, "exponent_override": 2}
     for rate in (0.05, schedule):
         given = {**QUICK, **options, "weight_decay": 0.1, "tables": "words", "clipnorm": 1.0, "name": "mine"}
-        first = Shampoo(rate, **given)
+        first = Shampoo(rate, **tree(**given))
         second = Shampoo.from_config(first.get_config())
         config = second.get_config()
         assert config == first.get_config()
@@ -762,7 +767,7 @@ def options_that_do_not_exist_are_refused_with_those_that_do():
     with refused(TypeError, "no option 'blocksize'", "block_size", "clipnorm", "precondition_frequency"):
         Shampoo(blocksize=3)
     with refused(TypeError, "gradient_accumulation_steps" if not KERAS_3 else "jit_compile"):
-        Shampoo(**{"gradient_accumulation_steps" if not KERAS_3 else "jit_compile": 2})
+        Shampoo(**tree(**{"gradient_accumulation_steps" if not KERAS_3 else "jit_compile": 2}))
 
 
 @check
@@ -776,7 +781,7 @@ def values_that_are_not_allowed_are_refused_with_those_that_are():
         ("solver", "qr", "auto, eigh, coupled"),
     ):
         with refused(ValueError, name, repr(value), allowed):
-            Shampoo(**{name: value})
+            Shampoo(**tree(**{name: value}))
     with refused(ValueError, "nesterov requires a momentum"):
         Shampoo(nesterov=True)
     with refused(ValueError, "every is 0"):
@@ -794,7 +799,7 @@ def values_that_are_not_allowed_are_refused_with_those_that_are():
 def the_callback_shows_its_values_in_history_and_tensorboard():
     with tempfile.TemporaryDirectory() as folder:
         own, of_keras = Path(folder, "own"), Path(folder, "keras")
-        model = compiled(Shampoo(0.02, **QUICK))
+        model = compiled(Shampoo(0.02, **tree(**QUICK)))
         callbacks = [
             ShampooCallback(log_dir=str(own), every=3),
             keras.callbacks.TensorBoard(str(of_keras), write_graph=False),
@@ -844,7 +849,7 @@ if KERAS_3:
 
     @check
     def accumulated_gradients_are_one_step():
-        optimizer = Shampoo(0.02, **QUICK, gradient_accumulation_steps=2)
+        optimizer = Shampoo(0.02, **tree(**QUICK, gradient_accumulation_steps=2))
         model = trained(optimizer, 8, sparse=False)
         by_hand = Core(**QUICK)
         for step in range(0, 8, 2):
@@ -857,7 +862,7 @@ if KERAS_3:
 
     @check
     def a_scaled_loss_is_scaled_back():
-        optimizer = Shampoo(0.02, **QUICK, loss_scale_factor=8.0)
+        optimizer = Shampoo(0.02, **tree(**QUICK, loss_scale_factor=8.0))
         assert float(optimizer.scale_loss(tf.constant(2.0))) == 16.0
         model, by_hand = make_model(), Core(**QUICK)
         variables = model.trainable_variables
@@ -879,7 +884,7 @@ def several_replicas_are_not_compiled_by_xla():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     assert strategy.num_replicas_in_sync == 2
     with strategy.scope():
-        model = compiled(Shampoo(0.02, **QUICK), jit_compile=True)
+        model = compiled(Shampoo(0.02, **tree(**QUICK)), jit_compile=True)
     with refused(Exception, "Shampoo on 2 replicas cannot be compiled by XLA", "without jit_compile=True"):
         fit(model, 2)
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
+from shampoo_options import tree
 
 # Roots of step 2 are waited for; later ones are sent at 6, 10, ... and taken in four steps on.
 QUICK = {
@@ -19,16 +20,16 @@ QUICK = {
 CASES = {
     # The default optimizer, and one by the path of its variable.
     "Shampoo beside AdaGrad for embeddings": lambda: (
-        Shampoo(0.02, **QUICK),
+        Shampoo(0.02, **tree(**QUICK)),
         {"words/embeddings": keras.optimizers.Adagrad(0.1)},
     ),
     "Soap beside Adafactor for embeddings": lambda: (
-        Soap(0.02, **QUICK),
+        Soap(0.02, **tree(**QUICK)),
         {"words/embeddings": Adafactor(0.05)},
     ),
     "Shampoo for one kernel": lambda: (
         keras.optimizers.Adam(0.01),
-        {"hidden/kernel": Shampoo(0.02, momentum=0.9, **QUICK)},
+        {"hidden/kernel": Shampoo(0.02, **tree(momentum=0.9, **QUICK))},
     ),
 }
 
