@@ -375,3 +375,17 @@ def test_an_empty_batch_and_other_types():
     assert of_statistics(4, 0.0, WAYS["graph"])(tf.zeros([0, 4, 4], tf.float64))[0].shape == (0, 4, 4)
     with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
         of_statistics(4, 1e-6, WAYS["eager"])(tf.eye(4, batch_shape=[1], dtype=tf.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_iterations": 0}, r"max_iterations is 0; allowed: a whole number in 1\.\."),
+        ({"desired_condition": 0.5}, r"desired_condition is 0\.5; allowed: \[1\.0, inf\)"),
+        ({"power_iterations": 1.5}, "power_iterations is 1.5; allowed: a whole number"),
+        ({"projected": 9}, "projected is 9; allowed: at most most_projected, 8"),
+    ],
+)
+def test_wrong_options_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        Coupled(**given)
