@@ -20,14 +20,6 @@ positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e wi
 in every direction X is right to a relative e s or so. Any matrix with the eigenvalues of S and any norm not below
 the spectral one serve as an upper bound: X^p A - I, and the Frobenius norm. Rounding of A already changes its small
 eigenvalues by u |A|_2, so no method brings s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
-
-By benchmarks/bench_roots.py (2 cores of a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a
-certified root, n x n:
-
-    n                       32     64    128    256    512   1024
-    eigh                  0.11   0.33    1.4    6.0     37    272
-    coupled, cold         0.73    1.9    8.2     52    360   2674     (21-22 iterations)
-    coupled, warm         0.51    1.2    3.2     17    109    826     (4 iterations, same eigenvectors)
 """
 
 from collections.abc import Callable, Iterator

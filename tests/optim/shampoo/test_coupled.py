@@ -115,6 +115,13 @@ def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undo
         )
 
 
+def test_projected_vectors_are_orthogonal_however_far_apart_their_eigenvalues_are():
+    matrix, _ = matrix_of(np.r_[1.0, 1e-6, np.geomspace(1e-10, 1e-11, 10)])
+    _, values, vectors, _ = one(project, matrix, tf.constant([1e11], tf.float64), COUPLED)
+    assert np.count_nonzero(values) == 2
+    np.testing.assert_allclose(vectors.T @ vectors, np.diag(values[0] > 0), atol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("condition", "options", "count"),
     [
@@ -318,11 +325,12 @@ def test_what_has_no_root_is_zero_with_an_infinite_residual_and_spoils_no_other(
     spoiled[3, 4] = np.nan
     infinite[0, 0] = np.inf
     indefinite = matrix_of(np.r_[1.0, np.full(6, 0.5), -0.1])[0]
-    matrices = np.stack([good, np.zeros((8, 8)), spoiled, infinite, indefinite])
+    slow = matrix_of(np.r_[1.0, np.full(7, 1e-9)])[0]
+    matrices = np.stack([good, np.zeros((8, 8)), spoiled, infinite, indefinite, slow])
     roots, residuals = of_statistics(4, 1e-6, way, options)(tf.constant(matrices))
-    alone, alone_residual = of_statistics(4, 1e-6, way, options)(tf.constant(good[np.newaxis]))
-    np.testing.assert_allclose(roots[0], alone[0], rtol=1e-12)
-    assert residuals[0] < 1e-10 and alone_residual[0] < 1e-10
+    among_equals, _ = of_statistics(4, 1e-6, way, options)(tf.constant(np.stack([good] * 6)))
+    np.testing.assert_array_equal(roots[0], among_equals[0])
+    assert residuals[0] < 1e-10 and residuals[5] < 1e-7
     assert np.isinf(residuals[1:4]).all()
     assert not residuals[4] < 1
     assert not roots.numpy()[1:4].any()
@@ -367,3 +375,17 @@ def test_an_empty_batch_and_other_types():
     assert of_statistics(4, 0.0, WAYS["graph"])(tf.zeros([0, 4, 4], tf.float64))[0].shape == (0, 4, 4)
     with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
         of_statistics(4, 1e-6, WAYS["eager"])(tf.eye(4, batch_shape=[1], dtype=tf.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_iterations": 0}, r"max_iterations is 0; allowed: a whole number in 1\.\."),
+        ({"desired_condition": 0.5}, r"desired_condition is 0\.5; allowed: \[1\.0, inf\)"),
+        ({"power_iterations": 1.5}, "power_iterations is 1.5; allowed: a whole number"),
+        ({"projected": 9}, "projected is 9; allowed: at most most_projected, 8"),
+    ],
+)
+def test_wrong_options_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        Coupled(**given)
