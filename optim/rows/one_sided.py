@@ -8,12 +8,11 @@ without a gradient as they are. P takes the norm of AdaGrad's step on the same r
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
-from ctr.optim.rows.rule import State
+from ctr.optim.rows.rule import RowSetup, State
 from ctr.optim.rows.variables import Rows
 from ctr.optim.shampoo import exchange, grafting, statistics
 from ctr.optim.shampoo.division import Division
@@ -29,17 +28,8 @@ class RowOneSided(RowAdaGrad):
 
     _shares: tf.Tensor
 
-    def __init__(
-        self,
-        rates: Sequence[np.ndarray],
-        initial_accumulators: Sequence[np.ndarray],
-        copies: int,
-        options: OneSidedOptions,
-        limit: tuple[float, float] | None = None,
-        owners: Sequence[Workers] | None = None,
-    ) -> None:
-        super().__init__(rates, initial_accumulators, limit, owners)
-        self.copies = copies
+    def __init__(self, setup: RowSetup, options: OneSidedOptions) -> None:
+        super().__init__(setup)
         given = {name: getattr(options, name) for name in OneSidedOptions.names()}
         self.options = ShampooOptions(**given, sparse="one_sided")
 
@@ -52,16 +42,12 @@ class RowOneSided(RowAdaGrad):
         self._layout = lay_out(self.options, shapes, range(len(shapes)))
         self._division = Division(self._layout)
         self.state = ShampooState(self.options, self._layout, [tf.float32] * len(shapes))
-        self._host = HostPipeline(self._layout.factors, self.options)
-
-    @property
-    def variables(self) -> dict[str, Rows]:
-        own = {
+        self.shared = {
             f"one_sided/{name}": variable
             for name, variable in self.state.variables.items()
             if not name.startswith("tensor")
         }
-        return super().variables | own
+        self._host = HostPipeline(self._layout.factors, self.options)
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
         step = self.state.step.assign_add(1, read_value=True)
