@@ -93,11 +93,9 @@ GradientT = TypeVar("GradientT", contravariant=True)
 
 
 class Optimizer(Protocol[GradientT]):
-    """Trains a group of weights."""
+    """Trains a group of weights; ``name`` is that of its options in configurations."""
 
-    @property
-    def name(self) -> str:
-        """Name of its options in configurations."""
+    name: str
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         """Takes the weights, by names that do not depend on the process, and creates the variables; called once."""
@@ -178,27 +176,22 @@ class ProductOptimizer(Protocol):
 
 
 class TableOptimizer(Optimizer[RowGradient], Protocol):
-    """Trains the rows of tables that a batch touches; ``ctr.optim.rows.rule.RowRule`` has all but the rule itself."""
+    """Trains the rows of tables that a batch touches; ``ctr.optim.rows.rule.RowRule`` has all but the rule itself.
 
-    @property
-    def row_state(self) -> tuple[str, ...]:
-        """Names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm start."""
+    Attributes:
+        row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
+            start.
+        feature_state: names of the state that has a row for each feature of a table, likewise.
+        embedding_state: names of the row state that is about the embedding alone, and not about the linear weight.
+        table_state: names of the state that a table has by copy, without which ``embedding_state`` means nothing.
+        needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
+    """
 
-    @property
-    def feature_state(self) -> tuple[str, ...]:
-        """Names of the state that has a row for each feature of a table, likewise."""
-
-    @property
-    def embedding_state(self) -> tuple[str, ...]:
-        """Names of the row state that is about the embedding alone, and not about the linear weight beside it."""
-
-    @property
-    def table_state(self) -> tuple[str, ...]:
-        """Names of the state that a table has by copy, without which ``embedding_state`` means nothing."""
-
-    @property
-    def needs_curvature(self) -> bool:
-        """True where ``update`` needs the curvature and the groups of ``RowGradient``."""
+    row_state: tuple[str, ...]
+    feature_state: tuple[str, ...]
+    embedding_state: tuple[str, ...]
+    table_state: tuple[str, ...]
+    needs_curvature: bool
 
     def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         """Lets rows, int32 [N], begin anew, between two steps; the table may have grown to ``size`` rows."""

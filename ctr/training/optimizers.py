@@ -19,6 +19,7 @@ from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.adagrad import RowAdaGrad
 from ctr.optim.rows.newton import RowNewton
 from ctr.optim.rows.one_sided import RowOneSided
+from ctr.optim.rows.rule import RowSetup
 from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
@@ -59,34 +60,29 @@ def table_optimizer(
 
     ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
     """
+    newton = config.linear_rule == "newton"
+    # Newton's rates are factors of its own steps, and where AdaGrad has sums, it has what it knows.
+    linear = (1.0, 0.0) if newton else (config.linear_learning_rate, config.linear_initial_accumulator)
     tower_rates: dict[str, float] = dict(config.tower_rates.items())
-    if config.linear_rule == "newton":
-        return RowNewton(
-            rates=[
-                layout.by_column(config.learning_rate, 1.0) * tower_rates.get(layout.tower, 1.0)
-                for layout in layouts
-            ],
-            initial_accumulators=[layout.by_column(config.initial_accumulator, 0.0) for layout in layouts],
-            features=[len(layout.features) for layout in layouts],
-            copies=layouts[0].copies,
-            precision=sum(len(layout.features) for layout in layouts),
-            limit=config.update_limit,
-            owners=owners,
-        )
-    rates = [
-        layout.by_column(config.learning_rate, config.linear_learning_rate)
-        * tower_rates.get(layout.tower, 1.0)
-        for layout in layouts
-    ]
-    initial = [
-        layout.by_column(config.initial_accumulator, config.linear_initial_accumulator) for layout in layouts
-    ]
+    setup = RowSetup(
+        rates=[
+            layout.by_column(config.learning_rate, linear[0]) * tower_rates.get(layout.tower, 1.0)
+            for layout in layouts
+        ],
+        initial_accumulators=[layout.by_column(config.initial_accumulator, linear[1]) for layout in layouts],
+        copies=layouts[0].copies,
+        limit=config.update_limit,
+        owners=owners,
+    )
+    if newton:
+        features = [len(layout.features) for layout in layouts]
+        return RowNewton(setup, features, precision=sum(features))
     if config.rule == "adafactor":
-        return RowAdafactor(rates, initial, layouts[0].copies, config.adafactor, config.update_limit, owners)
+        return RowAdafactor(setup, config.adafactor)
     if config.rule == "one_sided":
-        return RowOneSided(rates, initial, layouts[0].copies, config.one_sided, config.update_limit, owners)
+        return RowOneSided(setup, config.one_sided)
     if config.rule == "adagrad":
-        return RowAdaGrad(rates, initial, config.update_limit, owners)
+        return RowAdaGrad(setup)
     assert_never(config.rule)
 
 

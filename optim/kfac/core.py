@@ -17,7 +17,7 @@ from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.shampoo.schedule import when
-from ctr.optim.variables import Create, create_variable
+from ctr.optim.variables import create_variable
 
 
 class Layer(NamedTuple):
@@ -35,7 +35,7 @@ class KfacCore:
     """K-FAC over variables.
 
     ``own`` are the numbers of the layers whose state is here, by default all: the others' directions come from
-    ``_gather``, as ``division.py`` has it.
+    ``_gather``, as ``dense.py`` has it.
 
     Attributes:
         sizes: the rows, with that of the bias, and columns of each layer.
@@ -50,7 +50,6 @@ class KfacCore:
         options: KfacOptions,
         weights: Sequence[tf.Variable],
         layers: Sequence[Layer],
-        create: Create = create_variable,
         own: Collection[int] | None = None,
     ) -> None:
         self.options, self.weights, self.layers = options, list(weights), list(layers)
@@ -60,7 +59,7 @@ class KfacCore:
         self.variables: dict[str, tf.Variable] = {}
 
         def make(name: str, shape: Sequence[int], dtype: tf.DType, value: float = 0) -> tf.Variable:
-            self.variables[name] = create(name, shape, dtype, value)
+            self.variables[name] = create_variable(name, shape, dtype, value)
             return self.variables[name]
 
         self.step = make("step", [], tf.int64)
@@ -95,9 +94,8 @@ class KfacCore:
         gradients: Sequence[tf.Tensor],
         rate: tf.Tensor,
         factors: Callable[[], Sequence[Factors]],
-        decayed: Sequence[bool] | None = None,
     ) -> None:
-        """Takes one step on all weights, in place; by default matrices decay.
+        """Takes one step on all weights, in place; matrices decay.
 
         ``factors`` computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
         still that of the step before, and the weights are those that the gradients are of.
@@ -110,7 +108,11 @@ class KfacCore:
         # The first inverses are those of few rows: they are soon computed anew.
         due |= tf.equal(step, 5) | tf.equal(step, 20)
         when(due, self._invert)
-        grafts = [self._graft(index, tf.cast(one, self.dtype)) for index, one in enumerate(gradients)]
+        gradients, grafts = [tf.cast(one, self.dtype) for one in gradients], []
+        for index, one in enumerate(gradients):
+            kept = self.variables[f"tensor{index}/accumulator"]
+            sums = kept.assign_add(tf.square(one), read_value=True)
+            grafts.append(tf.math.divide_no_nan(one, tf.sqrt(sums)))
         directions = list(grafts)
         found = {number: self._precondition(number, gradients, grafts) for number in self.own}
         for number, whole in self._gather(found).items():
@@ -119,7 +121,7 @@ class KfacCore:
             if layer.bias is not None:
                 directions[layer.bias] = tf.reshape(whole[rows:], self.weights[layer.bias].shape)
         for index, direction in enumerate(directions):
-            self._move(index, direction, tf.cast(rate, self.dtype), decayed)
+            self._move(index, direction, tf.cast(rate, self.dtype))
 
     def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
         """The directions of all layers, by number, from those of the layers here."""
@@ -187,18 +189,13 @@ class KfacCore:
             state[kind].assign(tf.where(there & sound, value, state[kind]))
         return tf.stack([tf.cast(value, self.dtype) for value in (there & sound, damping, there & ~sound)])
 
-    def _graft(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
-        kept = self.variables[f"tensor{index}/accumulator"]
-        sums = kept.assign_add(tf.square(gradient), read_value=True)
-        return tf.math.divide_no_nan(gradient, tf.sqrt(sums))
-
     def _precondition(
         self, number: int, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tf.Tensor:
         parts, (_, columns), state = self.layers[number].weights, self.sizes[number], self._state[number]
 
         def joined(given: Sequence[tf.Tensor]) -> tf.Tensor:
-            rows = [tf.reshape(tf.cast(given[index], self.dtype), [-1, columns]) for index in parts]
+            rows = [tf.reshape(given[index], [-1, columns]) for index in parts]
             return rows[0] if len(rows) == 1 else tf.concat(rows, axis=0)
 
         whole, sides = joined(gradients), Factors(state["left"], state["right"])
@@ -214,12 +211,9 @@ class KfacCore:
             scale = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(grafts[index]) for index in parts])) / norm
         return tf.cond(usable, lambda: scale * found, lambda: joined(grafts))
 
-    def _move(
-        self, index: int, direction: tf.Tensor, rate: tf.Tensor, decayed: Sequence[bool] | None
-    ) -> None:
+    def _move(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         options, weight = self.options, self.weights[index]
-        decays = len(weight.shape) > 1 if decayed is None else decayed[index]
-        if options.weight_decay and decays:
+        if options.weight_decay and len(weight.shape) > 1:
             direction = momentum.add_weight_decay(
                 direction, tf.cast(weight, self.dtype), options.weight_decay
             )

@@ -34,16 +34,17 @@ def gradient_by_outputs(
     return found, tape.gradient(total, outputs)
 
 
+def _like(outputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tf.cast(labels, outputs.dtype), tf.shape(outputs))
+
+
 def _squares(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(
-        tf.square(outputs - tf.reshape(tf.cast(labels, outputs.dtype), tf.shape(outputs))), axis=1
-    )
+    return tf.reduce_mean(tf.square(outputs - _like(outputs, labels)), axis=1)
 
 
 def _squares_root(outputs: tf.Tensor) -> tf.Tensor:
-    size = outputs.shape[1]
-    root = tf.sqrt(tf.constant(2.0 / size, outputs.dtype)) * tf.eye(size, dtype=outputs.dtype)
-    return tf.tile(root[tf.newaxis], [tf.shape(outputs)[0], 1, 1])
+    size, dtype = outputs.shape[1], outputs.dtype
+    return tf.sqrt(tf.constant(2.0 / size, dtype)) * tf.eye(size, size, tf.shape(outputs)[:1], dtype)
 
 
 def _squares_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -53,8 +54,8 @@ def _squares_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _logistic(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    labels = tf.reshape(tf.cast(labels, outputs.dtype), tf.shape(outputs))
-    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), axis=1)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(_like(outputs, labels), outputs)
+    return tf.reduce_mean(losses, axis=1)
 
 
 def _logistic_root(outputs: tf.Tensor) -> tf.Tensor:

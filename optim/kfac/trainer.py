@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.checked import refuse_unknown
+from ctr.optim.checked import Real, refuse_unknown
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.core import KfacCore, Layer
@@ -29,6 +29,12 @@ from ctr.optim.kfac.record import (
     sequential_products,
     takes_training,
 )
+
+_RATES = Real(0.0, float(np.finfo(np.float32).max))
+_ADDED = [f"{part}_regularizer" for part in ("kernel", "bias", "activity")] + [
+    "kernel_constraint",
+    "bias_constraint",
+]
 
 
 class KfacTrainer:
@@ -59,7 +65,9 @@ class KfacTrainer:
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
-        _check_model(model)
+        if not is_sequential(model) or not model.built:
+            raise ValueError(f"{type(model).__name__} is not a built Sequential model; allowed: only that")
+        _check_layers(model.layers)
         refuse_probabilities(model, loss)
         self.model, self.loss, self._name = model, LOSSES[loss], loss
         # Those of Keras 3 hold TensorFlow's.
@@ -88,11 +96,7 @@ class KfacTrainer:
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        if (
-            isinstance(rate, bool)
-            or not isinstance(rate, int | float | np.number)
-            or not 0 <= rate <= float(np.finfo(np.float32).max)
-        ):
+        if not _RATES.holds(rate.item() if isinstance(rate, np.number) else rate):
             raise ValueError(f"learning_rate is {rate!r}; allowed: a number from 0 up")
         self._rate.assign(rate)
 
@@ -136,21 +140,6 @@ class KfacTrainer:
         ones = tf.ones_like(run.outputs[:, 0])
         found = (kfac.factors(a, g, ones, has_bias) for _, a, g, has_bias in run.send(sent))
         return [kfac.Factors(*(sums / count for sums in one)) for one in found]
-
-
-_ADDED = (
-    "kernel_regularizer",
-    "bias_regularizer",
-    "activity_regularizer",
-    "kernel_constraint",
-    "bias_constraint",
-)
-
-
-def _check_model(model: Any) -> None:
-    if not is_sequential(model) or not model.built:
-        raise ValueError(f"{type(model).__name__} is not a built Sequential model; allowed: only that")
-    _check_layers(model.layers)
 
 
 def _check_layers(layers: Sequence[Any]) -> None:

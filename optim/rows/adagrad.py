@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.rule import RowRule, State
 from ctr.workers.collectives import ALONE, Workers
-
-_OPERATIONS = 7  # for each element of a touched row
 
 
 def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -45,19 +43,9 @@ def graft_rows(
 
 
 class RowAdaGrad(RowRule):
-    """Element-wise AdaGrad; sums of squares start at ``initial_accumulators``, for each table float32 [C]."""
+    """Element-wise AdaGrad; sums of squares start at the initial accumulators."""
 
     row_state: tuple[str, ...] = ("rows_accumulator",)
-
-    def __init__(
-        self,
-        rates: Sequence[np.ndarray],
-        initial_accumulators: Sequence[np.ndarray],
-        limit: tuple[float, float] | None = None,
-        owners: Sequence[Workers] | None = None,
-    ) -> None:
-        super().__init__(rates, limit, owners)
-        self.initial_accumulators = initial_accumulators
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
         return (self.initial_accumulators[table],)
@@ -66,6 +54,3 @@ class RowAdaGrad(RowRule):
         (sums,) = given.state
         direction, squared = row_direction(sums, given.gradient)
         return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
-
-    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        return Cost(update=sum(_OPERATIONS * rows * columns for rows, columns in shapes))

@@ -35,7 +35,7 @@ import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
-from ctr.optim.rows.rule import State
+from ctr.optim.rows.rule import RowSetup, State
 from ctr.optim.rows.variables import Rows
 from ctr.workers.collectives import Workers
 
@@ -157,20 +157,9 @@ class RowNewton(RowAdaGrad):
     feature_state: tuple[str, ...] = ("prior_precision", "forgetting")
     needs_curvature = True
 
-    def __init__(
-        self,
-        rates: Sequence[np.ndarray],
-        initial_accumulators: Sequence[np.ndarray],
-        features: Sequence[int],
-        copies: int,
-        precision: float,
-        limit: tuple[float, float] | None = None,
-        owners: Sequence[Workers] | None = None,
-    ) -> None:
-        super().__init__(rates, initial_accumulators, limit, owners)
-        self.features, self.copies = tuple(features), copies
-        self.starts = (precision, 0.0, 0.0)
-        self.learned: dict[str, tuple[tf.Variable, ...]] = {}
+    def __init__(self, setup: RowSetup, features: Sequence[int], precision: float) -> None:
+        super().__init__(setup)
+        self.features, self.starts = tuple(features), (precision, 0.0, 0.0)
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
         starts = (np.full(self.copies, start, np.float32) for start in self.starts)
@@ -178,29 +167,19 @@ class RowNewton(RowAdaGrad):
 
     def build(self, weights: Mapping[str, Rows]) -> None:
         super().build(weights)
-        # Of each feature and copy the logarithm, and the information on it.
+        # Of each feature and copy log T or log k, and the information on it: [F, 2 copies].
         begins = ((np.log(self.starts[0]), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION))
         for name, features in zip(weights, self.features, strict=True):
-            self.learned[name] = tuple(
-                tf.Variable(np.tile(np.array([begin], np.float32), (features, self.copies)), trainable=False)
-                for begin in begins
-            )
-
-    @property
-    def variables(self) -> dict[str, Rows]:
-        """State of rows; of each feature log T, log k and the information on both, [F, 2 copies]."""
-        return super().variables | {
-            f"{kind}/{name}": learned[number]
-            for number, kind in enumerate(self.feature_state)
-            for name, learned in self.learned.items()
-        }
+            for kind, begin in zip(self.feature_state, begins, strict=True):
+                value = np.tile(np.array([begin], np.float32), (features, self.copies))
+                self.shared[f"{kind}/{name}"] = tf.Variable(value, trainable=False)
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
         width = given.values.shape[1] // self.copies
-        learned_of_table = list(self.learned.values())[table]
+        shared = [self.shared[f"{kind}/{list(self.tables)[table]}"] for kind in self.feature_state]
         sums, *kept = given.state
         direction, squared = row_direction(sums, given.gradient)
-        logs = [variable.read_value() for variable in learned_of_table]
+        logs = [variable.read_value() for variable in shared]
         values, accumulators, posteriors, learned = [], [], [], []
         for copy in range(self.copies):
             begin, at = copy * width, (copy + 1) * width - 1
@@ -215,7 +194,7 @@ class RowNewton(RowAdaGrad):
             accumulators.append(after.information[:, tf.newaxis])
             posteriors.append(after[2:])
             learned.append(own_logs)
-        for variable, pairs in zip(learned_of_table, zip(*learned, strict=True), strict=True):
+        for variable, pairs in zip(shared, zip(*learned, strict=True), strict=True):
             variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
         moved = tf.concat(values, axis=1)
         if self.limit is not None:

@@ -8,12 +8,11 @@ without a gradient as they are. P takes the norm of AdaGrad's step on the same r
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
-from ctr.optim.rows.rule import State
+from ctr.optim.rows.rule import RowSetup, State
 from ctr.optim.rows.variables import Rows
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import blend_weight
@@ -32,17 +31,8 @@ class RowOneSided(RowAdaGrad):
 
     _shares: tf.Tensor
 
-    def __init__(
-        self,
-        rates: Sequence[np.ndarray],
-        initial_accumulators: Sequence[np.ndarray],
-        copies: int,
-        options: OneSidedOptions,
-        limit: tuple[float, float] | None = None,
-        owners: Sequence[Workers] | None = None,
-    ) -> None:
-        super().__init__(rates, initial_accumulators, limit, owners)
-        self.copies = copies
+    def __init__(self, setup: RowSetup, options: OneSidedOptions) -> None:
+        super().__init__(setup)
         given = {name: getattr(options, name) for name in RootOptions.names()}
         self.options = ShampooOptions(
             **given, rows=RowOptions(rule="one_sided", graft_rows=options.graft_rows)
@@ -55,14 +45,11 @@ class RowOneSided(RowAdaGrad):
             (1, table.shape[1] // self.copies - 1) for table in weights.values() for _ in range(self.copies)
         ]
         self._layout = lay_out(self.options, shapes, range(len(shapes)))
-        self.own = Variables(create_variable, tf.float32)
-        self._step = self.own.make("step", [], tf.int64)
-        self.statistics = Statistics(self.options, self._layout, self.own)
-        self.exchanged = RootExchange(self.options, Blocks(self._layout), self.own)
-
-    @property
-    def variables(self) -> dict[str, Rows]:
-        return super().variables | {f"one_sided/{name}": variable for name, variable in self.own.items()}
+        own = Variables(create_variable, tf.float32)
+        self._step = own.make("step", [], tf.int64)
+        self.statistics = Statistics(self.options, self._layout, own)
+        self.exchanged = RootExchange(self.options, Blocks(self._layout), own)
+        self.shared = {f"one_sided/{name}": variable for name, variable in own.items()}
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
         step = self._step.assign_add(1, read_value=True)

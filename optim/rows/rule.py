@@ -1,12 +1,12 @@
 """Base of the rules that train the touched rows of tables: the state of rows, and their replacement."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.protocol import RowGradient, WithoutHost
+from ctr.optim.protocol import Cost, RowGradient, WithoutHost
 from ctr.optim.rows.variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
@@ -14,16 +14,29 @@ from ctr.workers.collectives import ALONE, Workers
 State = Sequence[tf.Tensor]
 
 
-class RowRule(WithoutHost):
-    """A ``ctr.optim.protocol.TableOptimizer`` but for ``first_state``, ``step`` and ``cost``.
+class RowSetup(NamedTuple):
+    """What a rule is made with, by table in their order.
 
-    Args:
-        rates: for each table float32 [C], the learning rates of its columns.
+    Attributes:
+        rates: float32 [C], the learning rates of the columns.
+        initial_accumulators: float32 [C], where AdaGrad's sums of squares begin.
+        copies: number of embeddings in a row, each with a linear weight behind it.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: for each table the workers that hold a part of its rows each; ``ALONE``, the default, for all of a
-            table that is here whole.
+        owners: the workers that hold a part of a table's rows each, ``ALONE`` where it is here whole; None: all are.
+    """
 
-    ``tables`` by name, and ``kept``, the state of their rows in the order of ``row_state``, exist from ``build`` on.
+    rates: Sequence[np.ndarray]
+    initial_accumulators: Sequence[np.ndarray] = ()
+    copies: int = 1
+    limit: tuple[float, float] | None = None
+    owners: Sequence[Workers] | None = None
+
+
+class RowRule(WithoutHost):
+    """A ``ctr.optim.protocol.TableOptimizer`` but for ``first_state`` and ``step``.
+
+    From ``build`` on there are ``tables`` by name, ``kept``, the state of their rows in the order of ``row_state``,
+    and what a rule puts into ``shared``, other variables by their names.
     """
 
     name = "embeddings"
@@ -32,17 +45,15 @@ class RowRule(WithoutHost):
     embedding_state: tuple[str, ...] = ()
     table_state: tuple[str, ...] = ()
     needs_curvature = False
+    operations = 7
+    """For each element of a touched row."""
 
-    def __init__(
-        self,
-        rates: Sequence[np.ndarray],
-        limit: tuple[float, float] | None = None,
-        owners: Sequence[Workers] | None = None,
-    ) -> None:
-        self.rates, self.limit = rates, limit
-        self.owners = [ALONE] * len(rates) if owners is None else list(owners)
+    def __init__(self, setup: RowSetup) -> None:
+        self.rates, self.initial_accumulators, self.copies, self.limit, owners = setup
+        self.owners = [ALONE] * len(setup.rates) if owners is None else list(owners)
         self.tables: dict[str, Rows] = {}
         self.kept: dict[str, tuple[Rows, ...]] = {}
+        self.shared: dict[str, tf.Variable] = {}
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
         """Returns the state of a row that was not touched yet, float32 [K] each, in the order of ``row_state``."""
@@ -59,11 +70,12 @@ class RowRule(WithoutHost):
 
     @property
     def variables(self) -> dict[str, Rows]:
-        return {
+        rows = {
             f"{kind}/{name}": state[number]
             for number, kind in enumerate(self.row_state)
             for name, state in self.kept.items()
         }
+        return rows | self.shared
 
     def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         state = list(self.kept.values())[table]
@@ -92,3 +104,6 @@ class RowRule(WithoutHost):
         if self.limit is None:
             return update
         return limit_update(values, update, *self.limit, self.owners[table])
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        return Cost(update=sum(self.operations * rows * columns for rows, columns in shapes))

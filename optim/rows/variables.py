@@ -1,13 +1,11 @@
 """Variables with a row for each row of a table, of one device (``tf.Variable``) or of chips (``RowLines``)."""
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.optim.rows.lines import RowLines
-from ctr.workers.collectives import Workers
 
 Rows: TypeAlias = tf.Variable | RowLines
 
@@ -24,13 +22,6 @@ def row_count(variable: Rows) -> int:
     if isinstance(variable, RowLines):
         return variable.rows
     return int(tf.raw_ops.VariableShape(input=on_devices(variable)[0].handle)[0])
-
-
-def create_lines(
-    values: Callable[[int], np.ndarray], shape: tuple[int, int], owners: Workers, grows: bool, name: str
-) -> Rows:
-    """Creates rows [R, C] as chips have them; see ``RowLines``."""
-    return RowLines(values, *shape, owners, grows, name)
 
 
 def rows_like(table: Rows, row: np.ndarray) -> Rows:

@@ -74,9 +74,8 @@ class RowDescent(_Descent):
     name, prefix, row_state = "descent", "row_descent/", ()
     feature_state, embedding_state, table_state, needs_curvature = (), (), (), False
 
-    def __init__(self, rates, initial_accumulators, limit, owners):
-        del owners
-        self.rates = rates
+    def __init__(self, setup):
+        self.rates = setup.rates
 
     def read(self, rows):
         return [None for _ in rows]

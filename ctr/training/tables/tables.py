@@ -20,9 +20,9 @@ import tensorflow as tf
 from ctr.models.embeddings import create_table, first_rows, new_rows, sum_by_position
 from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
+from ctr.optim.rows.lines import RowLines
 from ctr.optim.rows.variables import (
     Rows,
-    create_lines,
     gather_rows,
     grow_rows,
     read_rows,
@@ -103,7 +103,7 @@ class EmbeddingTables:
             return np.asarray(first_rows(layout, self._init_scale, self._seed, chip, owners.size))
 
         shape, grows = (layout.rows, layout.columns), bool(layout.growing)
-        return create_lines(part, shape, owners, grows, f"rows/{layout.name}")
+        return RowLines(part, *shape, owners, grows, f"rows/{layout.name}")
 
     def count(self, number: int) -> int:
         """Number of rows that a table has by now, those of all workers' parts."""

@@ -9,6 +9,7 @@ from ctr.optim.adafactor.dense import DenseAdafactor
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.protocol import RowGradient, Saved
 from ctr.optim.rows.adafactor import RowAdafactor
+from ctr.optim.rows.rule import RowSetup
 from whole_moves import Whole
 
 SHAPES = [(6, 4), (5,), (2, 3, 4), (), (7, 1)]
@@ -189,7 +190,7 @@ def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights(c
     options, copies, width = RowAdafactorOptions(**changed), 2, 3
     start = np.random.default_rng(5).normal(size=(9, copies * (width + 1))).astype(np.float32)
     rates = np.tile(np.float32([RATE] * width + [0.3]), copies)
-    optimizer = RowAdafactor([rates], [np.full(8, 0.1, np.float32)], copies, options)
+    optimizer = RowAdafactor(RowSetup([rates], [np.full(8, 0.1, np.float32)], copies), options)
     # Ids that grow append rows.
     table = tf.Variable(start, shape=[None, 8])
     optimizer.build({"user": table})

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows import newton as row_newton
 from ctr.optim.rows.newton import Posterior, RowNewton, feature_gradient, newton_step, prior_slope
+from ctr.optim.rows.rule import RowSetup
 
 ROW_STATE = ("rows_accumulator/t", "rows_prior/t", "rows_variance_slope/t", "rows_weight_slope/t")
 
@@ -121,7 +122,7 @@ def test_forgetting_is_learned_from_whether_weights_drift(drift, expected):
     rng = np.random.default_rng(6)
     ids = 30
     table = tf.Variable(np.zeros((ids, 1), np.float32))
-    made = RowNewton([np.ones(1, np.float32)], [np.zeros(1, np.float32)], [1], 1, precision=2.0)
+    made = RowNewton(RowSetup([np.ones(1, np.float32)], [np.zeros(1, np.float32)]), [1], precision=2.0)
     made.build({"t": table})
     truth, rows = rng.normal(size=ids), list(range(ids))
     for _ in range(150):
@@ -141,7 +142,7 @@ def optimizer(table, features=2, copies=1):
     rates = np.full(columns, 0.1, np.float32)
     rates[columns // copies - 1 :: columns // copies] = 1
     starts = np.where(rates == 1, 0, 0.5).astype(np.float32)
-    made = RowNewton([rates], [starts], [features], copies, precision=3.0)
+    made = RowNewton(RowSetup([rates], [starts], copies), [features], precision=3.0)
     made.build({"t": table})
     return made
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 import shampoo_reference as reference
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.one_sided import RowOneSided
+from ctr.optim.rows.rule import RowSetup
 from ctr.optim.shampoo.optimizer import ShampooCore
 
 ROWS, WIDTH, COPIES, STEPS = 11, 4, 2, 25
@@ -27,9 +28,8 @@ def history(seed=0):
 
 def make(limit=None, **changed):
     rates = np.tile(np.float32([0.1] * WIDTH + [0.3]), COPIES)
-    optimizer = RowOneSided(
-        [rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, reference.options(**OPTIONS | changed), limit
-    )
+    setup = RowSetup([rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, limit)
+    optimizer = RowOneSided(setup, reference.options(**OPTIONS | changed))
     table = tf.Variable(
         np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32), shape=[None, COLUMNS]
     )
