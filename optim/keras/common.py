@@ -14,6 +14,7 @@ from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.checked import refuse_unknown
 from ctr.optim.gradients import Gradient, RootSource, in_xla
+from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.variables import Create
@@ -196,6 +197,10 @@ class OptimizerMixin:
         """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
         return str(self.core.describe(list(self._names)))
 
+    def spectra(self) -> dict[str, Spectrum]:
+        """Returns the singular values of each variable's statistics (``ShampooCore.spectra``)."""
+        return self.core.spectra(list(self._names)) if isinstance(self.core, ShampooCore) else {}
+
     def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**config, **dataclasses.asdict(self.options), "tables": self.tables}
 
@@ -374,7 +379,8 @@ class CallbackMixin:
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._writer is None:
             return
-        core = self._optimizer().core
+        optimizer = self._optimizer()
+        core = optimizer.core
         step = int(core.step.numpy())
         # A batch may be several steps, or, with a gradient that is not finite, none.
         if step // self._every == self._written:
@@ -383,6 +389,10 @@ class CallbackMixin:
         with self._writer.as_default(step=step):
             for name, value in {**core.report(), **core.timing()}.items():
                 tf.summary.scalar(f"shampoo/{name}", value)
+            for name, spectrum in optimizer.spectra().items():
+                tf.summary.scalar(f"shampoo/singular_value_min/{name}", spectrum.smallest)
+                tf.summary.scalar(f"shampoo/singular_value_max/{name}", spectrum.largest)
+                tf.summary.scalar(f"shampoo/condition/{name}", spectrum.condition)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
