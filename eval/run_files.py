@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ctr.eval.arrays import FloatArray
 from ctr.eval.calibration import SliceCalibration
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import Arrays
@@ -37,6 +38,7 @@ LOSS_TERMS = {
 }
 """Entries of metrics.jsonl that tell what each term contributed to the loss, with their titles."""
 
+_SPECTRUM = ("smallest", "largest", "condition")
 _MOST_STATE_BYTES = 2**30
 StateT = TypeVar("StateT")
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
@@ -124,6 +126,29 @@ def read_windows(folder: Path) -> pd.DataFrame:
             for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *LOSS_TERMS, *METRICS, *_INTERVAL_ENDS)
         }
     )
+
+
+def read_statistics_spectra(folder: Path) -> dict[str, FloatArray]:
+    """Spectra of Shampoo's statistics over the pass, by weight: [windows, 3]; empty where metrics.jsonl has none.
+
+    Columns are smallest and largest singular value, and condition; NaN where they are null or absent.
+    """
+    lines = list(_json_lines(folder / "metrics.jsonl"))
+    found: dict[str, FloatArray] = {}
+    for place, (where, line) in enumerate(lines):
+        spectra = line.get("shampoo_spectra", {})
+        if not isinstance(spectra, dict):
+            raise InputError(f"{where}: shampoo_spectra must be a JSON object, got {spectra!r:.80}")
+        for name, entry in spectra.items():
+            values = [entry.get(key) for key in _SPECTRUM] if isinstance(entry, dict) else [entry]
+            if len(values) == 1 or not all(value is None or _is_number(value) for value in values):
+                raise InputError(
+                    f"{where}: shampoo_spectra of {name:.80} must be a JSON object of numbers "
+                    f"{', '.join(_SPECTRUM)}, got {entry!r:.80}"
+                )
+            course = found.setdefault(name, np.full((len(lines), len(_SPECTRUM)), np.nan))
+            course[place] = np.array(values, np.float64)
+    return found
 
 
 def read_timeline(folder: Path) -> Timeline:

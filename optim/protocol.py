@@ -31,6 +31,14 @@ class Cost:
     roots: float = 0
 
 
+class Spectrum(NamedTuple):
+    """Singular values of a weight's statistics matrices: the extreme ones of all, the largest condition of one."""
+
+    smallest: float
+    largest: float
+    condition: float
+
+
 class RowGradient(NamedTuple):
     """Gradient of a table by the rows that a batch touches.
 
@@ -117,6 +125,9 @@ class Optimizer(Protocol[GradientT]):
     def report(self) -> dict[str, float | int]:
         """Returns numbers to watch, by name."""
 
+    def spectra(self) -> Mapping[str, Spectrum]:
+        """Returns the spectra of the statistics that inverse roots in use are of, by the names of weights."""
+
     def timing(self) -> dict[str, float]:
         """Returns seconds spent since the process began, by name."""
 
@@ -131,6 +142,9 @@ class WithoutHost:
         """Does nothing."""
 
     def report(self) -> dict[str, float | int]:
+        return {}
+
+    def spectra(self) -> Mapping[str, Spectrum]:
         return {}
 
     def timing(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.kfac.core import Layer
+from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.variables import Rows, read_rows, row_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
@@ -198,6 +199,15 @@ class TrainState:
 
     def optimizer_report(self) -> dict[str, float | int]:
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
+
+    def optimizer_spectra(self) -> dict[str, Spectrum]:
+        """Returns the spectra of statistics, by the names that histograms have."""
+        names = dict(zip(dense_weights(self.weights), self.weights, strict=True))
+        of_tables, of_dense = self.tables.optimizer.spectra(), self.dense_optimizer.spectra()
+        return {
+            **{names[name]: spectrum for name, spectrum in of_dense.items()},
+            **{f"embeddings/{name}": spectrum for name, spectrum in of_tables.items()},
+        }
 
     def optimizer_timing(self) -> dict[str, float]:
         return {**self.tables.optimizer.timing(), **self.dense_optimizer.timing()}

@@ -17,6 +17,7 @@ from ctr.eval.report.figures.health import health_tables
 from ctr.eval.report.figures.metrics import loss_figures, paired_figures, progressive_figures
 from ctr.eval.report.figures.predictions import gain_figure, histogram_figures, lift_rows, lift_shares
 from ctr.eval.report.figures.slices import slice_tables
+from ctr.eval.report.figures.statistics import statistics_tables
 from ctr.eval.report.figures.traffic import traffic_figures
 from ctr.eval.report.figures.weights import weight_tables
 from ctr.eval.report.page import check_page, render_page, write_page
@@ -75,6 +76,7 @@ def render_report(runs: Sequence[Path]) -> str:
         progressive=progressive_figures(shown),
         traffic=traffic_figures(shown),
         losses=loss_figures(shown),
+        statistics=statistics_tables(shown),
         gain=gain_figure(shown),
         lift=lift_rows(shown),
         lift_shares=lift_shares(),

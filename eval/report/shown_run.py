@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval import display, run_files
-from ctr.eval.arrays import IntArray, ratio
+from ctr.eval.arrays import FloatArray, IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.report.data_health import DataHealth, read_data_health
@@ -101,6 +101,7 @@ class ShownRun:
     counts: dict[str, float | None]  # for each of `COUNTS`
     faults: list[Fault]
     weights: list[WeightSpectrum] | None  # None when the run did not write them
+    spectra: dict[str, FloatArray]  # of Shampoo's statistics, at the ends of `windows`
 
     def value(self, metric: str) -> str:
         """A metric, with as many digits as its interval deserves."""
@@ -167,6 +168,8 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
         zip(folders, run_files.distinct_names(folders), map(run_files.read_run, folders), strict=True)
     ):
         windows, timeline = run_files.read_windows(folder), run_files.read_timeline(folder)
+        starts = point_starts(windows["window_examples"].to_numpy())
+        ends = np.append(starts[1:], len(windows)) - 1 if len(starts) else starts
         summary, default_slices = run.metrics.summary(), run_files.read_default_slices(folder)
         run.metrics.slices.update(default_slices)
         shown.append(
@@ -179,7 +182,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 has_default_slices=bool(default_slices),
                 subject=subject_of(folder),
                 summary=summary,
-                windows=_merged(windows, point_starts(windows["window_examples"].to_numpy())),
+                windows=_merged(windows, starts),
                 windows_read=len(windows),
                 timeline=timeline.joined(point_starts(timeline.windows[:, 3])),
                 health=read_data_health(folder),
@@ -191,6 +194,9 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 counts={key: run.number(key) for key in COUNTS},
                 faults=faults_of(run, run_files.count_rejects(folder)),
                 weights=run_files.read_weight_spectra(folder),
+                spectra={
+                    name: course[ends] for name, course in run_files.read_statistics_spectra(folder).items()
+                },
             )
         )
     return shown

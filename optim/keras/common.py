@@ -15,6 +15,7 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.checked import refuse_unknown
 from ctr.optim.gradients import Gradient, RootSource, in_xla
 from ctr.optim.keras.replicas import Replicas
+from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.division import Group, divide
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
@@ -275,6 +276,10 @@ class OptimizerMixin:
         """Returns a table of the treatment of each variable, and its cost in memory and multiplications."""
         return str(self.core.describe(list(self._names)))
 
+    def spectra(self) -> dict[str, Spectrum]:
+        """Returns the singular values of each variable's statistics (``ShampooCore.spectra``)."""
+        return self.core.spectra(list(self._names)) if isinstance(self.core, ShampooCore) else {}
+
     def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {"tables": self.tables}
         if self.kind is SHAMPOO:
@@ -398,7 +403,8 @@ class CallbackMixin:
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._writer is None:
             return
-        core = self._optimizer().core
+        optimizer = self._optimizer()
+        core = optimizer.core
         step = int(core.step.numpy())
         # A batch may be several steps, or, with a gradient that is not finite, none.
         if step // self._every == self._written:
@@ -407,6 +413,10 @@ class CallbackMixin:
         with self._writer.as_default(step=step):
             for name, value in {**core.report(), **core.timing()}.items():
                 tf.summary.scalar(f"shampoo/{name}", value)
+            for name, spectrum in optimizer.spectra().items():
+                tf.summary.scalar(f"shampoo/singular_value_min/{name}", spectrum.smallest)
+                tf.summary.scalar(f"shampoo/singular_value_max/{name}", spectrum.largest)
+                tf.summary.scalar(f"shampoo/condition/{name}", spectrum.condition)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:

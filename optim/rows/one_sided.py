@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.protocol import Cost, RowGradient, Spectrum
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
 from ctr.optim.rows.variables import Rows
@@ -40,6 +40,7 @@ class RowOneSided(RowAdaGrad):
 
     def build(self, weights: Mapping[str, Rows]) -> None:
         super().build(weights)
+        self._names = [name for name in weights for _ in range(self.copies)]
         # To the exchange of roots, each copy is a table of a single row.
         shapes = [
             (1, table.shape[1] // self.copies - 1) for table in weights.values() for _ in range(self.copies)
@@ -110,6 +111,9 @@ class RowOneSided(RowAdaGrad):
     def report(self) -> dict[str, float | int]:
         found = self.exchanged.report(int(self._step.numpy()))
         return {f"tables_{name}": value for name, value in found.items() if name != "nonfinite_steps"}
+
+    def spectra(self) -> dict[str, Spectrum]:
+        return self.exchanged.spectra(self._names)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         own = super().cost(shapes)

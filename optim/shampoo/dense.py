@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, Status, TakenOver
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.methods import KL
@@ -32,6 +32,7 @@ class DenseShampoo:
     def __init__(self, options: ShampooOptions, workers: Workers = ALONE) -> None:
         self.options = options
         self._workers = workers
+        self._names: list[str] = []
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
@@ -41,6 +42,7 @@ class DenseShampoo:
             create=_create,
             divide=divide(self.options, self._workers),
         )
+        self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
     @property
@@ -61,6 +63,9 @@ class DenseShampoo:
         report = self.core.report()
         del report["nonfinite_steps"]
         return report
+
+    def spectra(self) -> dict[str, Spectrum]:
+        return self.core.spectra(self._names)
 
     def timing(self) -> dict[str, float]:
         return self.core.timing()

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.gradients import Present, keep, of_owners
+from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout
@@ -164,6 +165,7 @@ class RootExchange:
         status = dict(zip(STATUS, self.status.numpy(), strict=True))
         in_use = status["certified"] > 0
         staleness = step - status["root_step"][in_use]
+        _, (smallest, largest, condition) = self._spectra()
         owners = self.blocks.whole.owners
         preconditioned = set(owners.tolist())
         return {
@@ -173,25 +175,34 @@ class RootExchange:
             "staleness_max": int(staleness.max(initial=0)),
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
             "residual_max": float(status["residual"][in_use].max(initial=0)),
-            "condition_max": float(status["condition"][in_use].max(initial=0)),
-            "condition_median": float(np.median(status["condition"][in_use])) if len(staleness) else 0.0,
-            "singular_value_max": float(status["largest"][in_use].max(initial=0)),
-            "singular_value_min": float(status["smallest"][in_use].min(initial=np.inf))
-            if len(staleness)
-            else 0.0,
+            "condition_max": float(condition.max(initial=0)),
+            "condition_median": float(np.median(condition)) if len(condition) else 0.0,
+            "singular_value_max": float(largest.max(initial=0)),
+            "singular_value_min": float(smallest.min()) if len(smallest) else 0.0,
         }
 
-    def spectra(self) -> dict[int, tuple[float, float]]:
-        """Returns the smallest and largest singular value of the statistics of each tensor with a root (PSO fig. 7)."""
-        status = dict(zip(STATUS, self.status.numpy(), strict=True))
-        found: dict[int, tuple[float, float]] = {}
-        for owner, low, high in zip(
-            self.blocks.whole.owners.tolist(), status["smallest"], status["largest"], strict=True
-        ):
-            if high > 0:
-                known = found.get(owner, (np.inf, 0.0))
-                found[owner] = (min(known[0], float(low)), max(known[1], float(high)))
+    def spectra(self, names: Sequence[str]) -> dict[str, Spectrum]:
+        """Returns the spectra of statistics by the names of their tensors, which several may share (PSO fig. 6, 7)."""
+        owners, numbers = self._spectra()
+        found = {}
+        for name in dict.fromkeys(names):
+            own = [place for place, owner in enumerate(owners) if names[owner] == name]
+            if own:
+                smallest, largest, condition = numbers[:, own]
+                found[name] = Spectrum(float(smallest.min()), float(largest.max()), float(condition.max()))
         return found
+
+    def _spectra(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tensors [K], and smallest and largest eigenvalue and condition [3, K], of matrices with a root.
+
+        Without those whose eigenvalues nobody computed, or are beyond the working precision.
+        """
+        status = dict(zip(STATUS, self.status.numpy().astype(np.float64), strict=True))
+        known = (status["certified"] > 0) & (status["largest"] > 0) & (status["largest"] < np.inf)
+        smallest, largest = status["smallest"][known], status["largest"][known]
+        # A matrix whose smallest eigenvalue is only rounding is singular; its condition stays a number.
+        condition = largest / np.maximum(smallest, np.finfo(np.float64).eps * largest)
+        return self.blocks.whole.owners[known], np.stack([smallest, largest, condition])
 
 
 def _drifted(status: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
@@ -305,6 +316,9 @@ class DeviceSolver:
             "drift": tf.zeros_like(residual),
             "residual": residual,
             "root_step": tf.fill(tf.shape(residual), tf.cast(given.step, tf.float64)),
+            # The iteration computes no eigenvalues, and those of an earlier root are not of these statistics.
+            "smallest": tf.zeros_like(residual),
+            "largest": tf.zeros_like(residual),
         }
         dtype = given.status.dtype
         now |= {name: tf.where(good, tf.cast(value, dtype), now[name]) for name, value in new.items()}

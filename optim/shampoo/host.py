@@ -290,5 +290,6 @@ class HostPipeline:
         status[_DRIFT, matrix] = 0
         status[_CONDITION, matrix] = root.condition
         status[_RESIDUAL, matrix] = root.residual
-        status[[_SMALLEST, _LARGEST], matrix] = root.eigenvalues
+        with np.errstate(over="ignore"):
+            status[[_SMALLEST, _LARGEST], matrix] = root.eigenvalues
         status[_ROOT_STEP, matrix] = sent_at

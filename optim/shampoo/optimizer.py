@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from ctr.optim.first_order.momentum import add_weight_decay
 from ctr.optim.gradients import GradientSteps, Present, RootSource, present_among
+from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.describe import describe
 from ctr.optim.shampoo.directions import make_preconditioner
 from ctr.optim.shampoo.exchange import RootExchange
@@ -226,6 +227,10 @@ class ShampooCore(GradientSteps):
     def report(self) -> dict[str, float | int]:
         """Returns the numbers of ``RootExchange.report``."""
         return self.exchanged.report(int(self.step.numpy()))
+
+    def spectra(self, names: Sequence[str] | None = None) -> dict[str, Spectrum]:
+        """Returns the spectra of statistics by variable, of those whose roots the host has computed (PSO fig. 7)."""
+        return self.exchanged.spectra(names or self._names())
 
     def timing(self) -> dict[str, float]:
         """Returns seconds that steps waited for roots, and that threads computed them."""

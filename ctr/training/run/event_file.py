@@ -54,6 +54,7 @@ _TAGS = {
     "examples_per_second": "throughput/examples_per_second",
     "alpha2": "ramps/alpha2",
 }
+_SPECTRUM = {"smallest": "singular_value_min", "largest": "singular_value_max", "condition": "condition"}
 # Of the rest by the beginning of the name, the first that fits.
 _PREFIXES = {
     "loss_": "loss/",
@@ -197,6 +198,11 @@ def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         if name == "ids":
             yield from _id_tags(value)
+            continue
+        if name == "shampoo_spectra":
+            for weight, spectrum in value.items():
+                for key, number in spectrum.items():
+                    yield f"optimizer/{_SPECTRUM[key]}/{weight}", number
             continue
         prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
         if prefix is not None:

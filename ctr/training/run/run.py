@@ -340,6 +340,7 @@ class Run:
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
         ids = {name: measured.pop(name) for name in ("ids",) if name in measured}
         ramps, rates = self.ramps(), self.rates()
+        spectra = {name: one._asdict() for name, one in self.state.optimizer_spectra().items()}
         line = {
             "examples": self.position.examples,
             **measured,
@@ -353,6 +354,7 @@ class Run:
             **{f"loss_{name}": term for name, term in terms.items()},
             **dual_scalars(self.state),
             **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
+            **({"shampoo_spectra": spectra} if spectra else {}),
             **timing,
             **ids,
             "cumulative": cumulative,

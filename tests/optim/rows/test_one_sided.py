@@ -69,6 +69,15 @@ def test_each_copy_takes_the_steps_of_the_core():
     report = optimizer.report()
     assert report["tables_layers_ready"] == report["tables_layers"] == COPIES
     assert report["tables_refreshed"] > 0 == report["tables_failed"]
+    # The last exchange was at step 23; both copies together are the table.
+    statistics = np.zeros((COPIES, WIDTH, WIDTH))
+    for _, gradient in history()[:23]:
+        parts = gradient.astype(np.float64).reshape(-1, COPIES, WIDTH + 1)[:, :, :WIDTH]
+        statistics += np.einsum("rci,rcj->cij", parts, parts)
+    values = np.linalg.eigvalsh(statistics)
+    expected = (values.min(), values.max(), (values[:, -1] / values[:, 0]).max())
+    assert optimizer.spectra().keys() == {"user"}
+    np.testing.assert_allclose(optimizer.spectra()["user"], expected, rtol=1e-5)
     assert optimizer.cost([(3.0, COLUMNS)]).preconditioning > 0
 
 

@@ -23,7 +23,12 @@ def test_a_report_by_hand():
         "staleness_max": 0,
         "staleness_mean": 0.0,
         "residual_max": 0.0,
+        "condition_max": 0.0,
+        "condition_median": 0.0,
+        "singular_value_max": 0.0,
+        "singular_value_min": 0.0,
     }
+    assert core.spectra() == {}
     core.step.assign(100)
     core.exchanged.counters.assign(range(1, len(COUNTERS) + 1))
     rows = dict(zip(STATUS, np.zeros((len(STATUS), 7)), strict=True))
@@ -31,6 +36,9 @@ def test_a_report_by_hand():
     rows["root_step"][:] = [90, 80, 90, 0, 60, 100, 90]
     # What is not in use does not count.
     rows["residual"][:] = [1e-9, 2e-3, 1e-9, 0.5, 1e-9, 3e-3, 0]
+    # Nobody computed those of the second and the last, and those of the third are beyond the working precision.
+    rows["smallest"][:] = [2.0, 0, 1.0, 0.25, 0, 1.0, 0]
+    rows["largest"][:] = [8.0, 0, np.inf, 64, 2.0, 3.0, 0]
     core.exchanged.status.assign(np.stack(list(rows.values())))
     assert core.report() == dict(zip(COUNTERS, range(1, len(COUNTERS) + 1), strict=True)) | {
         "layers": 3,
@@ -38,7 +46,74 @@ def test_a_report_by_hand():
         "staleness_max": 40,
         "staleness_mean": (10 + 20 + 10 + 40 + 0 + 10) / 6,
         "residual_max": 3e-3,
+        "condition_max": 2.0**52,
+        "condition_median": 4.0,
+        "singular_value_max": 8.0,
+        "singular_value_min": 0.0,
     }
+    # Of one tensor the condition is that of one matrix; a singular one has the largest that float64 tells.
+    assert core.spectra("abcd") == {"a": (2.0, 8.0, 4.0), "c": (0.0, 3.0, 2.0**52)}
+    assert core.spectra("xyxz") == {"x": (0.0, 8.0, 2.0**52)}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"beta2": 0.9},
+        {"solver": "coupled"},
+        {"eigenvalue_correction": True, "damping": "absolute"},
+        {"asynchronous": False},
+    ],
+)
+def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
+    # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
+    shapes = [(8, 4), (4, 3), (5,)]
+    core = reference.make_core(
+        reference.options(precondition_frequency=4, **changed), reference.initial(shapes)
+    )
+    history = reference.drifting(shapes, 9)
+    reference.train(core, history, 0.125)
+    # Exchanges at 3 and 7; without waiting, those of 7 come into use at 11.
+    sent = history[:3] if core.options.roots.asynchronous else history[:7]
+    beta2 = core.options.beta2
+    weights = [beta2 ** (len(sent) - 1 - place) for place in range(len(sent))]
+    total = sum(weights) if beta2 < 1.0 else 1.0
+    expected = {}
+    for name, tensor, blocks in (("a", 0, (slice(0, 4), slice(4, 8))), ("b", 1, (slice(None),))):
+        values = []
+        for block in blocks:
+            parts = [gradients[tensor][block] for gradients in sent]
+            for sides in (parts, [part.T for part in parts]):
+                statistics = sum(w * g @ g.T for w, g in zip(weights, sides, strict=True)) / total
+                values.append(np.linalg.eigvalsh(statistics))
+        expected[name] = (
+            min(one[0] for one in values),
+            max(one[-1] for one in values),
+            max(one[-1] / one[0] for one in values),
+        )
+    found = core.spectra("abc")
+    assert found.keys() == expected.keys()
+    for name, spectrum in found.items():
+        np.testing.assert_allclose(spectrum, expected[name], rtol=1e-8)
+    report = core.report()
+    low, high, condition = (np.array(one) for one in zip(*expected.values(), strict=True))
+    assert report["singular_value_min"] == pytest.approx(low.min(), rel=1e-8)
+    assert report["singular_value_max"] == pytest.approx(high.max(), rel=1e-8)
+    assert report["condition_max"] == pytest.approx(condition.max(), rel=1e-8)
+
+
+def test_roots_of_the_device_have_no_spectra():
+    core = reference.make_core(
+        reference.options(precondition_frequency=4, asynchronous=False), [np.zeros((4, 3)), np.zeros((4, 4))]
+    )
+    history = reference.drifting([(4, 3), (4, 4)], 7)
+    reference.train(core, history[:6], 0.1)
+    assert core.spectra("ab").keys() == {"a", "b"}
+    reference.train(core, history[6:], 0.1, roots="device")
+    report = core.report()
+    assert report["device"] == 4 and core.spectra("ab") == {}
+    assert report["condition_max"] == report["singular_value_max"] == report["singular_value_min"] == 0.0
 
 
 def test_staleness_of_a_run_by_hand():

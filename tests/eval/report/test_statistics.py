@@ -1,0 +1,115 @@
+"""Spectra of Shampoo's statistics in a report: which weights, what is drawn of them, and what is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from ctr.eval.report import render_report
+from ctr.eval.report.figures.statistics import MOST_WEIGHTS, statistics_tables
+from ctr.eval.report.shown_run import show_runs
+from ctr.io.errors import InputError
+from report_pages import Page
+from run_directories import make_rows, predict, write_run
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return make_rows(1, queries=40)
+
+
+def made(folder, rows, spectra, windows=3):
+    return write_run(folder, rows, predict(rows, 1, 1.0), windows=windows, spectra=spectra)
+
+
+def entry(smallest, largest, condition):
+    return {"smallest": smallest, "largest": largest, "condition": condition}
+
+
+def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest(tmp_path, rows):
+    weights = [f"deep/{number}/w" for number in range(MOST_WEIGHTS + 2)]
+    # The last weight has roots only from the second window on; of the condition the last window counts.
+    spectra = [
+        {name: entry(1e-6 * 10**window, 10.0**window, 100.0 - place) for place, name in enumerate(weights)}
+        for window in range(3)
+    ]
+    del spectra[0][weights[-1]]
+    spectra[2][weights[-1]] = entry(0, 2.5, 4.5e15)
+    plain, run = made(tmp_path / "plain", rows, ()), made(tmp_path / "run", rows, spectra)
+    page = Page(render_report([plain, run]))
+    section = page.words[page.words.index("Shampoo's statistics") :]
+    assert f"of the {MOST_WEIGHTS} of {MOST_WEIGHTS + 2} weights" in section
+    [table] = statistics_tables(show_runs([plain, run]))
+    assert [name for name, _, _ in table.rows] == [weights[-1], *weights[: MOST_WEIGHTS - 1]]
+    assert table.rows[0][2] == ["0", "2.5", "4.5e+15"] and table.rows[1][2] == ["0.0001", "100", "100"]
+    assert f"{weights[0]}: 0.0001 to 100, condition 100." in table.figure.alt
+    [svg] = [svg for svg in page.plots() if str(svg["aria-label"]) == table.figure.alt]
+    texts = [[text for *_, text in points] for _, points in json.loads(str(svg["data-hover"]))["series"]]
+    # A singular value of 0 has no place on the axis.
+    assert texts[:2] == [
+        [f"{weights[-1]} largest {value}" for value in ("10", "2.5")],
+        [f"{weights[-1]} smallest 1e-05"],
+    ]
+    assert texts[3] == [f"{weights[0]} smallest {value}" for value in ("1e-06", "1e-05", "0.0001")]
+    # On a logarithmic axis equal factors are equal steps.
+    [[_, points]] = json.loads(str(svg["data-hover"]))["series"][3:4]
+    heights = np.array([y for _, y, *_ in points])
+    assert (
+        heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.21)
+        and heights[0] > heights[2]
+    )
+    # The lines of a weight have its color, and the smallest values alone have dashes.
+    styles = re.findall(r'clip-path="[^"]*" style="(fill: none;[^"]*--run-[^"]*)"', table.figure.svg)
+    dashed = ["stroke-dasharray" in style for style in styles]
+    assert dashed == [False, True] * MOST_WEIGHTS
+
+
+@pytest.mark.parametrize(
+    "spectra",
+    [
+        (),
+        ({}, {}, {}),
+        [{"w": entry(None, None, None)}] * 3,
+        [{"w": entry(0, 0, 1e9)}] * 3,
+        [{"w": entry(-1.0, -2.0, 1e9)}] * 3,
+        [{"w": {}}] * 3,
+    ],
+)
+def test_without_values_above_0_nothing_is_shown(tmp_path, rows, spectra):
+    assert statistics_tables(show_runs([made(tmp_path / "run", rows, spectra)])) == []
+
+
+def test_spectra_of_one_window_are_a_table_without_a_plot(tmp_path, rows):
+    run = made(tmp_path / "run", rows, [{"w": entry(1.0, 8.0, 8.0)}])
+    words = Page(render_report([run])).words
+    assert "fewer than two points are known: Singular values of the statistics" in words
+
+
+def test_a_long_pass_is_drawn_by_the_last_window_of_each_point(tmp_path, rows):
+    # Windows of an example or so are drawn several at a time.
+    spectra = [{"w": entry(1.0, 2.0 + number, 8.0)} for number in range(len(rows))]
+    [shown] = show_runs([made(tmp_path / "run", rows, spectra, windows=39)])
+    kept = shown.spectra["w"][:, 1] - 2.0
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    examples = [json.loads(line)["examples"] for line in lines]
+    assert [examples[int(number)] for number in kept] == shown.windows["examples"].tolist()
+    assert len(kept) <= len(examples)
+
+
+@pytest.mark.parametrize(
+    ("spectra", "message"),
+    [
+        ([3], "line 1: shampoo_spectra must be a JSON object, got 3"),
+        (
+            [{}, {"w": [1, 2, 3]}],
+            "line 2: shampoo_spectra of w must be a JSON object of numbers smallest, largest",
+        ),
+        ([{"w": entry("1", 2, 2)}], "line 1: shampoo_spectra of w must be a JSON object of numbers"),
+        ([{"w": entry(True, 2, 2)}], "line 1: shampoo_spectra of w must be a JSON object of numbers"),
+    ],
+)
+def test_damaged_spectra_are_refused(tmp_path, rows, spectra, message):
+    run = made(tmp_path / "run", rows, spectra)
+    with pytest.raises(InputError, match=rf"metrics\.jsonl {message}"):
+        show_runs([run])
