@@ -810,7 +810,12 @@ def the_callback_shows_its_values_in_history_and_tensorboard():
     assert {name: history[f"shampoo/{name}"] for name in report} == {n: [v] for n, v in report.items()}
     assert history["shampoo/seconds_waited"] == [timing["seconds_waited"]]
     assert timing["seconds_waited"] > 0 and timing["seconds_computing"] > 0
-    assert {name for name, _ in events[own]} == {f"shampoo/{name}" for name in report | timing}
+    spectra = model.optimizer.spectra()
+    assert ["kernel" in name and "hidden" in name for name in spectra] == [True]
+    assert all(0 <= one.smallest < one.largest == report["singular_value_max"] for one in spectra.values())
+    kinds = ("singular_value_min", "singular_value_max", "condition")
+    names = {*report, *timing, *(f"{kind}/{name}" for kind in kinds for name in spectra)}
+    assert {name for name, _ in events[own]} == {f"shampoo/{name}" for name in names}
     assert {step for _, step in events[own]} == {3, 6}
     assert "epoch_shampoo/layers_ready" in {name for name, _ in events[of_keras]}
 

@@ -35,6 +35,9 @@ class _Descent:
     def exchange(self):
         pass
 
+    def spectra(self):
+        return {}
+
     def timing(self):
         return {}
 

@@ -162,11 +162,23 @@ def test_a_run_writes_the_spectra_of_its_last_weights(log, make_config, tmp_path
         f"quality/cross_0/{part}" for part in ("u", "v", "uv")
     ]
 
+    lines = [json.loads(line) for line in (tmp_path / "first/metrics.jsonl").read_text().splitlines()]
+    of_statistics = lines[-1]["shampoo_spectra"]
+    assert sorted(of_statistics) == sorted(entry["name"] for entry in single)
+    for end, choose, total in (("smallest", min, "min"), ("largest", max, "max")):
+        value = choose(spectrum[end] for spectrum in of_statistics.values())
+        assert value == lines[-1][f"shampoo_singular_value_{total}"]
+    conditions = [spectrum["condition"] for spectrum in of_statistics.values()]
+    assert max(conditions) == lines[-1]["shampoo_condition_max"] and min(conditions) >= 1
+    # Before the first roots there are none.
+    assert all(line.get("shampoo_spectra", True) for line in lines)
+
 
 @pytest.mark.slow
 def test_a_logistic_regression_has_no_matrices(log, make_config, tmp_path):
     train(log, make_config({}, logistic=True), tmp_path / "run")
     assert read_entries(tmp_path / "run") == []
+    assert "shampoo_spectra" not in (tmp_path / "run/metrics.jsonl").read_text()
 
 
 def test_the_weights_of_a_run_that_broke(schema, make_config, tmp_path):
