@@ -14,6 +14,8 @@ from ctr.optim.shampoo.products import gram
 from shampoo_options import options as flat_options
 
 ROWS, WIDTH = 12, 3
+INITIAL = 1e-6
+"""Of AdaGrad's sums, the default."""
 RATE = 0.125
 
 
@@ -65,7 +67,7 @@ def table_replay(mode, options, start, steps):
     """NumPy: the table after each step; with one-sided roots exchanged as everywhere else."""
     table, total, root, sent = start.copy(), np.zeros((WIDTH, WIDTH)), None, None
     columns = 1 if mode == "adagrad_row" else WIDTH
-    sums = np.full((ROWS, columns), options.initial_accumulator)
+    sums = np.full((ROWS, columns), INITIAL)
     trajectory = []
     for t, (values, rows) in enumerate(steps, 1):
         dense = scattered(values, rows)
@@ -102,8 +104,8 @@ def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode,
     assert reference.gaps(trajectory, expected, [start]).max() < 1e-9
     # Rows that no batch has touched keep every bit.
     np.testing.assert_array_equal(trajectory[-1][0][-3:], start[-3:])
-    initial = np.full((3, core.grafting.accumulators[0].shape[1]), options.initial_accumulator)
-    np.testing.assert_array_equal(core.grafting.accumulators[0].numpy()[-3:], initial)
+    initial = np.full((3, core.variables["tensor0/accumulator"].shape[1]), INITIAL)
+    np.testing.assert_array_equal(core.variables["tensor0/accumulator"].numpy()[-3:], initial)
     assert core.report()["layers_ready"] == (mode == "one_sided")
 
 
@@ -161,7 +163,7 @@ def test_repeated_rows_of_a_small_dtype_are_summed_in_float32(dtype, value, is_t
         tf.fill([4096, 2], tf.constant(value, dtype)), tf.zeros([4096], tf.int32), tf.constant([4, 2])
     )
     assert bool(core.update_if_finite([gradient], RATE))
-    np.testing.assert_allclose(core.grafting.accumulators[0][0], (4096 * value) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(core.variables["tensor0/accumulator"][0], (4096 * value) ** 2, rtol=1e-6)
     np.testing.assert_allclose(tf.cast(weight, tf.float32), [[-RATE] * 2, *[[0.0] * 2] * 3], rtol=1e-3)
 
 
@@ -171,7 +173,7 @@ def test_rows_whose_sum_is_not_finite_change_nothing():
     repeated = tf.IndexedSlices(tf.fill([100, 2], 1e18), tf.zeros([100], tf.int32), tf.constant([4, 2]))
     assert not bool(core.update_if_finite([repeated], RATE))
     assert core.report()["nonfinite_steps"] == 1
-    assert (weight.numpy() == 1).all() and core.grafting.accumulators[0].numpy().max() < 1
+    assert (weight.numpy() == 1).all() and core.variables["tensor0/accumulator"].numpy().max() < 1
 
 
 @pytest.mark.slow

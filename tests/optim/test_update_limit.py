@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tensorflow_recommenders.experimental.optimizers.clippy_adagrad import ClippyAdagrad
 
 import shampoo_reference as reference
+from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.options import Limits, ShampooOptions
 from ctr.optim.update_limit import limit_update
 from shampoo_options import options as flat_options
 
@@ -169,9 +170,11 @@ def test_tables_are_not_limited():
 
 
 def test_a_relative_limit_alone_is_refused():
-    with pytest.raises(ValueError, match="update_limit_relative requires an update_limit_absolute above 0"):
-        flat_options(update_limit_relative=0.1)
-    assert flat_options(update_limit_relative=0.1, update_limit_absolute=1e-7).update_limit_relative == 0.1
+    with pytest.raises(ValueError, match="relative requires an absolute limit above 0"):
+        Limits(relative=0.1)
+    with pytest.raises(ValueError, match="limits: relative requires an absolute limit above 0"):
+        ShampooOptions(limits={"relative": 0.1})
+    assert ShampooOptions(limits={"relative": 0.1, "absolute": 1e-7}).limits.relative == 0.1
 
 
 # Rows.
@@ -228,9 +231,8 @@ def test_adagrad_with_the_limit_is_clippy_adagrad(relative, absolute):
     core = ShampooCore(
         ShampooOptions(
             start_preconditioning_step=None,
-            initial_accumulator=0.1,
-            update_limit_relative=relative,
-            update_limit_absolute=absolute,
+            grafting=AdaGrad(initial_accumulator=0.1),
+            limits=Limits(relative=relative, absolute=absolute),
         ),
         [tf.Variable(w) for w in start],
     )

@@ -48,7 +48,7 @@ def test_decay_is_added_to_the_direction_and_not_to_the_gradient():
     core = reference.make_core(options, [np.array([10.0]), np.array([10.0])])
     core.update([tf.constant([3.0], tf.float64)] * 2, tf.constant(0.125, tf.float64), decayed=[True, False])
     assert [float(weight[0]) for weight in core.weights] == [10 - 0.125 * (1 + 5), 10 - 0.125]
-    assert [float(accumulator[0]) for accumulator in core.grafting.accumulators] == [9, 9]
+    assert [float(core.variables[f"tensor{index}/accumulator"][0]) for index in range(2)] == [9, 9]
 
 
 def test_clipping_scales_all_gradients_by_one_factor_and_keeps_their_kinds():

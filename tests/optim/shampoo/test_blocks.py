@@ -16,7 +16,7 @@ from ctr.optim.shampoo.blocks import (
     stack_blocks,
     unstack_blocks,
 )
-from ctr.optim.shampoo.options import ShampooOptions
+from shampoo_options import options as flat_options
 
 shapes = st.lists(st.integers(1, 9), max_size=4).filter(lambda shape: math.prod(shape) <= 500)
 
@@ -31,7 +31,7 @@ def numbered(layouts):
 
 
 def of(*tensors, **changed):
-    layouts = [lay_out_tensor(shape, ShampooOptions(**changed)) for shape in tensors]
+    layouts = [lay_out_tensor(shape, flat_options(**changed)) for shape in tensors]
     return layouts, make_stacks(layouts)
 
 

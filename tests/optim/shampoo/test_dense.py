@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ctr.optim.protocol import Saved
 from ctr.optim.shampoo.dense import DenseShampoo
-from ctr.optim.shampoo.options import ShampooOptions
+from shampoo_options import options as flat_options
 from whole_moves import Whole
 
 
@@ -24,7 +24,7 @@ from whole_moves import Whole
 )
 def test_averages_that_are_corrected_by_the_step_go_with_all_weights_or_none(options, counted):
     def made():
-        optimizer = DenseShampoo(ShampooOptions(**options))
+        optimizer = DenseShampoo(flat_options(**options))
         optimizer.build({name: tf.Variable(tf.ones([3, 2])) for name in ("first", "second")})
         return optimizer
 
@@ -51,7 +51,7 @@ SOAP = {
 @pytest.mark.parametrize("changed", [{"block_size": 3}, {"epsilon": 1e-3}, {"eigenvalue_correction": False}])
 def test_second_moments_do_not_begin_anew_under_an_old_correction(changed):
     def made(options):
-        optimizer = DenseShampoo(ShampooOptions(**options))
+        optimizer = DenseShampoo(flat_options(**options))
         weight = tf.Variable(tf.ones([7, 5]))
         optimizer.build({"w": weight})
         return optimizer, weight
@@ -77,7 +77,7 @@ def test_second_moments_do_not_begin_anew_under_an_old_correction(changed):
 
 def test_fresh_statistics_have_roots_at_once():
     def made(**options):
-        optimizer = DenseShampoo(ShampooOptions(**options))
+        optimizer = DenseShampoo(flat_options(**options))
         optimizer.build({"w": tf.Variable(tf.ones([16, 12]))})
         return optimizer
 
@@ -101,7 +101,7 @@ def test_averages_in_the_bases_are_taken_over_in_any_form(changed):
     shapes = [(7, 5), (4,), (6, 3)]
 
     def made(options):
-        optimizer = DenseShampoo(ShampooOptions(**options))
+        optimizer = DenseShampoo(flat_options(**options))
         weights = {
             f"w{index}": tf.Variable(tf.zeros(shape, tf.float64)) for index, shape in enumerate(shapes)
         }

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.shampoo.exchange import exchange_due, is_early, steps_to_next_exchange
+from ctr.optim.shampoo.schedule import exchange_due, is_early, steps_to_next_exchange
 
 
 @pytest.mark.parametrize("growth", [0.0, 0.01, 0.1, 0.25, 0.3, 1 / 3, 0.7, 1.0])

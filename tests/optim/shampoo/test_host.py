@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ctr.optim.shampoo.host import COUNTERS, STATUS, Exchange, HostPipeline
+from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Factor
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
 from shampoo_options import options as flat_options
@@ -26,19 +26,19 @@ def factors():
     ]
 
 
-def exchange(seed=0, correction=1.0):
+def new_round(seed=0, divisor=1.0):
     """Random statistics, no roots yet."""
     rng = np.random.default_rng(seed)
     totals = []
     for size, count in zip(SIZES, COUNTS, strict=True):
         half = rng.normal(size=(count, size, size)) * np.geomspace(1, 1e-2, size)
         totals.append(half @ np.swapaxes(half, 1, 2))
-    return Exchange(
+    return Round(
         totals=totals,
         roots=[np.zeros_like(total) for total in totals],
         status=np.zeros((len(STATUS), sum(COUNTS))),
         counters=np.zeros(len(COUNTERS), np.int64),
-        correction=correction,
+        divisor=divisor,
     )
 
 
@@ -82,8 +82,8 @@ def raises(error):
     return fault
 
 
-def test_roots_are_those_of_the_corrected_statistics_and_the_status_says_of_which_step():
-    now = exchange(correction=0.25)
+def test_roots_are_those_of_the_divided_statistics_and_the_status_says_of_which_step():
+    now = new_round(divisor=0.25)
     host = pipeline()
     host.send(7, now)
     assert now.status[STATUS_ROW["sent"]].tolist() == [1] * 5
@@ -108,7 +108,7 @@ def test_the_largest_go_first_whatever_their_order():
         order.append(len(matrix))
         return inverse_root(matrix, *arguments, **keywords)
 
-    now = exchange()
+    now = new_round()
     host = pipeline(solve, workers=1)
     host.send(1, now)
     host.collect(1, now)
@@ -124,7 +124,7 @@ def test_several_workers_really_work_at_the_same_time():
             barrier.wait()
         return inverse_root(matrix, *arguments, **keywords)
 
-    now = exchange()
+    now = new_round()
     host = pipeline(solve, workers=2)
     host.send(1, now)
     host.collect(1, now)
@@ -139,7 +139,7 @@ def test_the_caller_goes_on_while_workers_compute():
         assert may.wait(60)
         return inverse_root(matrix, *arguments, **keywords)
 
-    now = exchange()
+    now = new_round()
     host = pipeline(solve)
     host.send(1, now)
     may.set()
@@ -158,7 +158,7 @@ def test_neither_the_number_of_workers_nor_their_timing_changes_a_bit(solver):
                 time.sleep(rng.uniform(0, 0.01))
             return inverse_root(matrix, *arguments, **keywords)
 
-        now = exchange()
+        now = new_round()
         options = flat_options(epsilon=1e-4, drift_bound=0.0, solver=solver)
         host = HostPipeline(factors(), options, workers, solve=solve)
         for step in range(3):
@@ -187,7 +187,7 @@ def test_every_root_has_one_blas_thread_whoever_set_another_number_before():
 
     with threadpool_limits(2, user_api="blas"):
         for step in (1, 2, 3):
-            of = exchange(step)
+            of = new_round(step)
             host = pipeline(solve)
             host.send(step, of)
             host.collect(step, of)
@@ -202,7 +202,7 @@ def test_the_previous_root_goes_along_to_the_solver_once_there_is_one():
         seen.append((previous, previous_condition))
         return inverse_root(matrix, *arguments, **keywords)
 
-    now = exchange()
+    now = new_round()
     host = pipeline(solve, workers=1)
     host.send(1, now)
     host.collect(1, now)
@@ -228,7 +228,7 @@ FAULTS = {
 def test_a_root_that_does_not_come_leaves_the_previous_one_and_is_tried_again(fault, caplog):
     error, counter = FAULTS[fault]
     solve = Faulty(None)
-    host, now = pipeline(solve), exchange()
+    host, now = pipeline(solve), new_round()
     host.send(1, now)
     host.collect(1, now)
     before = [root.copy() for root in now.roots]
@@ -255,7 +255,7 @@ def test_a_root_that_does_not_come_leaves_the_previous_one_and_is_tried_again(fa
 
 
 def test_without_a_previous_root_a_failed_one_stays_uncertified():
-    host, now = pipeline(Faulty(raises(RootError("no")))), exchange()
+    host, now = pipeline(Faulty(raises(RootError("no")))), new_round()
     host.send(1, now)
     host.collect(1, now)
     assert now.status[STATUS_ROW["certified"]].tolist() == [1, 1, 1, 0, 0]
@@ -264,7 +264,7 @@ def test_without_a_previous_root_a_failed_one_stays_uncertified():
 
 def test_statistics_that_are_not_finite_or_indefinite_fail_and_spoil_no_other(caplog):
     calls = Faulty(None)
-    host, now = pipeline(calls), exchange()
+    host, now = pipeline(calls), new_round()
     now.totals[0][1, 0, 0] = np.nan
     now.totals[2][0] = np.diag([1.0, 1.0, 1.0, -1.0])
     for step in (1, 2):
@@ -279,7 +279,7 @@ def test_statistics_that_are_not_finite_or_indefinite_fail_and_spoil_no_other(ca
 
 
 def test_a_root_beyond_the_working_precision_is_refused(caplog):
-    host, now = pipeline(), exchange()
+    host, now = pipeline(), new_round()
     now.roots = [root.astype(np.float32) for root in now.roots]
     # Its root is 1e40.
     now.totals[1] *= 1e-160
@@ -297,7 +297,7 @@ def test_a_worker_that_never_returns_is_given_up_and_others_take_over(caplog):
         release.wait(60)
 
     solve = Faulty(hang)
-    host, now = pipeline(solve, workers=2, patience=0.1), exchange()
+    host, now = pipeline(solve, workers=2, patience=0.1), new_round()
     try:
         host.send(1, now)
         # The root of size 6 is done, both workers hang in size 4, size 3 never begins.
@@ -316,7 +316,7 @@ def test_a_worker_that_never_returns_is_given_up_and_others_take_over(caplog):
 
 @pytest.mark.parametrize("at", ["before it is sent to", "with a round in it"])
 def test_a_pool_that_is_gone_loses_at_most_its_round(at, caplog):
-    host, now = pipeline(patience=60.0), exchange()
+    host, now = pipeline(patience=60.0), new_round()
     host.send(1, now)
     host.collect(1, now)
     grown(now, 1.0)
@@ -338,7 +338,7 @@ def test_a_pool_that_is_gone_loses_at_most_its_round(at, caplog):
 
 
 def test_small_drift_keeps_a_root_until_it_has_added_up():
-    host, now = pipeline(drift_bound=0.25), exchange()
+    host, now = pipeline(drift_bound=0.25), new_round()
     host.send(1, now)
     host.collect(1, now)
     norms = np.array([np.linalg.norm(matrix) for total in now.totals for matrix in total])
@@ -357,7 +357,7 @@ def test_small_drift_keeps_a_root_until_it_has_added_up():
 
 
 def test_no_statistics_are_no_fault_and_nothing_is_waited_for():
-    host, now = pipeline(), exchange()
+    host, now = pipeline(), new_round()
     now.totals[0][1] = 0
     host.send(1, now)
     host.collect(1, now)
@@ -371,11 +371,11 @@ def test_no_statistics_are_no_fault_and_nothing_is_waited_for():
 
 
 def test_a_round_of_other_statistics_is_not_taken_for_this_one():
-    host, now, other = pipeline(), exchange(0), exchange(1)
+    host, now, other = pipeline(), new_round(0), new_round(1)
     host.send(4, other)
     now.status[STATUS_ROW["sent"]] = 1
     host.collect(4, now)
-    alone = exchange(0)
+    alone = new_round(0)
     fresh = pipeline()
     fresh.send(4, alone)
     fresh.collect(4, alone)
@@ -390,7 +390,7 @@ def test_what_the_caller_does_with_its_arrays_does_not_reach_the_workers():
         assert may.wait(60)
         return inverse_root(matrix, *arguments, **keywords)
 
-    host, now = pipeline(solve, workers=1), exchange()
+    host, now = pipeline(solve, workers=1), new_round()
     host.send(1, now)
     kept = [total.copy() for total in now.totals]
     for total in now.totals:
@@ -406,7 +406,7 @@ def test_who_solved_is_counted():
         solver = {3: "coupled_cold", 4: "coupled_warm", 6: "eigh"}[len(matrix)]
         return Root(np.eye(len(matrix)), 0.01, solver, 5.0, ())
 
-    host, now = pipeline(solve), exchange()
+    host, now = pipeline(solve), new_round()
     host.send(1, now)
     host.collect(1, now)
     assert counts(now) == {"refreshed": 5, "coupled_cold": 2, "coupled_warm": 2, "eigh": 1}

@@ -39,7 +39,7 @@ def test_before_its_start_it_is_the_grafted_optimizer_to_the_last_bit(start, mom
     core = reference.make_core(options, weights, tf.float32)
     trajectory = reference.train(core, history, RATE)
     plain = [tf.constant(w, tf.float32) for w in weights]
-    sums = [tf.fill(w.shape, tf.constant(options.initial_accumulator)) for w in plain]
+    sums = [tf.fill(w.shape, tf.constant(options.grafting.initial_accumulator)) for w in plain]
     averages = [tf.zeros_like(w) for w in plain]
     mu = momentum
     for gradients, found in zip(history, trajectory, strict=True):
@@ -281,7 +281,7 @@ def test_weights_of_half_precision_are_worked_on_in_float32(dtype):
             step = tf.cast(weight, tf.float32) - before
             np.testing.assert_allclose(step, other.numpy() - other_before, atol=0.03)
     for name, variable in core.variables.items():
-        np.testing.assert_allclose(variable, wide.state.variables[name], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(variable, wide.variables[name], rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("scale", [1e-7, 1e-9])

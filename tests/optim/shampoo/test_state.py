@@ -36,7 +36,7 @@ def make(case, dtype=tf.float64):
     options = reference.options(**{"precondition_frequency": 4} | SETTINGS[case])
     dtype = tf.float32 if "float32" in case else dtype
     core = reference.make_core(options, reference.initial(SHAPES), dtype)
-    core.host = HostPipeline(
+    core.exchanged.host = HostPipeline(
         core.layout.factors, options, 2, solve=moody if case == "some failed" else inverse_root
     )
     return core
@@ -152,15 +152,15 @@ def test_every_variable_by_name_shape_and_precision():
     assert found == expected
     values = {name: v.numpy() for name, v in core.variables.items()}
     assert values["exchanged_at"] == -1
-    np.testing.assert_allclose(values["tensor0/accumulator"], options.initial_accumulator)
+    np.testing.assert_allclose(values["tensor0/accumulator"], options.grafting.initial_accumulator)
 
 
 def test_precision_is_float64_where_one_weight_has_it():
     options = reference.options(grafting="sgd")
     core = reference.make_core(options, [np.zeros((2, 2))], tf.float32)
-    assert core.dtype == tf.float32 and core.grafting.accumulators == [None]
+    assert core.dtype == tf.float32 and core.grafting.accumulators == {}
     weights = [tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.zeros([2], tf.float64))]
-    assert type(core)(options, weights).state.dtype == tf.float64
+    assert type(core)(options, weights).dtype == tf.float64
 
 
 def test_matrices_are_numbered_through_all_factors_and_know_their_tensors():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.shampoo.directions import precondition
+from ctr.optim.shampoo.products import precondition
 
 LETTERS = "abcde"
 
