@@ -68,6 +68,8 @@ def run(
             step(gradients)
             found |= {f"{case}|weight|{number}|{i}": weight.numpy() for i, weight in enumerate(weights)}
         found |= {f"{case}|report|{name}": np.array(value) for name, value in optimizer.report().items()}
+        spectra = optimizer.spectra()
+        found |= {f"{case}|report|spectrum {name}": np.array(spectrum) for name, spectrum in spectra.items()}
         found |= saved(case, optimizer)
     return found
 
