@@ -93,6 +93,15 @@ class Options:
         return replace(self, **found)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneOf(Options):
+    """Base of groups of which an option is one.
+
+    Attributes:
+        kind: which one.
+    """
+
+
 def groups_of(options: type, name: str) -> tuple[type[Options], ...]:
     """Returns the groups that an option may be; none where it is a plain value."""
     hint = get_type_hints(options)[name]

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ctr.config import Dumper, StrictModel
-from ctr.config.options import OptionsKey
+from ctr.config.options import OptionsKey, pruned
 from ctr.io.errors import InputError
 from ctr.io.words import did_you_mean
 
@@ -69,9 +69,10 @@ def describe(model: type, values: Mapping[str, Any] | None = None, without: Coll
             default = values[shown]
         options = next((item for item in field.metadata if isinstance(item, OptionsKey)), None)
         if options is None:
-            many, groups = _groups_in(field.annotation, default)
+            below = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
+            many, groups = _groups_in(field.annotation, default, below)
         else:
-            default = {name: value for name, value in default.items() if name not in options.without}
+            default = pruned(default, options.without)
             many, groups = "", (describe(type(options.start), default, options.without),)
         keys.append(
             Key(
@@ -160,10 +161,12 @@ def _plain(text: str) -> str:
 # ---------------------------------------------------------------- what is allowed, from annotations
 
 
-def _groups_in(annotation: Any, default: Any) -> tuple[Literal["", "list", "names"], tuple[Group, ...]]:
+def _groups_in(
+    annotation: Any, default: Any, without: Collection[str] = ()
+) -> tuple[Literal["", "list", "names"], tuple[Group, ...]]:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _groups_in(arguments[0], default)
+        return _groups_in(arguments[0], default, without)
     if origin is tuple:
         return "list" if _groups_in(arguments[0], None)[1] else "", _groups_in(arguments[0], _first(default))[
             1
@@ -176,7 +179,7 @@ def _groups_in(annotation: Any, default: Any) -> tuple[Literal["", "list", "name
         return "", ()
     # Of several models the one that the default is of comes first.
     chosen = default if isinstance(default, Mapping) else {}
-    return "", tuple(describe(model, _fitting(model, chosen, len(models))) for model in models)
+    return "", tuple(describe(model, _fitting(model, chosen, len(models)), without) for model in models)
 
 
 def _first(default: Any) -> Any:

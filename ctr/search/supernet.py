@@ -12,7 +12,7 @@ where it was killed, to the same bits.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
 from ctr.objective.ramps import Ramp
-from ctr.optim.first_order.options import AdaGrad
 from ctr.search.config import SearchConfig
 from ctr.search.controller import entropy, new_controller
 from ctr.search.cost import Cost, Operations
@@ -108,7 +107,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         )
     given = optimizer.dense.shampoo
     initial = getattr(given.grafting, "initial_accumulator", 0.0)
-    plain = replace(DEFAULT_SHAMPOO, grafting=AdaGrad(initial_accumulator=initial))
+    plain = DEFAULT_SHAMPOO.changed({"grafting": {"initial_accumulator": initial}})
     if optimizer.dense.rule != "shampoo" or given != plain:
         raise InputError(
             "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, Adafactor or K-FAC; allowed with "

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ctr.optim.first_order.options import SGD, AdaGrad, Adam, AnyGraft, Momentum, RMSprop, Sign
-from ctr.optim.shampoo.methods import KL, EigenvalueCorrected, Shampoo
+from ctr.optim.shampoo.methods import KL, EigenvalueCorrected, Method, Shampoo
 from ctr.optim.shampoo.options import Blocking, GradientAverage, Roots, ShampooOptions, Statistics
 from ctr.optim.shampoo.soap import LEARNING_RATE
 from ctr.optim.shampoo.soap import soap as soap_options
@@ -35,6 +35,11 @@ _LARGEST = 65536
 _NO_LIMIT = 2**31
 _HIGHEST_ORDER = 4
 """Exponents by order have to be listed up to it, since weights may have so many dimensions (convolutions do)."""
+_NO_EARLY_EXPONENT = (
+    "there is no equal here of an inverse_exponent_override other than 1/2 of "
+    "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the steps have "
+    "that exponent, too; allowed: start_preconditioning_step 1"
+)
 _TORCH_IGNORED = (
     "concurrency_config",
     "precision_config",
@@ -148,19 +153,11 @@ def torch_shampoo(
     if inv_root_override and override:
         raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
     corrects = isinstance(method, EigenvalueCorrected)
-    if not isinstance(method, EigenvalueCorrected):
-        method = replace(method, exponent_multiplier=exponent_multiplier)
-    elif exponent_multiplier != 1.0:
-        raise ValueError("there is no equal here of exponent_multiplier with eigenvalue correction")
     if corrects and override not in (None, 2) and grafting_config is None and start > 1:
-        raise ValueError(
-            "there is no equal here of an inverse_exponent_override other than 1/2 of "
-            "EigenvalueCorrectedShampooPreconditionerConfig without a grafting_config: before the first bases the "
-            "steps have that exponent, too; allowed: start_preconditioning_step 1"
-        )
+        raise ValueError(_NO_EARLY_EXPONENT)
     decay, l2 = _weight_decay(weight_decay, weight_decay_type, use_decoupled_weight_decay, lr)
     options = ShampooOptions(
-        method=method,
+        method=_multiplied(method, exponent_multiplier),
         exponent_override=inv_root_override or override,
         grafting=_torch_graft(grafting_config, beta2, epsilon, corrects, use_bias_correction),
         beta2=beta2,
@@ -418,6 +415,14 @@ def _preconditioner(config: Any, highest: int) -> tuple[Shampoo | KL | Eigenvalu
     )
     _refuse_others(name, fields)
     return methods[name], override
+
+
+def _multiplied(method: Shampoo | KL | EigenvalueCorrected, multiplier: float) -> Method:
+    if not isinstance(method, EigenvalueCorrected):
+        return replace(method, exponent_multiplier=multiplier)
+    if multiplier != 1.0:
+        raise ValueError("there is no equal here of exponent_multiplier with eigenvalue correction")
+    return method
 
 
 def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> int | None:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ctr.optim.checked import Decay, NotNegative, Options, Steps
+from ctr.optim.checked import Decay, NotNegative, OneOf, Steps
 
 Momentum = Literal["after", "separate", "before"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graft(Options):
+class Graft(OneOf):
     """How a layer takes the step size of a first-order optimizer.
 
     Attributes:

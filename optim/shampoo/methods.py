@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ctr.optim.checked import Options, Real
+from ctr.optim.checked import OneOf, Real
 
 _Inner = Annotated[float, Real(0.0, 1.0, low_open=True, high_open=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RootMethod(Options):
+class RootMethod(OneOf):
     """Methods that multiply by inverse roots A^(-eta/p) of statistics.
 
     Attributes:
@@ -70,7 +70,7 @@ class KL(RootMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EigenvalueCorrected(Options):
+class EigenvalueCorrected(OneOf):
     """Second moments in the eigenbases of the statistics in place of roots (PSO App. C; SOAP; eigenbasis.py).
 
     Attributes:

@@ -4,10 +4,11 @@ ShampooOptions(block_size=512, grafting=Adam(beta2=0.99), roots=Roots(asynchrono
 ShampooOptions(method=EigenvalueCorrected(), beta2=0.95)
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ctr.optim.checked import Decay, Frequency, NotNegative, Options, Real, Share, Size, Steps, Whole
+from ctr.optim.checked import Decay, Frequency, NotNegative, OneOf, Options, Real, Share, Size, Steps, Whole
 from ctr.optim.first_order.options import AdaGrad, AnyGraft
 from ctr.optim.shampoo.methods import KL, Diagonal, EigenvalueCorrected, Method, Shampoo
 
@@ -56,14 +57,14 @@ class Statistics(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eigh(Options):
+class Eigh(OneOf):
     """LAPACK's eigendecomposition, the fastest at every size."""
 
     kind: Literal["eigh"] = "eigh"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coupled(Options):
+class Coupled(OneOf):
     """PSO App. E's coupled Newton iteration, for roots of whole order, from the previous root where that is good.
 
     Attributes:
@@ -76,7 +77,7 @@ class Coupled(Options):
 
     kind: Literal["coupled"] = "coupled"
     max_iterations: Annotated[int, Whole(1, 10_000)] = 100
-    desired_condition: Annotated[float, Real(1.0, 1e16)] = 500.0
+    desired_condition: Annotated[float, Real(1.0, math.inf, high_open=True)] = 500.0
     projected: Annotated[int, Whole(0, 1000)] = 0
     most_projected: Annotated[int, Whole(0, 1000)] = 8
     power_iterations: Annotated[int, Whole(1, 10_000)] = 100

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ctr.optim.checked import refuse_unknown
 from ctr.optim.first_order.options import Adam
 from ctr.optim.shampoo.methods import EigenvalueCorrected
 from ctr.optim.shampoo.options import GradientAverage, Roots, ShampooOptions
@@ -19,8 +20,9 @@ def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **chan
         beta1: decay of the average of gradients.
         beta2: decay of the second moments at each step, and of the statistics each time they are collected.
         epsilon: added to the root of the second moments.
-        **changed: other options; ValueError where there is no such option.
+        **changed: other options; TypeError where there is no such option.
     """
+    refuse_unknown("Soap", changed, ShampooOptions.names())
     return ShampooOptions(
         method=EigenvalueCorrected(),
         grafting=Adam(beta2=beta2, epsilon=epsilon, norm="none"),

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
 import pytest
@@ -14,6 +15,7 @@ from ctr.cli_parser import CONFIGS
 from ctr.config import StrictModel, parse_model
 from ctr.config.reference import as_yaml, describe, field_meanings, key_rows, select, settable_keys
 from ctr.io.errors import InputError
+from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.config import TrainConfig
 
@@ -83,13 +85,26 @@ def test_a_part_that_is_asked_for_is_in_use(path):
 
 def test_the_options_of_shampoo_that_a_file_can_give_are_there_with_the_default():
     rows = {row["key"]: row for row in key_rows(describe(TrainConfig))}
-    names = {key.rpartition(".")[2] for key in rows if key.startswith("optimizer.dense.shampoo.")}
-    assert names == {*TrainConfig().model_dump()["optimizer"]["dense"]["shampoo"]} < {*ShampooOptions.names()}
-    with pytest.raises(InputError, match="unknown key merge_order; allowed: asynchronous, beta1, "):
-        parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"merge_order": "left"}}}}, "x")
+    path = "optimizer.dense.shampoo."
+    names = {key.removeprefix(path).partition(".")[0] for key in rows if key.startswith(path)}
+    assert names == {*ShampooOptions.names()} - {"rows"}
+    with pytest.raises(InputError, match="unknown key rows; allowed: beta2, block_size, "):
+        parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"rows": {}}}}}, "x")
+    with pytest.raises(InputError, match="roots: unknown key phase; allowed: asynchronous, damping"):
+        parse_model(TrainConfig, {"optimizer": {"embeddings": {"one_sided": {"roots": {"phase": 1}}}}}, "x")
     momentum = rows["optimizer.dense.shampoo.momentum"]
     assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.0
     assert momentum["allowed"] == "number, [0.0, 1.0)"
+    assert "optimizer.embeddings.one_sided.roots.phase" not in rows
+
+
+def test_a_configuration_begins_with_a_preset_and_keeps_all_of_it():
+    given = {"optimizer": {"dense": {"shampoo": {"preset": "pso", "momentum": 0.8}}}}
+    config = parse_model(TrainConfig, given, "x")
+    assert config.optimizer.dense.shampoo == replace(PRESETS["pso"], momentum=0.8)
+    assert parse_model(TrainConfig, config.model_dump(), "x") == config
+    with pytest.raises(InputError, match="preset is 'x'; allowed: ff, pso, pt"):
+        parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"preset": "x"}}}}, "x")
 
 
 class Part(StrictModel):

@@ -5,8 +5,8 @@ import pytest
 from ctr.optim.balance import loads
 from ctr.optim.shampoo import assignment
 from ctr.optim.shampoo.assignment import Block, blocks_of, owners_of, product_cost, root_cost, step_cost
+from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.state import lay_out
 
 
 def test_the_model_of_costs_by_hand(monkeypatch):
