@@ -32,6 +32,7 @@ PATHS = {
     "update_limit_relative": "limits.relative",
     "update_limit_absolute": "limits.absolute",
     "sparse": "rows.rule",
+    "graft_rows": "rows.graft_rows",
     "basis_change": "method.basis_change",
     "exponent_multiplier": "method.exponent_multiplier",
     "grafting": "grafting.kind",

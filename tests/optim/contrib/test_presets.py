@@ -716,6 +716,6 @@ def test_soap_is_made_of_options():
     optimizer = Shampoo(**preset.arguments)
     assert (optimizer.options, float(optimizer.learning_rate)) == (options, pytest.approx(0.01))
     assert optimizer.tables is not None
-    with pytest.raises(TypeError, match=r"Shampoo has no option 'foo'; allowed: .*grafting"):
+    with pytest.raises(TypeError, match=r"Soap has no option 'foo'; allowed: .*grafting"):
         presets.soap(foo=1)
     assert (options.corrects, options.grafting.norm, options.block_size) == (True, "none", 64)

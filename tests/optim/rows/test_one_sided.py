@@ -8,6 +8,7 @@ from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.one_sided import RowOneSided
 from ctr.optim.rows.rule import RowSetup
 from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.shampoo.options import OneSidedOptions, RootOptions
 
 ROWS, WIDTH, COPIES, STEPS = 11, 4, 2, 25
 COLUMNS = COPIES * (WIDTH + 1)
@@ -29,7 +30,9 @@ def history(seed=0):
 def make(limit=None, **changed):
     rates = np.tile(np.float32([0.1] * WIDTH + [0.3]), COPIES)
     setup = RowSetup([rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, limit)
-    optimizer = RowOneSided(setup, reference.options(**OPTIONS | changed))
+    options = reference.options(**OPTIONS | changed)
+    own = {name: getattr(options, name) for name in RootOptions.names()}
+    optimizer = RowOneSided(setup, OneSidedOptions(**own, graft_rows=options.rows.graft_rows))
     table = tf.Variable(
         np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32), shape=[None, COLUMNS]
     )

@@ -16,7 +16,7 @@ def test_the_model_of_costs_by_hand(monkeypatch):
     roots = (2 * 1000 + 3 * 100 + 5) + (2 * 64 + 3 * 16 + 5)
     products = (40 * (0.5 * 10 + 0.25) + 7) + (40 * (0.5 * 4 + 0.25) + 7)
     assert (root_cost(block), product_cost(block)) == (roots, products)
-    options = ShampooOptions(statistics_frequency=10, precondition_frequency=50)
+    options = ShampooOptions(statistics={"frequency": 10}, precondition_frequency=50)
     assert step_cost(block, options) == pytest.approx(products * 1.1 + roots / 50)
     # A side without a preconditioner has no root and no product.
     one_sided = Block(0, (10, 4), (1,))
@@ -30,7 +30,7 @@ def test_a_block_knows_its_sizes():
 
 def test_blocks_are_those_of_the_optimizer():
     shapes = [(416, 512), (512,), (300, 64), (1000, 16)]
-    options = ShampooOptions(sparse="one_sided")
+    options = ShampooOptions(rows={"rule": "one_sided"})
     layout = lay_out(options, shapes, tables=[3])
     blocks = blocks_of(layout)
     assert sorted(block.tensor for block in blocks) == [0, 0, 0, 0, 2, 2, 3]
