@@ -520,6 +520,7 @@ PSO = ShampooOptions(
 """PSO algorithm II with tau1 = 50, tau2 = 1: statistics from 1e-6 I, and the norm of AdaGrad's momentum."""
 
 PT = torch_shampoo(grafting_config={"type": "AdaGradGraftingConfig"}, precondition_frequency=50).options
-"""PT algorithm 2 with AdaGrad's step sizes: everything in the step that it is due at, and its averages corrected."""
+"""PT algorithm 2 with AdaGrad's step sizes: everything in the step that it is due at, and its averages corrected. Steps
+are counted from 1, as in the code of PT; the algorithm as printed counts from 0."""
 
 PRESETS = {"ff": FF, "pso": PSO, "pt": PT}

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 
 import tensorflow as tf
 
-from ctr.optim.first_order.momentum import momentum_step
 from ctr.optim.gradients import Present, keep
 from ctr.optim.shampoo.layout import Blocks
 from ctr.optim.shampoo.options import GradientAverage, ShampooOptions
@@ -52,8 +51,16 @@ class AveragedGradients:
         return moving
 
 
+Decays = tuple[tf.Tensor | float, tf.Tensor | float]
+"""What an average of directions decays by, and what a Nesterov step takes of it: both mu, unless this changes."""
+
+
 class Momentum:
-    """Averages M = mu M + (1 - mu) P of directions, normalized as in PSO alg. II, so that tuned rates stay right."""
+    """Averages M = mu M + (1 - mu) P of directions, normalized as in PSO alg. II, so that tuned rates stay right.
+
+    Where mu changes, (1 - mu) is that of the options, and a Nesterov step is mu_t M_t + (1 - mu) P with
+    M_t = mu_t-1 M_t-1 + (1 - mu) P (PT eq. 33-34).
+    """
 
     def __init__(
         self,
@@ -72,19 +79,21 @@ class Momentum:
     def update(
         self,
         directions: Mapping[int, tf.Tensor],
-        mu: tf.Tensor | float,
+        decays: Decays,
         active: tf.Tensor | None = None,
     ) -> dict[int, tf.Tensor]:
         """Returns the steps along averages, by tensor; where none is kept, the directions.
 
-        Averages decay by ``mu``. Of tensors that are not ``active``, bool [tensors], they stay as they are.
+        Averages of tensors that are not ``active``, bool [tensors], stay as they are.
         """
         moved, options = dict(directions), self.options
+        decay, mu = decays
         for index in directions.keys() & self.averages.keys():
             direction, average = directions[index], self.averages[index]
-            new = mu * average + (1.0 - options.momentum) * direction
+            added = (1.0 - options.momentum) * direction
+            new = decay * average + added
             if active is not None:
                 new = tf.where(active[index], new, average)
             average.assign(new)
-            moved[index] = momentum_step(new, direction, options.momentum, options.nesterov)
+            moved[index] = mu * new + added if options.nesterov else new
         return moved

@@ -30,7 +30,7 @@ from ctr.optim.shampoo.grafting import Grafting, blend_weight
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.methods import KL
-from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
+from ctr.optim.shampoo.momentum import AveragedGradients, Decays, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.shampoo.tables import Tables
@@ -77,7 +77,10 @@ class ShampooCore(GradientSteps):
         self.rows = Tables(options, self.layout, self.weights, variables)
         own = preconditioned if options.grafting.momentum != "after" else []
         self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
-        self.largest_rate = variables.make("largest_rate", []) if options.momentum_follows_rate else None
+        self.largest_rate = self.mu = None
+        if options.momentum_follows_rate:
+            self.largest_rate = variables.make("largest_rate", [])
+            self.mu = variables.make("mu", [], value=options.momentum)
 
         self._between_steps = blocks.between_steps(lambda: self._exchange(None, on_device=False))
 
@@ -107,7 +110,7 @@ class ShampooCore(GradientSteps):
             self.rows.update(index, slices, rate, self.exchanged.roots, share)
         grafting.collect(gradients)
         moving = self.average.update(gradients, step)
-        found = self._directions(stacked, moving, share, step, present, self._mu(rate), decayed)
+        found = self._directions(stacked, moving, share, step, present, self._decays(rate), decayed)
         for index, direction in blocks.gather(found).items():
             self._step_along(index, direction, rate)
 
@@ -118,10 +121,10 @@ class ShampooCore(GradientSteps):
         share: tf.Tensor | None,
         step: tf.Tensor,
         present: Present,
-        mu: tf.Tensor | float,
+        decays: Decays,
         decayed: Sequence[bool] | None,
     ) -> Tensors:
-        """Turns gradients, or their averages, into what the weights move along; ``mu`` is that of momentum."""
+        """Turns gradients, or their averages, into what the weights move along; ``decays`` are those of momentum."""
         grafting, order = self.grafting, self.options.grafting.momentum
         is_used = share is not None and bool(self.layout.stacks)
         tensors = self.layout.tensors
@@ -143,35 +146,37 @@ class ShampooCore(GradientSteps):
                 return grafting.directions(needed, step)
 
             if order == "before":
-                shampoos = self.momentum.update(shampoos, mu, active=share > 0)
-                grafts = self._moved_grafts(grafts, mu)
+                shampoos = self.momentum.update(shampoos, decays, active=share > 0)
+                grafts = self._moved_grafts(grafts, decays)
             found = grafting.graft(shampoos, grafts, share, missing)
         elif order == "before":
-            found = self._moved_grafts(grafts, mu)
+            found = self._moved_grafts(grafts, decays)
         found = self._decayed(self._clipped(found), decayed)
         if order == "before":
             return found
-        moved = self.momentum.update(found, mu)
+        moved = self.momentum.update(found, decays)
         if order == "separate":
-            grafts = self._moved_grafts(self._decayed(self._clipped(grafts), decayed), mu, rest=False)
+            grafts = self._moved_grafts(self._decayed(self._clipped(grafts), decayed), decays, rest=False)
             blend = blend_weight(self.options, self.options.grafting.blend_steps, step, self.dtype)
             for index, graft in grafts.items():
                 moved[index] = blend * moved[index] + (1.0 - blend) * graft
         return moved
 
-    def _moved_grafts(self, grafts: Tensors, mu: tf.Tensor | float, rest: bool = True) -> Tensors:
+    def _moved_grafts(self, grafts: Tensors, decays: Decays, rest: bool = True) -> Tensors:
         """First-order steps along momenta of their own; the ``rest`` of the tensors have that of all directions."""
         own = {index: one for index, one in grafts.items() if index in self.graft_momentum.averages}
         others = {index: one for index, one in grafts.items() if rest and index not in own}
-        return {**self.momentum.update(others, mu), **self.graft_momentum.update(own, mu)}
+        return {**self.momentum.update(others, decays), **self.graft_momentum.update(own, decays)}
 
-    def _mu(self, rate: tf.Tensor) -> tf.Tensor | float:
-        """mu, or its share of the rate over the largest one so far, which keeps mu_t = zeta mu_t-1 (PT App. C.1)."""
-        if self.largest_rate is None:
-            return self.options.momentum
-        largest = tf.maximum(self.largest_rate, rate)
-        self.largest_rate.assign(largest)
-        return self.options.momentum * tf.math.divide_no_nan(rate, largest)
+    def _decays(self, rate: tf.Tensor) -> Decays:
+        """What M decays by, and mu, which is scaled by the rate over the largest one so far (PT App. C.1)."""
+        options, largest, last = self.options, self.largest_rate, self.mu
+        if largest is None or last is None:
+            return options.momentum, options.momentum
+        before = last.read_value()
+        largest.assign(tf.maximum(largest, rate))
+        mu = last.assign(options.momentum * tf.math.divide_no_nan(rate, largest), read_value=True)
+        return (before if options.nesterov else mu), mu
 
     def _regularized(self, dense: Tensors, decayed: Sequence[bool] | None) -> Tensors:
         """Gradients with L2 regularization in them, G + lambda W (PT eq. 27)."""

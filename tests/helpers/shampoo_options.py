@@ -37,6 +37,7 @@ PATHS = {
     "exponent_multiplier": "method.exponent_multiplier",
     "grafting": "grafting.kind",
     "grafting_beta2": "grafting.beta2",
+    "normalized": "grafting.normalized",
     "blend_steps": "grafting.blend_steps",
 }
 METHODS = {

@@ -19,7 +19,7 @@ CASE = "momentum, decay, nesterov"
 CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     "momentum, decay, nesterov": (
         [(13, 10), (7,), (5, 9), ()],
-        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01, "block_size": 4},
+        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01} | {"block_size": 4, "normalized": True},
     ),
     "statistics that decay, averages, adam": (
         [(9, 6), (4, 4), (3,)],
@@ -47,7 +47,8 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
         [(13, 10), (7,), (5, 9)],
         {"large_dimensions": "diagonal", "max_dimension": 9, "grafting": "lamb", "update_clipping": 0.1}
         | {"block_size": 4, "precondition_vectors": True, "separate_momenta": True, "momentum": 0.5}
-        | {"weight_decay": 0.01, "weight_decay_kind": "coupled", "grafting_scope": "block"},
+        | {"weight_decay": 0.01, "weight_decay_kind": "coupled", "grafting_scope": "block"}
+        | {"normalized": True},
     ),
     "no preconditioner": ([(5, 4), (3,)], {"start_preconditioning_step": None, "momentum": 0.5}),
 }

@@ -1,4 +1,7 @@
-"""What the trainer's Shampoo takes from an earlier one."""
+"""The trainer's Shampoo: where its state is, and what it takes from an earlier one."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -145,3 +148,26 @@ def test_averages_in_the_bases_are_taken_over_in_any_form(changed):
             optimizer.update(gradients, tf.constant(0.1, tf.float64), False)
     for weight, other in zip(weights, old_weights, strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-9, atol=1e-10)
+
+
+PLACED = """
+import tensorflow as tf
+from ctr.optim.shampoo.dense import DenseShampoo
+from ctr.optim.shampoo.options import ShampooOptions
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+optimizer = DenseShampoo(ShampooOptions(momentum=0.9))
+with tf.device("CPU:1"):
+    optimizer.build({"w": tf.Variable(tf.ones([3, 2]))})
+for name, variable in optimizer.variables.items():
+    print(name, variable.device[-5:])
+"""
+
+
+def test_totals_are_in_the_memory_of_the_host_and_all_else_is_where_the_step_runs():
+    done = subprocess.run([sys.executable, "-c", PLACED], capture_output=True, text=True, check=True)
+    places = dict(line.split() for line in done.stdout.splitlines())
+    assert {name.rpartition("/")[2] for name, place in places.items() if place == "CPU:0"} == {"total"}
+    others = {name.rpartition("/")[2] for name, place in places.items() if place == "CPU:1"}
+    assert {"window", "root", "momentum", "accumulator", "status", "step"} <= others

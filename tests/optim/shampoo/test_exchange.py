@@ -11,6 +11,7 @@ import shampoo_reference as reference
 from ctr.optim.shampoo.host import STATUS, HostPipeline
 from ctr.optim.shampoo.roots import RootError, inverse_root
 from ctr.optim.shampoo.schedule import exchange_due
+from ctr.optim.shampoo.triangles import unpack_arrays
 
 RATE = 0.125
 SHAPES = [(5, 4), (4, 4)]
@@ -68,6 +69,54 @@ def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
     core.exchange()
     assert not exchange_due(core.options, core.step, core.exchanged.exchanged_at)
     assert status(core, "root_step").tolist() == [9] * 4
+
+
+@pytest.mark.slow(first=4)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"eigenvalue_correction": True, "beta2": 0.9},
+        {"precondition_frequency": 4, "early_growth": 0.5, "statistics_frequency": 2},
+        {"beta2": 0.9, "drift_bound": 0.3, "initial_statistics": 100.0},
+        {"solver": "coupled", "asynchronous": False},
+        {},
+        {"asynchronous": False},
+        {"beta2": 0.9, "bias_correction": False, "damping": "absolute"},
+        {"large_dimensions": "diagonal", "max_dimension": 6},
+        {"exchange_phase": 1, "beta2": 0.9},
+    ],
+)
+def test_roots_that_come_in_after_a_step_are_those_that_come_in_within_it(changed):
+    options = reference.options(**{"precondition_frequency": 3, "momentum": 0.5} | changed)
+    shapes = [(7, 5), (4, 6), (3,)]
+    within, after = (reference.make_core(options, reference.initial(shapes), tf.float32) for _ in range(2))
+    differing = 0
+    for gradients in reference.drifting(shapes, 17, condition=30):
+        reference.train(within, [gradients], RATE)
+        reference.train(after, [gradients], RATE, roots="between_steps")
+        # Statistics are those of the gradients alone, so that all but the weights' way is the same to the bit.
+        for name, variable in within.variables.items():
+            if not name.endswith(("moment", "momentum")):
+                assert after.variables[name].numpy().tobytes() == variable.numpy().tobytes(), name
+        differing += not np.array_equal(within.weights[0].numpy(), after.weights[0].numpy())
+    assert differing >= 14
+    assert after.report() == within.report()
+    assert after.report()["layers_ready"] == 2 and after.report()["refreshed"] > 0 == after.report()["failed"]
+
+
+def test_roots_that_are_not_there_count_as_identities_at_any_step():
+    """As after a warm start that took the step, but no statistics."""
+    core = make(precondition_frequency=2, factor_update="kl", asynchronous=False)
+    core.step.assign(500)
+    first = reference.drifting(SHAPES, 1)[0]
+    core.update([tf.constant(g) for g in first], RATE)
+    # With identities the products of KL-Shampoo are the plain ones, over the size of the other side.
+    for side, gradient in ((core.statistics.totals[0], first[0]), (core.statistics.totals[2], first[1])):
+        expected = gradient @ gradient.T / gradient.shape[1]
+        np.testing.assert_allclose(unpack_arrays(side.numpy(), len(gradient))[0], expected, rtol=1e-10)
+    reference.train(core, reference.drifting(SHAPES, 6), RATE)
+    report = core.report()
+    assert report["layers_ready"] == report["layers"] == 2 and not report["failed"]
 
 
 def test_roots_every_k_steps_are_those_of_every_kth_step_alone():

@@ -1,0 +1,203 @@
+"""The presets of papers take the steps of these papers' algorithms, written here in NumPy float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import shampoo_reference as reference
+from ctr.optim.contrib.presets import FF, PRESETS, PSO, PT
+
+SHAPES = [(7, 5), (6,), (4, 3)]
+STEPS, EVERY, BLOCK, RATE = 18, 4, 4, 0.1
+
+
+def power(matrix, exponent, damping=0.0):
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * (values + damping) ** exponent) @ vectors.T
+
+
+def norm(tensor):
+    return np.sqrt(np.sum(tensor**2))
+
+
+def cuts(shape, is_balanced):
+    """Slices of the blocks of a matrix or vector: nearly equal ones, or of BLOCK with a rest."""
+    parts = []
+    for size in shape:
+        if is_balanced:
+            ends = np.cumsum([len(part) for part in np.array_split(np.arange(size), -(-size // BLOCK))])
+            parts.append([slice(b, e) for b, e in zip([0, *ends], ends, strict=False)])
+        else:
+            parts.append([slice(begin, min(begin + BLOCK, size)) for begin in range(0, size, BLOCK)])
+    return [(a, b) for a in parts[0] for b in parts[1]] if len(shape) == 2 else [(a,) for a in parts[0]]
+
+
+class Block:
+    """L, R of a block of a matrix, and the roots in use."""
+
+    def __init__(self, rows, columns, initial=0.0):
+        self.sides = [initial * np.eye(rows), initial * np.eye(columns)]
+        self.sent = self.roots = None
+
+    def collect(self, g):
+        self.sides = [self.sides[0] + g @ g.T, self.sides[1] + g.T @ g]
+
+    def precondition(self, g):
+        return self.roots[0] @ g @ self.roots[1]
+
+
+def follow(weights, history, make_layer):
+    """The weights after each step of layers of their own."""
+    layers = [make_layer(np.array(weight)) for weight in weights]
+    return [
+        [layer.step(t, gradient) for layer, gradient in zip(layers, gradients, strict=True)]
+        for t, gradients in enumerate(history, 1)
+    ]
+
+
+class PsoLayer:
+    """PSO algorithm II with beta2 = 1, tau2 = 1 and L_0 = R_0 = 1e-6 I, in blocks (3.1); vectors have no L and R."""
+
+    beta1 = 0.9
+
+    def __init__(self, weight):
+        self.w, self.d, self.m, self.p = weight, *(np.zeros(weight.shape) for _ in range(3))
+        self.blocks = []
+        for where in cuts(weight.shape, True) if weight.ndim == 2 else ():
+            block = Block(*weight[where].shape, 1e-6)
+            block.sent = [power(side, -1 / 4) for side in block.sides]
+            self.blocks.append((where, block))
+
+    def step(self, t, g):
+        for where, block in self.blocks:
+            block.collect(g[where])
+        self.d = self.d + g**2
+        self.m = self.beta1 * self.m + (1 - self.beta1) * g / np.sqrt(self.d)
+        if t % EVERY == 0:
+            for _, block in self.blocks:
+                # Lines 14-15: of t - tau1, whose roots were computed meanwhile; then L_t is sent.
+                block.roots, block.sent = block.sent, [power(side, -1 / 4) for side in block.sides]
+        if t > EVERY and self.blocks:
+            found = np.empty(g.shape)
+            for where, block in self.blocks:
+                found[where] = block.precondition(g[where])
+            self.p = self.beta1 * self.p + (1 - self.beta1) * found
+            self.w = self.w - RATE * norm(self.m) / norm(self.p) * self.p
+        else:
+            self.w = self.w - RATE * self.m
+        return self.w
+
+
+class FfLayer:
+    """FF 4.2: AdaGrad's size for the layer, then Nesterov momentum; roots every N steps, of N steps ago."""
+
+    mu, initial, epsilon = 0.9, 1e-6, 1e-6
+
+    def __init__(self, weight):
+        self.w, self.m, self.d = weight, np.zeros(weight.shape), np.full(weight.shape, self.initial)
+        self.blocks = [
+            (where, Block(*weight[where].shape)) for where in cuts(weight.shape, True) if weight.ndim == 2
+        ]
+
+    def roots(self, block):
+        return [power(a, -1 / 4, self.epsilon * np.linalg.eigvalsh(a)[-1]) for a in block.sides]
+
+    def step(self, t, g):
+        self.d = self.d + g**2
+        direction = g / np.sqrt(self.d)
+        found = np.empty(g.shape)
+        for where, block in self.blocks:
+            block.collect(g[where])
+            if t % EVERY == 0:
+                # The first ones are waited for.
+                block.roots, block.sent = block.sent or self.roots(block), self.roots(block)
+            if block.roots:
+                found[where] = block.precondition(g[where])
+        if self.blocks and t >= EVERY:
+            direction = norm(direction) * found / norm(found)
+        self.m = self.mu * self.m + (1 - self.mu) * direction
+        self.w = self.w - RATE * (self.mu * self.m + (1 - self.mu) * direction)
+        return self.w
+
+
+class PtLayer:
+    """PT algorithm 2 with beta2 = 1, AdaGrad's graft and no momentum, each block by itself (4.2); steps from 1."""
+
+    beta1, epsilon, graft_epsilon = 0.9, 1e-12, 1e-10
+
+    def __init__(self, weight):
+        self.w, self.a, self.average = weight, np.zeros(weight.shape), np.zeros(weight.shape)
+        self.blocks = [
+            (where, [np.zeros((size, size)) for size in weight[where].shape], [])
+            for where in cuts(weight.shape, False)
+        ]
+
+    def step(self, t, g):
+        self.a = self.a + g**2
+        self.average = self.beta1 * self.average + (1 - self.beta1) * g
+        filtered = self.average / (1 - self.beta1**t)
+        graft = filtered / (np.sqrt(self.a) + self.graft_epsilon)
+        for where, sides, roots in self.blocks:
+            part, direction = g[where], graft[where]
+            if g.ndim == 2:
+                sides[0] += part @ part.T
+                sides[1] += part.T @ part
+            else:
+                sides[0] += np.outer(part, part)
+            if t >= EVERY and t % EVERY == 0:
+                roots[:] = [power(side, -1 / (2 * g.ndim), self.epsilon) for side in sides]
+            if t >= EVERY:
+                found = roots[0] @ filtered[where]
+                found = found @ roots[1] if g.ndim == 2 else found
+                direction = norm(graft[where]) * found / norm(found)
+            self.w[where] -= RATE * direction
+        return self.w.copy()
+
+
+def small(preset):
+    """The same with blocks of BLOCK, and exchanges every EVERY steps."""
+    common = {"block_size": BLOCK, "precondition_frequency": EVERY}
+    if preset is PSO:
+        first = replace(PSO.roots, first=EVERY)
+        return replace(PSO, **common, start_preconditioning_step=EVERY + 1, roots=first)
+    if preset is PT:
+        common["blocking"] = replace(PT.blocking, merge=BLOCK)
+    return replace(preset, **common, start_preconditioning_step=EVERY)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_step_is_that_of_the_paper(name):
+    preset, layer = {"ff": (FF, FfLayer), "pso": (PSO, PsoLayer), "pt": (PT, PtLayer)}[name]
+    assert PRESETS[name] is preset
+    start, history = reference.initial(SHAPES), reference.drifting(SHAPES, STEPS, condition=10.0)
+    expected = follow(start, history, layer)
+    core = reference.make_core(small(preset), start)
+    found = reference.train(core, history, RATE)
+    assert reference.gaps(found, expected, start).max() < 1e-9
+    report = core.report()
+    assert report["layers_ready"] == report["layers"] and not report["failed"]
+    # They differ from each other, and from the first-order optimizer alone.
+    plain = small(preset).changed({"start_preconditioning_step": None, "roots": {"first": None}})
+    others = reference.train(reference.make_core(plain, start), history, RATE)
+    assert reference.gaps(others, expected, start)[-1, 0] > 0.1
+
+
+def test_psos_directions_are_plain_gradients_between_its_first_two_exchanges():
+    """Roots of 1e-6 I are (1e-6)^(-1/4) I on either side: P averages 1000 G, and the step has the norm of M."""
+    start, history = reference.initial([(4, 3)]), reference.drifting([(4, 3)], 2 * EVERY, condition=10.0)
+    core = reference.make_core(small(PSO), start)
+    average, before = np.zeros((4, 3)), start[0]
+    for t, (gradient,) in enumerate(history, 1):
+        core.update([tf.constant(gradient)], tf.constant(RATE, tf.float64))
+        step, before = before - core.weights[0].numpy(), core.weights[0].numpy()
+        if EVERY < t < 2 * EVERY:
+            average = 0.9 * average + 0.1 * 1000 * gradient
+            np.testing.assert_allclose(core.variables["tensor0/momentum"], average, rtol=1e-9)
+            np.testing.assert_allclose(step / norm(step), average / norm(average), rtol=1e-9)
+            graft = core.variables["tensor0/graft_momentum"].numpy()
+            assert norm(step) == pytest.approx(RATE * norm(graft), rel=1e-12)
+            np.testing.assert_allclose(core.exchanged.roots[0][0], 1e-6 ** (-1 / 4) * np.eye(4), rtol=1e-12)
+    # At the second exchange those of the first come in.
+    assert not np.allclose(core.exchanged.roots[0][0], 1e-6 ** (-1 / 4) * np.eye(4))
