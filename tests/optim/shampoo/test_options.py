@@ -8,19 +8,14 @@ import pytest
 
 from ctr.optim.checked import Options, groups_of
 from ctr.optim.first_order.options import LAMB, SGD, AdaGrad, Adam, Graft, RMSprop, SecondMoments
+from ctr.optim.shampoo.methods import KL, Diagonal, EigenvalueCorrected, OneSided, RootMethod, Shampoo
 from ctr.optim.shampoo.options import (
-    KL,
     Blocking,
     Coupled,
-    Diagonal,
-    EigenvalueCorrected,
     GradientAverage,
     Limits,
-    OneSided,
-    RootMethod,
     Roots,
     Rows,
-    Shampoo,
     ShampooOptions,
     Statistics,
 )
@@ -58,7 +53,7 @@ REAL = {
         "weight_decay": NOT_NEGATIVE,
     },
     Statistics: {"initial": NOT_NEGATIVE},
-    Coupled: {"desired_condition": ([1, 500.0, 1e16], [0.99, 2e16], "[1.0, 1e+16]")},
+    Coupled: {"desired_condition": ([1, 500.0, 1e30], [0.99, math.inf], "[1.0, inf)")},
     Roots: {"drift_bound": SHARE, "early_growth": SHARE},
     RootMethod: {"exponent_multiplier": ([1e-3, 1.82, 4], [0, 4.1, -1.0], "(0.0, 4.0]")},
     Shampoo: {"left_share": OWN_SHARE},
@@ -84,6 +79,7 @@ WORDS = {
 SWITCHES = {
     ShampooOptions: ("nesterov", "momentum_follows_rate"),
     Blocking: ("skip_larger", "vectors"),
+    Rows: ("graft_rows",),
     Statistics: ("bias_correction",),
     Roots: ("asynchronous", "identity"),
     KL: ("divided",),
@@ -93,6 +89,7 @@ SWITCHES = {
 }
 # What another option must be for a value to be allowed.
 WITH = {
+    "projected": {"most_projected": 1000},
     "phase": {"early_growth": 0},
     "beta3": {"beta1": 0.5},
     "relative": {"absolute": 1.0},
