@@ -255,8 +255,7 @@ class ShampooOptions(RootOptions):
             preconditioner.
         momentum: ``mu`` of M = mu M + (1 - mu) P on the direction; 0: none.
         nesterov: step along mu M + (1 - mu) P instead of M.
-        momentum_follows_rate: mu is scaled as the learning rate is from one step to the next, so that what M weighs
-            stays as it was (PT App. C.1).
+        momentum_follows_rate: mu falls with the learning rate, as its share of the largest one so far (PT App. C.1).
         weight_decay: ``lambda``, decoupled (PT 3.1.2): P + lambda W, before momentum.
     """
 
