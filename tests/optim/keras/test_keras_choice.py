@@ -148,5 +148,5 @@ def test_the_guide_has_every_option_with_its_default(guide):
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|", table, re.MULTILINE)
     documented = {name: ast.literal_eval(default.strip().strip("`")) for name, default in rows}
     defaults = {field.name: field.default for field in dataclasses.fields(ShampooOptions)}
-    own = {"learning_rate": 0.02, "tables": TABLES, "name": "shampoo"}
+    own = {"learning_rate": 0.02, "tables": TABLES, "name": "shampoo", "num_replicas_per_group": None}
     assert documented == defaults | own
