@@ -1,5 +1,6 @@
 """Shampoo, SOAP and Adafactor as optimizers of Keras 2 (the package tf_keras)."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,10 +100,15 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
         children: dict[str, Any] = super()._trackable_children(save_type, **options)
-        if save_type != "savedmodel":
+        if save_type != "savedmodel" or getattr(self, "_replicas", None) is None:
             return children
-        # Keras does not read an optimizer's variables from a SavedModel, which takes none but plain ones.
-        return {name: child for name, child in children.items() if name != "_variables"}
+        # A SavedModel takes plain variables alone; Keras makes a new optimizer when it reads one.
+        return {**children, "_variables": self._plain_variables}
+
+    @functools.cached_property
+    def _plain_variables(self) -> Any:
+        plain = [variable for variable in self._variables if isinstance(variable, tf.Variable)]
+        return tf.__internal__.tracking.wrap(plain)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

@@ -56,9 +56,11 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
         super().build(variables)
 
         def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
-            return self.add_variable(
-                tuple(shape), keras.initializers.Constant(value), dtype.name, name=name.replace("/", "_")
-            ).value
+            # Keras' Constant would round to float32.
+            def initial(shape: Sequence[int], dtype: Any) -> tf.Tensor:
+                return tf.fill(shape, tf.constant(value, dtype))
+
+            return self.add_variable(tuple(shape), initial, dtype.name, name=name.replace("/", "_")).value
 
         with tf.init_scope():
             weights = [variable.value for variable in variables]

@@ -75,7 +75,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
         parts = self._parts()
         if not parts:
             return np.asarray(self._own[0].numpy())
-        gathered = np.split(np.asarray(self._gather()), len(parts))
+        gathered = np.split(np.asarray(self._gather()[0]), len(parts))
         return reshard([(part, rows[: len(part.rows)]) for part, rows in zip(parts, gathered, strict=True)])
 
     def assign(self, value: Any) -> None:
@@ -95,7 +95,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
         return [part for part in found if part is not None]
 
     @functools.cached_property
-    def _gather(self) -> Callable[[], tf.Tensor]:
+    def _gather(self) -> Callable[[], list[tf.Tensor]]:
         most = max(len(part.rows) for part in self._parts())
 
         def gather(variable: tf.Variable, group: ReplicaGroup) -> tf.Tensor:
@@ -107,12 +107,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
             tf.function(functools.partial(gather, variable, group), autograph=False)
             for variable, group in zip(self._own, self._groups, strict=True)
         ]
-
-        def gather_all() -> tf.Tensor:
-            gathered = [own() for own in single]
-            return gathered[0]
-
-        return tf.function(gather_all, autograph=False)
+        return tf.function(lambda: [own() for own in single], autograph=False)
 
     # What tf.train.Checkpoint calls; the key is that of a plain variable.
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.shampoo.host import HostPipeline
+from shampoo_options import tree
 
 STEPS, EPOCHS, BATCH, ROWS = 10, 2, 16, 7
 QUICK = {
@@ -103,8 +104,10 @@ def train(strategy: tf.distribute.Strategy, runs: Sequence[tuple[str, str]]) -> 
 
         with unittest.mock.patch.object(HostPipeline.__init__, "__defaults__", (None, 300.0, counted)):
             model, optimizer = {"fit": fit, "loop": loop}[way](strategy, CASES[case])
-        held = [*model.trainable_variables, *all_variables(optimizer)]
-        components = [strategy.experimental_local_results(plain(variable)) for variable in held]
+        held = [plain(variable) for variable in [*model.trainable_variables, *all_variables(optimizer)]]
+        components = [
+            strategy.experimental_local_results(one) for one in held if isinstance(one, tf.Variable)
+        ]
         same = [
             one.numpy().tobytes() == other.numpy().tobytes() for one, *rest in components for other in rest
         ]
@@ -124,7 +127,7 @@ def all_variables(optimizer: Any) -> list[Any]:
 
 def plain(variable: Any) -> Any:
     """TensorFlow's variable of Keras'."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
+    return getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
 
 
 def make_model() -> Any:
@@ -149,7 +152,7 @@ def batches() -> tf.data.Dataset:
 def make_optimizer(options: dict[str, Any]) -> Any:
     from ctr.optim import Shampoo
 
-    return Shampoo(0.05, **QUICK | options)
+    return Shampoo(0.05, **tree(**QUICK | options))
 
 
 def fit(strategy: tf.distribute.Strategy, options: dict[str, Any], **compiling: Any) -> tuple[Any, Any]:
