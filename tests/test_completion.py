@@ -62,7 +62,7 @@ def test_keys_of_settings_are_completed(complete):
     ]
     assert complete("sample", "--set", "non") == ["non_click_rate="]
     assert complete("search", "--set", "tar") == ["target="]
-    assert complete("config", "optimizer.dense.shampoo.mom") == ["optimizer.dense.shampoo.momentum"]
+    assert complete("config", "optimizer.dense.shampoo.nes") == ["optimizer.dense.shampoo.nesterov"]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -113,7 +113,7 @@ def _linear_work(log: Log, rate: float) -> Work:
         f"optimizer.embeddings.linear_learning_rate={rate}",
         "optimizer.embeddings.linear_initial_accumulator=1",
         "optimizer.dense.learning_rate=0.3",
-        "optimizer.dense.shampoo={start_preconditioning_step: null, momentum: 0, initial_accumulator: 1.0e-06}",
+        "optimizer.dense.shampoo={start_preconditioning_step: null, momentum: 0}",
         "model.prior=0.5",
         "compute_dtype=float32",
     )

@@ -21,7 +21,8 @@ from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 
 # Options that decide the meaning of all state: under other values nothing is taken over.
-_MEANING = ("grafting.kind", "grafting.beta2", "gradient.beta1")
+_MEANING = ("grafting.kind", "gradient.beta1")
+_GRAFT = ("grafting.beta2", "grafting.normalized")
 # And those that decide the meaning of statistics and roots.
 _STATISTICS = (
     "block_size",
@@ -45,7 +46,7 @@ def take_over(
     """Writes what is taken of old state into the arrays of the new; see ``DenseOptimizer.take_over``."""
     (options, saved), (old_options, old_saved) = new, old
     fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
-    differing = _differing(options, old_options, _MEANING)
+    differing = _differing(options, old_options, _MEANING) or _differing(options, old_options, _GRAFT)
     # Corrected by the number of steps, which is one for all weights.
     counted = options.gradient.beta1 > 0 or isinstance(options.grafting, Adam | LAMB)
     decays = options.beta2 < 1.0

@@ -7,7 +7,10 @@ import re
 import pytest
 
 from ctr.cli_parser import CONFIGS, SHELLS
+from ctr.config import parse_model
 from ctr.config.reference import as_yaml, describe, key_rows
+from ctr.io.documents import parse_yaml
+from ctr.training.config import TrainConfig
 
 BLOCK = r"(<!-- ctr config --kind {kind} -->\n```yaml\n)(.*?)(```\n)"
 
@@ -75,3 +78,15 @@ def test_the_page_names_what_the_commands_take(root):
     page = (root / "docs" / "configuration.md").read_text()
     assert f"[--kind {'|'.join(CONFIGS)}]" in page
     assert all(f"`ctr completion {shell}`" in page or f"ctr completion {shell} >" in page for shell in SHELLS)
+
+
+def test_the_configurations_in_the_pages_about_shampoo_are_valid(root):
+    found = []
+    for name in ("shampoo-guide.md", "shampoo-options.md"):
+        for block in re.findall(
+            r"^```yaml\n(optimizer:\n.*?)^```", (root / "docs" / name).read_text(), re.M | re.S
+        ):
+            content = parse_yaml(block)
+            parse_model(TrainConfig, content, name)
+            found.append(content["optimizer"]["dense"]["shampoo"])
+    assert len(found) == 2 and all("method" in one for one in found)

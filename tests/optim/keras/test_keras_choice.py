@@ -72,21 +72,25 @@ assert optimizer.describe() == {!r}, optimizer.describe()
 """
 
 
-@pytest.fixture(scope="module")
-def guide(root):
-    return (root / "docs" / "shampoo.md").read_text()
+PAGES = ("shampoo.md", "shampoo-options.md", "shampoo-guide.md", "shampoo-migration.md")
+"""Those with code, in the order in which it runs: each page goes on from the first."""
 
 
 @pytest.fixture(scope="module")
-def blocks(guide):
-    found = re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
-    assert len(found) >= 4
-    return found
+def pages(root):
+    return {name: (root / "docs" / name).read_text() for name in PAGES}
+
+
+@pytest.fixture(scope="module")
+def blocks(pages):
+    found = [re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for text in pages.values()]
+    assert all(found)
+    return [block for page in found for block in page]
 
 
 @pytest.mark.slow
-def test_keras_3_is_served_by_default_and_runs_the_guide(fresh_python, root, guide, blocks, tmp_path):
-    described = DESCRIBED.format(guide.partition("```text\n")[2].partition("\n```")[0])
+def test_keras_3_is_served_by_default_and_runs_the_guide(fresh_python, root, pages, blocks, tmp_path):
+    described = DESCRIBED.format(pages["shampoo-guide.md"].partition("```text\n")[2].partition("\n```")[0])
     script = tmp_path / "guide.py"
     script.write_text("\n".join([ALONE, *blocks, described, SERVES.format("keras3")]))
     fresh_python(script, cwd=tmp_path, path=root)
