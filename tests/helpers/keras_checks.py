@@ -156,7 +156,7 @@ class Core:
 
     def __init__(self, tables=(0,), **options):
         self.weights = [tf.Variable(value) for value in values(make_model())]
-        self.core = ShampooCore(ShampooOptions(**options), self.weights, tables)
+        self.core = ShampooCore(ShampooOptions(**tree(**options)), self.weights, tables)
 
     def step(self, found, rate, decayed=None):
         self.core.update_if_finite(found, rate, decayed)
@@ -487,7 +487,7 @@ def with_jit_compile_a_fit_that_broke_off_leaves_no_training_without_roots():
 @check
 def with_jit_compile_roots_of_other_orders_need_the_callback():
     model = compiled(Shampoo(0.02, **tree(**QUICK, exponent_multiplier=1.5)), jit_compile=True)
-    with refused(Exception, "exponent_multiplier 1.5", "ShampooCallback", "without jit_compile"):
+    with refused(Exception, "exponent_multiplier=1.5", "ShampooCallback", "without jit_compile"):
         fit(model, 4)
     model = compiled(Shampoo(0.02, **tree(**QUICK, exponent_multiplier=1.5)), jit_compile=True)
     fit(model, 4, [ShampooCallback()])
@@ -675,10 +675,17 @@ def all_of_the_family_compile():
 def soap_takes_the_steps_of_its_preset():
     for given in (
         {},
-        {"learning_rate": 0.02, "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-4, "block_size": 3, **QUICK},
+        {
+            "learning_rate": 0.02,
+            "beta1": 0.5,
+            "beta2": 0.9,
+            "epsilon": 1e-4,
+            "block_size": 3,
+            **tree(**QUICK),
+        },
     ):
         preset = presets.soap(**given)
-        soap, shampoo = Soap(**tree(**given)), Shampoo(**preset.arguments)
+        soap, shampoo = Soap(**given), Shampoo(**preset.arguments)
         assert soap.options == preset.options and float(soap.learning_rate) == np.float32(
             preset.learning_rate
         )
@@ -686,7 +693,7 @@ def soap_takes_the_steps_of_its_preset():
         assert soap.core.report() == shampoo.core.report()
     config = Soap(0.02, beta2=0.9, tables="words", clipnorm=1.0, name="mine").get_config()
     assert Soap.from_config(config).get_config() == config
-    assert (config["grafting_beta2"], config["tables"], config["clipnorm"], config["name"]) == (
+    assert (config["grafting"]["beta2"], config["tables"], config["clipnorm"], config["name"]) == (
         0.9,
         "words",
         1.0,
@@ -727,7 +734,8 @@ def configurations_make_the_same_optimizer():
         second = Shampoo.from_config(first.get_config())
         config = second.get_config()
         assert config == first.get_config()
-        assert config.items() >= given.items()
+        assert second.options == first.options == ShampooOptions(**tree(**QUICK, **options, weight_decay=0.1))
+        assert (config["tables"], config["clipnorm"], config["name"]) == ("words", 1.0, "mine")
         assert config.keys() >= set(ShampooOptions.names())
         same(values(trained(first, 7)), values(trained(second, 7)))
 
@@ -778,7 +786,7 @@ def values_that_are_not_allowed_are_refused_with_those_that_are():
         ("momentum", 1.0, "[0.0, 1.0)"),
         ("grafting", "lion", "adagrad, sgd, rmsprop, adam"),
         ("asynchronous", 1, "True, False"),
-        ("solver", "qr", "auto, eigh, coupled"),
+        ("solver", "qr", "eigh, coupled"),
     ):
         with refused(ValueError, name, repr(value), allowed):
             Shampoo(**tree(**{name: value}))

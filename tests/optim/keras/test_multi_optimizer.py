@@ -111,7 +111,7 @@ def test_saved_models_and_weights_go_on_to_the_bit(case, tmp_path):
     fit(model, 8)
     core = shampoo_of(model).core
     # A root is on its way.
-    assert int(core.state.exchanged_at) == 6
+    assert int(core.exchanged.exchanged_at) == 6
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
     from_weights = compiled(case)
