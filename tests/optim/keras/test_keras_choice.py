@@ -20,7 +20,7 @@ assert not {name.partition(".")[0] for name in sys.modules} & {"tensorflow", "ke
 SERVES = """
 from ctr.optim import Shampoo, ShampooCallback
 import tensorflow as tf
-assert Shampoo.__module__ == ShampooCallback.__module__ == "ctr.optim.{}", Shampoo.__module__
+assert Shampoo.__module__ == ShampooCallback.__module__ == "ctr.optim.keras.{}", Shampoo.__module__
 assert issubclass(Shampoo, tf.keras.optimizers.Optimizer)
 assert issubclass(ShampooCallback, tf.keras.callbacks.Callback)
 import ctr.optim.keras.keras2, ctr.optim.keras.keras3
