@@ -201,6 +201,7 @@ class Replicas:
                     after(one)
 
         # Where all replicas wait for each other, one of them can move the components of all.
+        update = tf.autograph.experimental.do_not_convert(update)
         tf.distribute.get_replica_context().merge_call(update, args=(gradients, learning_rate))
 
     def _take(

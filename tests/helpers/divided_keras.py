@@ -1,6 +1,7 @@
 """Shampoo in Keras on several replicas that divide its blocks: made gradients, in float64, whose sums are exact."""
 
 import functools
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -187,13 +188,20 @@ def bytes_of_state(counts: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 def eager_and_refused(count: int) -> dict[str, np.ndarray]:
-    """State after eager steps, and the line with which a size of groups is refused that does not fit."""
+    """State after eager steps, and the line with which a size of groups is refused that does not fit.
+
+    In Keras 2 a SavedModel is written and read, too.
+    """
     strategy = mirrored(count)
     found = {}
     for eager in (False, True):
         model = make(strategy, "averages")
         advance(strategy, model, 0, SAVED_AT, eager)
         found |= {f"{eager}|{name}": value for name, value in state(strategy, model).items()}
+    if not tf.keras.Model.__module__.startswith("keras."):
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(folder)
+            tf.keras.models.load_model(folder)
     try:
         make(strategy, "averages", count + 1)
     except ValueError as error:
