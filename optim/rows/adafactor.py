@@ -14,7 +14,7 @@ from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.adagrad import row_direction
 from ctr.optim.rows.rule import RowRule, RowSetup, State
-from ctr.optim.rows.variables import Rows
+from ctr.workers.row_variables import Rows
 
 
 class RowAdafactor(RowRule):

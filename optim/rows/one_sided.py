@@ -13,7 +13,6 @@ import tensorflow as tf
 from ctr.optim.protocol import Cost, RowGradient, Spectrum
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
-from ctr.optim.rows.variables import Rows
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import blend_weight
 from ctr.optim.shampoo.layout import Blocks, lay_out
@@ -24,6 +23,7 @@ from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables, create_variable
 from ctr.workers.collectives import Workers
+from ctr.workers.row_variables import Rows
 
 
 class RowOneSided(RowAdaGrad):

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
-from ctr.optim.rows.variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 
 State = Sequence[tf.Tensor]
 
