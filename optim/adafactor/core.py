@@ -25,7 +25,7 @@ from ctr.optim.first_order.momentum import add_weight_decay, update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
 from ctr.optim.protocol import WithoutHost
 from ctr.optim.update_limit import clip_update
-from ctr.optim.variables import Create, create_variable
+from ctr.optim.variables import Create, Variables, create_variable
 from ctr.workers.collectives import ALONE, Workers
 
 
@@ -148,15 +148,10 @@ class AdafactorState:
         create: Create = create_variable,
     ) -> None:
         self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
-        self.variables: dict[str, tf.Variable] = {}
-
-        def make(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-            self.variables[name] = create(name, shape, dtype, 0)
-            return self.variables[name]
-
-        self.step = make("step", [], tf.int64)
-        self.missed = make("missed", [len(shapes)], tf.int64)
-        self.nonfinite_steps = make("nonfinite_steps", [], tf.int64)
+        self.variables = made = Variables(create, self.dtype)
+        self.step = made.make("step", [], tf.int64)
+        self.missed = made.make("missed", [len(shapes)], tf.int64)
+        self.nonfinite_steps = made.make("nonfinite_steps", [], tf.int64)
         self.tensors: list[dict[str, tf.Variable]] = []
         for index, shape in enumerate(shapes):
             if index in tables:
@@ -168,7 +163,7 @@ class AdafactorState:
             if options.beta1 and index not in tables:
                 parts["average"] = [*shape]
             self.tensors.append(
-                {kind: make(f"tensor{index}/{kind}", size, self.dtype) for kind, size in parts.items()}
+                {kind: made.make(f"tensor{index}/{kind}", size) for kind, size in parts.items()}
             )
 
 
