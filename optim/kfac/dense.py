@@ -39,13 +39,14 @@ class DenseKfac(WithoutHost):
 
     @property
     def seed(self) -> tuple[int, tf.Tensor] | None:
+        """Seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
         return (self.options.seed, self.core.step) if self.options.fisher == "sampled" else None
 
-    @property
-    def statistics_rows(self) -> int:
-        return self.options.statistics_rows
-
     def observe(self, factors: Callable[[], Sequence[Factors]]) -> None:
+        """Takes a function for the factors of each layer, before the step's ``update``, which calls it if need be.
+
+        It does so inside a condition, before it changes a weight.
+        """
         self._given = factors
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:

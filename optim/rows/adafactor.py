@@ -1,4 +1,4 @@
-"""Adafactor for embeddings, AdaGrad for the linear weights beside them, as a ``ctr.optim.protocol.TableOptimizer``.
+"""Adafactor for embeddings, AdaGrad for the linear weights beside them.
 
 A table has one or more copies of an embedding with a linear weight behind it; each copy's embeddings are a matrix of
 their own. A row is touched where the gradient of its embedding is not zero.

@@ -1,4 +1,4 @@
-"""One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
+"""One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them.
 
 The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
 without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding; with
