@@ -71,8 +71,8 @@ def statistics_of(
     """Computes quantities of a model's linear layers on a batch, by the name of the layer, or of the weight.
 
     Args:
-        model: a Keras Sequential of dense layers and layers without weights, or an object with
-            ``record`` (``ctr.optim.kfac.record.Recorded``).
+        model: a Keras Sequential of dense layers and layers without weights, or an object with ``record``, which
+            takes inputs and returns the outputs, [B, C], and each ``ctr.optim.kfac.record.Product`` in their order.
         loss: a name, where cross-entropies are those of logits, so that the model's last layer has no sigmoid or
             softmax; or, for quantities of first order, a function of labels and outputs [B, C] that returns the loss
             of each row, [B].

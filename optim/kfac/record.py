@@ -8,7 +8,7 @@ its Hessian (``output_losses.py``).
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -39,13 +39,6 @@ class Sent(NamedTuple):
     inputs: tf.Tensor
     gradients: tf.Tensor
     has_bias: bool
-
-
-class Recorded(Protocol):
-    """A model that reports its products."""
-
-    def record(self, inputs: Any) -> tuple[tf.Tensor, Sequence[Product]]:
-        """Returns the outputs for a batch, [B, C], and their products, in the order of the work."""
 
 
 class Recording(NamedTuple):
