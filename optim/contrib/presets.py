@@ -24,12 +24,9 @@ from ctr.optim.shampoo.options import Blocking, GradientAverage, Roots, ShampooO
 from ctr.optim.shampoo.soap import LEARNING_RATE
 from ctr.optim.shampoo.soap import soap as soap_options
 
-_SYNCHRONOUS: dict[str, Any] = {
-    "asynchronous": False,
-    "early_growth": 0.0,
-    "drift_bound": 0.0,
-    "identity": True,
-}
+_SYNCHRONOUS = Roots(
+    damping="absolute", phase=0, asynchronous=False, early_growth=0.0, drift_bound=0.0, identity=True
+)
 """Every root comes from the statistics of its own step, and is computed anew."""
 _LARGEST = 65536
 _NO_LIMIT = 2**31
@@ -188,7 +185,7 @@ def torch_shampoo(
         precondition_frequency=precondition_frequency,
         start_preconditioning_step=start,
         statistics=Statistics(frequency=1, bias_correction=use_bias_correction),
-        roots=Roots(damping="absolute", phase=0, **_SYNCHRONOUS),
+        roots=_SYNCHRONOUS,
         gradient=GradientAverage(beta1=beta1, beta3=own, bias_correction=use_bias_correction, l2=l2),
     )
     # M = mu M + (1 - d) P there is (1 - d) / (1 - mu) times the average here.
@@ -263,11 +260,11 @@ def jax_shampoo(
         # Steps are counted from 0 there.
         start_preconditioning_step=start_preconditioning_step + 1,
         statistics=Statistics(frequency=1, initial=matrix_epsilon, bias_correction=False),
-        roots=Roots(
+        roots=replace(
+            _SYNCHRONOUS,
             damping="relative" if relative_matrix_epsilon else "absolute",
             first=1,
             phase=1 % preconditioning_compute_steps,
-            **_SYNCHRONOUS,
         ),
         gradient=GradientAverage(bias_correction=False),
         exponent_override=exponent_override or None,

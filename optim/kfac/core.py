@@ -108,10 +108,7 @@ class KfacCore:
         }
 
     def update(
-        self,
-        gradients: Sequence[tf.Tensor],
-        rate: tf.Tensor,
-        factors: Callable[[], Sequence[Factors]],
+        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, factors: Callable[[], Sequence[Factors]]
     ) -> None:
         """Takes one step on all weights, in place; matrices decay.
 
