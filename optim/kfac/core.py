@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.balance import balanced
-from ctr.optim.first_order import momentum
+from ctr.optim.first_order.momentum import add_weight_decay, momentum_step, update_momentum
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
@@ -239,14 +239,12 @@ class KfacCore:
     def _move(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         options, weight = self.options, self.weights[index]
         if options.weight_decay and len(weight.shape) > 1:
-            direction = momentum.add_weight_decay(
-                direction, tf.cast(weight, self.dtype), options.weight_decay
-            )
+            direction = add_weight_decay(direction, tf.cast(weight, self.dtype), options.weight_decay)
         if options.momentum:
             kept = self.variables[f"tensor{index}/momentum"]
-            average = momentum.update_momentum(kept, direction, options.momentum)
+            average = update_momentum(kept, direction, options.momentum)
             kept.assign(average)
-            direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
+            direction = momentum_step(average, direction, options.momentum, options.nesterov)
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
