@@ -50,6 +50,7 @@ class KfacCore:
             ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
             ``/right_values``, all without rows where the layer is not in ``own``; of weight i
             ``tensor{i}/accumulator`` and ``/momentum``.
+        parts: by the names of variables of layers, the rows that are here; empty where one worker has all.
     """
 
     def __init__(
@@ -60,11 +61,10 @@ class KfacCore:
         workers: Workers = ALONE,
     ) -> None:
         self.options, self.weights, self.layers, self.workers = options, list(weights), list(layers), workers
-        shapes = [weights[layer.weight].shape for layer in layers]
-        self.sizes = [
-            (int(rows) + len(layer.weights) - 1, int(columns))
-            for layer, (rows, columns) in zip(layers, shapes, strict=True)
-        ]
+        self.sizes: list[tuple[int, int]] = []
+        for layer in layers:
+            rows, columns = map(int, weights[layer.weight].shape)
+            self.sizes.append((rows + len(layer.weights) - 1, columns))
         owners = _assign(options, self.sizes, workers.size)
         self.owned = [
             [number for number, owner in enumerate(owners) if owner == rank] for rank in range(workers.size)
@@ -78,34 +78,23 @@ class KfacCore:
         self._ready, self._damping = (made.make(name, [len(layers)]) for name in ("ready", "damping"))
         # By layer and kind.
         self._state: list[dict[str, tf.Variable]] = []
-        for number in range(len(layers)):
-            kept = {}
-            for kind, size in self.divided(number).items():
-                here = size if number in self.own else 0
+        self.parts: dict[str, Part] = {}
+        for number, (rows, columns) in enumerate(self.sizes):
+            sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
+            if options.form == "eigen":
+                sides |= {"left_values": rows, "right_values": columns}
+            self._state.append({})
+            for kind, size in sides.items():
+                name, here = f"layer{number}/{kind}", size if number in self.own else 0
                 shape = [here] if kind.endswith("_values") else [here, size]
                 dtype = tf.float64 if kind in Factors._fields else self.dtype
-                kept[kind] = made.make(f"layer{number}/{kind}", shape, dtype)
-            self._state.append(kept)
+                self._state[number][kind] = made.make(name, shape, dtype)
+                if workers.size > 1:
+                    self.parts[name] = Part(np.arange(here), size)
         for index, weight in enumerate(weights):
             made.make(f"tensor{index}/accumulator", weight.shape, value=options.initial_accumulator)
             if options.momentum:
                 made.make(f"tensor{index}/momentum", weight.shape)
-
-    def divided(self, number: int) -> dict[str, int]:
-        """Returns the number of rows that each kind of a layer's state has where it is."""
-        rows, columns = self.sizes[number]
-        values = {"left_values": rows, "right_values": columns} if self.options.form == "eigen" else {}
-        return {"inputs": rows, "outputs": columns, "left": rows, "right": columns} | values
-
-    def parts(self) -> Mapping[str, Part]:
-        """Names the variables of layers, of each of which one worker has all rows."""
-        if self.workers.size == 1:
-            return {}
-        return {
-            f"layer{number}/{kind}": Part(np.arange(size if number in self.own else 0), size)
-            for number in range(len(self.layers))
-            for kind, size in self.divided(number).items()
-        }
 
     def update(
         self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, factors: Callable[[], Sequence[Factors]]

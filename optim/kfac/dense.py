@@ -35,7 +35,7 @@ class DenseKfac(WithoutHost):
         return {f"kfac/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        return {f"kfac/{name}": part for name, part in self.core.parts().items()}
+        return {f"kfac/{name}": part for name, part in self.core.parts.items()}
 
     @property
     def seed(self) -> tuple[int, tf.Tensor] | None:
