@@ -30,9 +30,9 @@ from jax.sharding import Mesh, PartitionSpec
 from reference import TINY
 
 from ctr.experiments.config import merged
-from ctr.optim.rows.lines import RowLines
-from ctr.optim.rows.variables import on_devices
 from ctr.workers.collectives import ALONE
+from ctr.workers.row_lines import RowLines
+from ctr.workers.row_variables import on_devices
 
 COUNTS = (1, 2, 4)
 TOLERANCE = 1e-5

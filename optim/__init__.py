@@ -62,18 +62,10 @@ class _StandIn(str):
     string by what is registered under it and passes that to ``compile``, which takes strings and no classes.
     """
 
-    __slots__ = ("_adapter", "_class")
-    _adapter: str
-    _class: str
-
-    @classmethod
-    def make(cls, name: str, adapter: str) -> "_StandIn":
-        made = cls(name)
-        made._adapter, made._class = adapter, _NAMES[name]
-        return made
+    adapter: str
 
     def from_config(self, config: dict[str, Any]) -> Any:
-        return getattr(importlib.import_module(self._adapter), self._class).from_config(config)
+        return getattr(importlib.import_module(self.adapter), _NAMES[self]).from_config(config)
 
 
 class _Watch(MetaPathFinder):
@@ -98,8 +90,10 @@ class _Watch(MetaPathFinder):
 def _enter(registry: ModuleType) -> None:
     objects = registry.get_custom_objects()
     for name in _NAMES:
+        stand_in = _StandIn(name)
+        stand_in.adapter = _ADAPTERS[registry.__name__]
         # What was registered before under this name stays.
-        objects.setdefault(name, _StandIn.make(name, _ADAPTERS[registry.__name__]))
+        objects.setdefault(name, stand_in)
 
 
 def _register() -> None:

@@ -61,15 +61,16 @@ class Options:
     """Options that check their values when they are made."""
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):
-            value = getattr(self, field.name)
+            name, value, groups = field.name, getattr(self, field.name), groups_of(type(self), field.name)
             if isinstance(value, np.integer | np.floating):
                 # As sweeps over NumPy ranges give them; JSON would not take them.
-                object.__setattr__(self, field.name, value.item())
-            elif isinstance(value, str | Mapping) and groups_of(type(self), field.name):
-                groups = groups_of(type(self), field.name)
-                object.__setattr__(self, field.name, _changed_group(field.name, field.default, groups, value))
-        check_options(self)
+                value = value.item()
+            elif isinstance(value, str | Mapping) and groups:
+                value = _changed_group(name, field.default, groups, value)
+            _check(name, value, hints[name], groups)
+            object.__setattr__(self, name, value)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -116,8 +117,7 @@ def _changed_group(
     given = {"kind": content} if isinstance(content, str) else dict(content)
     kind = given.pop("kind", getattr(now, "kind", ""))
     if kind not in kinds or (isinstance(content, str) and not kind):
-        allowed = ", ".join(kinds) if any(kinds) else "a group of keys"
-        raise ValueError(f"{name} is {content!r}; allowed: {allowed}")
+        raise ValueError(f"{name} is {content!r}; allowed: {_kinds(groups)}")
     start = now if type(now) is kinds[kind] else kinds[kind]()
     try:
         return start.changed(given, without)
@@ -133,32 +133,24 @@ def refuse_unknown(title: str, given: Iterable[str], allowed: Iterable[str]) -> 
             raise TypeError(f"{title} has no option {name!r}; allowed: {', '.join(sorted(names))}")
 
 
-def check_options(options: Any) -> None:
-    """Raises ValueError where an option of a dataclass has a value that its annotation does not allow."""
-    hints = get_type_hints(type(options), include_extras=True)
-    for field in fields(options):
-        _check(
-            field.name, getattr(options, field.name), hints[field.name], groups_of(type(options), field.name)
-        )
-
-
 def _check(name: str, value: Any, hint: Any, groups: tuple[type[Options], ...]) -> None:
     ranges = [part for part in _parts(hint) if isinstance(part, Whole | Real)]
-    optional = type(None) in get_args(hint)
     if groups:
-        fits = (value is None and optional) or isinstance(value, groups)
-        allowed = ", ".join(getattr(group, "kind", "a group of keys") for group in groups) + (
-            " or None" if optional else ""
-        )
+        fits, allowed = isinstance(value, groups), _kinds(groups)
     elif ranges:
-        fits = (value is None and optional) or ranges[0].holds(value)
-        allowed = ranges[0].allowed + (" or None" if optional else "")
+        fits, allowed = ranges[0].holds(value), ranges[0].allowed
     elif hint is bool:
         fits, allowed = isinstance(value, bool), "True, False"
     else:
         fits, allowed = value in get_args(hint), ", ".join(get_args(hint))
+    if type(None) in get_args(hint):
+        fits, allowed = fits or value is None, f"{allowed} or None"
     if not fits:
         raise ValueError(f"{name} is {value!r}; allowed: {allowed}")
+
+
+def _kinds(groups: Iterable[type[Options]]) -> str:
+    return ", ".join(getattr(group, "kind", "a group of keys") for group in groups)
 
 
 def _parts(hint: Any) -> list[Any]:

@@ -88,19 +88,18 @@ def split_gradients(
     for index, gradient in enumerate(gradients):
         if gradient is None:
             continue
+        own, shape = _in_precision(gradient, dtype), weights[index].shape
         if index not in tables:
-            whole = tf.convert_to_tensor(_in_precision(gradient, dtype))
-            if not whole.shape.is_compatible_with(weights[index].shape):
+            dense[index] = tf.convert_to_tensor(own)
+            found = dense[index].shape
+            if not found.is_compatible_with(shape):
                 raise ValueError(
-                    f"gradient {index} is of shape {whole.shape}; allowed: that of its weight, {weights[index].shape}"
+                    f"gradient {index} is of shape {found}; allowed: that of its weight, {shape}"
                 )
-            dense[index] = whole
-            continue
-        own = _in_precision(gradient, dtype)
-        if isinstance(own, tf.IndexedSlices):
+        elif isinstance(own, tf.IndexedSlices):
             rows[index] = sum_duplicates(own)
         else:
-            rows[index] = tf.IndexedSlices(own, tf.range(weights[index].shape[0]))
+            rows[index] = tf.IndexedSlices(own, tf.range(shape[0]))
     return dense, rows
 
 

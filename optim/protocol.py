@@ -1,17 +1,12 @@
-"""Interfaces of optimizers to a trainer.
+"""What a trainer asks of an optimizer of dense weights; of one of tables' rows, ``ctr.optim.rows.rule.RowRule`` is it.
 
-To add an optimizer, write a class with these methods in a module of its own, and name it where configurations are
-mapped to optimizers.
-
-    from options and shapes     cost, and at a warm start take_over
-    with its state              variables, which checkpoints hold, and parts of them on several workers
-    in the compiled step        read (tables), update
-    between two steps           exchange
+To add an optimizer, write a class with the methods of ``DenseOptimizer`` in a module of its own, and name it where
+configurations are mapped to optimizers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import tensorflow as tf
@@ -45,7 +40,7 @@ class RowGradient(NamedTuple):
     Attributes:
         rows: int32 [U], each row once; some may be there without a gradient, as padding.
         values: [U, C], these rows before the step.
-        state: their state, by ``TableOptimizer.read``.
+        state: their state, by ``RowRule.read``.
         gradient: [U, C], summed over the batch.
         curvature: float32 [U], of the logistic loss by the linear weight of each row; where the optimizer needs it.
         groups: int32 [U], the number of each row's feature in its table, -1 for padding; with ``curvature``.
@@ -97,11 +92,8 @@ class TakenOver(NamedTuple):
         return cls(dict.fromkeys(moves, "fresh"), differing, why)
 
 
-GradientT = TypeVar("GradientT", contravariant=True)
-
-
-class Optimizer(Protocol[GradientT]):
-    """Trains a group of weights; ``name`` is that of its options in configurations."""
+class DenseOptimizer(Protocol):
+    """Trains dense weights, whose gradients are of their own shape; ``name`` is that of its options."""
 
     name: str
 
@@ -112,11 +104,14 @@ class Optimizer(Protocol[GradientT]):
     def variables(self) -> dict[str, tf.Variable]:
         """All state besides the weights, under the names that checkpoints have."""
 
-    def update(self, gradients: Sequence[GradientT], rate: tf.Tensor, compiled: bool) -> None:
+    def parts(self) -> Mapping[str, Part]:
+        """Names the variables that hold only this worker's part; all others are the same on all workers."""
+
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         """Takes one step on all weights, in place; called in the graph of the step. All gradients are finite.
 
-        ``rate`` is a float32 scalar; where weights have rates of their own, a factor of these. Where XLA compiles
-        the step (``compiled``), nothing in it may call the host, and ``exchange`` is called after every step.
+        ``rate`` is a float32 scalar. Where XLA compiles the step (``compiled``), nothing in it may call the host, and
+        ``exchange`` is called after every step.
         """
 
     def exchange(self) -> None:
@@ -132,7 +127,16 @@ class Optimizer(Protocol[GradientT]):
         """Returns seconds spent since the process began, by name."""
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """Counts a late step's operations by shapes of weights; of tables [U, C] of touched rows, on average."""
+        """Counts a late step's operations by shapes of weights."""
+
+    def take_over(
+        self, new: Saved, before: "DenseOptimizer", old: Saved, moves: Mapping[int, tuple[int, Move]]
+    ) -> TakenOver:
+        """Writes what an earlier optimizer knew of the weights that were taken into the arrays of ``new``.
+
+        ``moves`` has, by the index of each weight of which something was taken, the index of the old weight, and its
+        move.
+        """
 
 
 class WithoutHost:
@@ -152,63 +156,3 @@ class WithoutHost:
 
     def parts(self) -> Mapping[str, Part]:
         return {}
-
-
-class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
-    """Trains dense weights, whose gradients are of their own shape."""
-
-    def parts(self) -> Mapping[str, Part]:
-        """Names the variables that hold only this worker's part; all others are the same on all workers."""
-
-    def take_over(
-        self, new: Saved, before: "DenseOptimizer", old: Saved, moves: Mapping[int, tuple[int, Move]]
-    ) -> TakenOver:
-        """Writes what an earlier optimizer knew of the weights that were taken into the arrays of ``new``.
-
-        ``moves`` has, by the index of each weight of which something was taken, the index of the old weight, and its
-        move.
-        """
-
-
-@runtime_checkable
-class ProductOptimizer(Protocol):
-    """Additions to a dense optimizer that learns from a model's linear products, and not by gradients alone."""
-
-    @property
-    def seed(self) -> tuple[int, tf.Tensor] | None:
-        """Seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
-
-    @property
-    def statistics_rows(self) -> int:
-        """About how many rows of a batch factors are of, evenly spread over it."""
-
-    def observe(self, factors: Callable[[], Sequence[Any]]) -> None:
-        """Takes a function for ``ctr.optim.kfac.factors.Factors`` of each linear product; before the step's ``update``.
-
-        The update calls it inside a condition, before it changes a weight: most steps take no factors.
-        """
-
-
-class TableOptimizer(Optimizer[RowGradient], Protocol):
-    """Trains the rows of tables that a batch touches; ``ctr.optim.rows.rule.RowRule`` has all but the rule itself.
-
-    Attributes:
-        row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
-            start.
-        feature_state: names of the state that has a row for each feature of a table, likewise.
-        embedding_state: names of the row state that is about the embedding alone, and not about the linear weight.
-        table_state: names of the state that a table has by copy, without which ``embedding_state`` means nothing.
-        needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
-    """
-
-    row_state: tuple[str, ...]
-    feature_state: tuple[str, ...]
-    embedding_state: tuple[str, ...]
-    table_state: tuple[str, ...]
-    needs_curvature: bool
-
-    def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
-        """Lets rows, int32 [N], begin anew, between two steps; the table may have grown to ``size`` rows."""
-
-    def read(self, rows: Sequence[tf.Tensor]) -> list[Any]:
-        """Reads the state of rows, int32 [U] of each table, for ``update``; beside the forward pass."""

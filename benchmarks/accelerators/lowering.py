@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from accelerators.replicas import Replicas
-from ctr.optim.rows.variables import on_devices
 from ctr.training.compiled_step import TrainStep
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
+from ctr.workers.row_variables import on_devices
 
 CHIP = "chip"
 """The name of the parameter that is the number of the chip, where rows are divided over several."""

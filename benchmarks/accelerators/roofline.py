@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerators.kinds import Built
-from ctr.optim.rows.variables import on_devices
+from ctr.workers.row_variables import on_devices
 
 PEAK_FLOPS = {"v5e": 197e12, "v6e": 918e12}
 """Operations a second of a chip in bfloat16, as Google publishes them; float32 has no rate of its own there."""

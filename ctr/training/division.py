@@ -243,7 +243,7 @@ def _requests(
 
 
 def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
-    """Lets a plan of the whole batch refer to rows chip by chip, as ``ctr.optim.rows.lines`` takes those of W chips.
+    """Lets a plan of the whole batch refer to rows chip by chip, as ``ctr.workers.row_lines`` takes those of W chips.
 
     Each chip has Q = ``held`` rows, at least ``Division.most_held``; ``distinct`` has W * Q. A chip that has fewer
     repeats its first row, to which nothing refers.

@@ -14,12 +14,12 @@ from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import OnlineNewton
 from ctr.optim.kfac.core import Layer
 from ctr.optim.kfac.dense import DenseKfac
-from ctr.optim.protocol import DenseOptimizer, ProductOptimizer, TableOptimizer
+from ctr.optim.protocol import DenseOptimizer
 from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.adagrad import RowAdaGrad
 from ctr.optim.rows.newton import RowNewton
 from ctr.optim.rows.one_sided import RowOneSided
-from ctr.optim.rows.rule import RowSetup
+from ctr.optim.rows.rule import RowRule, RowSetup
 from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
@@ -55,7 +55,7 @@ def table_optimizer(
     config: EmbeddingOptimizerConfig,
     layouts: Sequence[TableLayout],
     owners: Sequence[Workers] | None = None,
-) -> TableOptimizer:
+) -> RowRule:
     """The optimizer of embeddings and linear weights, without its tables yet.
 
     ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
@@ -88,7 +88,7 @@ def table_optimizer(
 
 def samples_labels(optimizer: DenseOptimizer) -> bool:
     """Whether it learns from labels that are sampled from the model."""
-    return isinstance(optimizer, ProductOptimizer) and optimizer.seed is not None
+    return isinstance(optimizer, DenseKfac) and optimizer.seed is not None
 
 
 def make_averaging(config: DenseOptimizerConfig, weights: Mapping[str, tf.Variable]) -> ScheduleFree | None:

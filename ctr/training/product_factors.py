@@ -9,10 +9,10 @@ from ctr.models.click_model import Scores
 from ctr.models.crosses import Multiply
 from ctr.models.dcn import Products, recorded
 from ctr.optim.kfac.core import Layer
+from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.kfac.factors import Factors, chosen_rows, factors, row_stride
 from ctr.optim.kfac.output_losses import gradient_by_outputs
 from ctr.optim.kfac.record import Product, Recording, record
-from ctr.optim.protocol import ProductOptimizer
 from ctr.workers.collectives import Workers
 
 
@@ -25,7 +25,7 @@ def click_likelihood(
     """The negative log-likelihood of labels under the network's own click probability, summed over rows and components.
 
     Args:
-        seed: of labels that are sampled from that probability (``ProductOptimizer.seed``); None: those of the rows.
+        seed: of labels that are sampled from that probability (``DenseKfac.seed``); None: those of the rows.
         targets: of the batch.
         chosen: int32, the numbers of these rows; None: all.
         logits: of the network, [components, rows].
@@ -68,7 +68,7 @@ def record_network(forward: Forward, chosen: tf.Tensor | None = None) -> Recordi
 
 
 def product_factors(
-    optimizer: ProductOptimizer,
+    optimizer: DenseKfac,
     forward: Forward,
     layers: Sequence[Layer],
     targets: Mapping[str, tf.Tensor],
@@ -76,7 +76,7 @@ def product_factors(
 ) -> list[Factors]:
     """Computes the means over rows of the batch of each layer's factors, in a pass of its own over the network.
 
-    The rows are every n-th one (``ProductOptimizer.statistics_rows``), the same ones for any number of workers; several
+    The rows are every n-th one (``KfacOptions.statistics_rows``), the same ones for any number of workers; several
     compute all of their own rows, as one may have any number of those that count.
 
     Args:
@@ -89,10 +89,10 @@ def product_factors(
     present = tf.cast(targets["own_weight"] > 0, tf.float32)
     chosen = None
     if workers.size == 1:
-        chosen = chosen_rows(present.shape[0] or tf.shape(present)[0], optimizer.statistics_rows)
+        chosen = chosen_rows(present.shape[0] or tf.shape(present)[0], optimizer.options.statistics_rows)
         present = tf.gather(present, chosen)
     else:
-        stride = row_stride(targets["batch_capacity"], optimizer.statistics_rows)
+        stride = row_stride(targets["batch_capacity"], optimizer.options.statistics_rows)
         present = tf.where(targets["number"] % stride == 0, present, 0.0)
     run = record_network(forward, chosen)
     likelihood = partial(click_likelihood, optimizer.seed, targets, chosen)

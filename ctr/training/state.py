@@ -15,7 +15,6 @@ from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.kfac.core import Layer
 from ctr.optim.protocol import Spectrum
-from ctr.optim.rows.variables import Rows, read_rows, row_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.division import Seat, seat_in
@@ -24,6 +23,7 @@ from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part, Sharding
+from ctr.workers.row_variables import Rows, read_rows, row_count
 
 _PIECE = 65536
 

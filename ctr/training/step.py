@@ -13,8 +13,8 @@ from ctr.models.click_model import ensemble_logit
 from ctr.models.part import Part
 from ctr.objective.losses import next_duals, slices_of
 from ctr.optim.gradients import all_finite, clip_by_global_norm
+from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.kfac.output_losses import gradient_by_outputs
-from ctr.optim.protocol import ProductOptimizer
 from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
 from ctr.training.config import TrainConfig
 from ctr.training.gradient_noise import squared_norms
@@ -107,7 +107,7 @@ class Step:
             state.tables.update(
                 gathered, batch.row_gradients, curvatures, rates["embeddings"], self.exchanges
             )
-            if isinstance(state.dense_optimizer, ProductOptimizer):
+            if isinstance(state.dense_optimizer, DenseKfac):
                 rows, views = gathered.rows, gathered.views
                 forward = partial(self._model.scores, rows, views, ramps["alpha2"], self.parts[0])
                 given = state.dense_optimizer, forward, state.layers, targets, self._workers

@@ -1,7 +1,7 @@
 """Chips of one process, which make each step together: those of a TPU's host, or logical devices of a CPU.
 
 Each has a part of the rows of every batch (``ctr.training.division``), and of divided tables
-(``ctr.optim.rows.lines``); of all other state it has all, and makes the same update of it. Between two steps the
+(``ctr.workers.row_lines``); of all other state it has all, and makes the same update of it. Between two steps the
 process reads the state of the first chip, and sets that of all.
 """
 

@@ -25,7 +25,7 @@ from ctr.optim.first_order.momentum import add_weight_decay, update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
 from ctr.optim.protocol import WithoutHost
 from ctr.optim.update_limit import clip_update
-from ctr.optim.variables import Create, create_variable
+from ctr.optim.variables import Create, Variables, create_variable
 from ctr.workers.collectives import ALONE, Workers
 
 
@@ -131,49 +131,14 @@ def step_size(
     return rate * tf.maximum(root_mean_square(weight, touched, owners), options.epsilon2)
 
 
-class AdafactorState:
-    """Variables of Adafactor over some tensors, in float64 where a tensor has it, else in float32.
-
-    Of the tensor i ``tensor{i}/rows`` and ``/columns``, or ``/moment``; with beta1 ``/average``; of a table
-    ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and ``/steps``. ``missed``, int64 [tensors], counts the steps
-    in which each tensor that is no table had no gradient. ``tensors`` has by index those of a tensor, by kind.
-    """
-
-    def __init__(
-        self,
-        options: AdafactorOptions,
-        shapes: Sequence[Sequence[int]],
-        tables: Sequence[int],
-        dtypes: Sequence[tf.DType],
-        create: Create = create_variable,
-    ) -> None:
-        self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
-        self.variables: dict[str, tf.Variable] = {}
-
-        def make(name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-            self.variables[name] = create(name, shape, dtype, 0)
-            return self.variables[name]
-
-        self.step = make("step", [], tf.int64)
-        self.missed = make("missed", [len(shapes)], tf.int64)
-        self.nonfinite_steps = make("nonfinite_steps", [], tf.int64)
-        self.tensors: list[dict[str, tf.Variable]] = []
-        for index, shape in enumerate(shapes):
-            if index in tables:
-                parts = {"rows": [shape[0], 1], "touched": [shape[0], 1], "columns": [shape[1]], "steps": []}
-            elif is_factored(options, shape):
-                parts = {"rows": [*shape[:-1]], "columns": [*shape[:-2], shape[-1]]}
-            else:
-                parts = {"moment": [*shape]}
-            if options.beta1 and index not in tables:
-                parts["average"] = [*shape]
-            self.tensors.append(
-                {kind: make(f"tensor{index}/{kind}", size, self.dtype) for kind, size in parts.items()}
-            )
-
-
 class AdafactorCore(GradientSteps, WithoutHost):
-    """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows."""
+    """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows.
+
+    Its ``variables`` are float64 where a weight is, else float32. Of the weight i there are ``tensor{i}/rows`` and
+    ``/columns``, or ``/moment``; with beta1 ``/average``; of a table ``/rows`` [R, 1], ``/touched`` [R, 1],
+    ``/columns`` and ``/steps``. ``missed``, int64 [weights], counts the steps in which each weight that is no table had
+    no gradient.
+    """
 
     def __init__(
         self,
@@ -182,12 +147,27 @@ class AdafactorCore(GradientSteps, WithoutHost):
         tables: Sequence[int] = (),
         create: Create = create_variable,
     ) -> None:
-        self.options = options
-        self.weights = list(weights)
-        self.tables = tuple(tables)
-        shapes = [tuple(int(size) for size in weight.shape) for weight in weights]
-        self.state = AdafactorState(options, shapes, tables, [weight.dtype for weight in weights], create)
-        self.dtype, self.step, self.variables = self.state.dtype, self.state.step, self.state.variables
+        self.options, self.weights, self.tables = options, list(weights), tuple(tables)
+        self.dtype = tf.float64 if tf.float64 in [weight.dtype for weight in weights] else tf.float32
+        self.variables = made = Variables(create, self.dtype)
+        self.step = made.make("step", [], tf.int64)
+        self.missed = made.make("missed", [len(weights)], tf.int64)
+        self.nonfinite_steps = made.make("nonfinite_steps", [], tf.int64)
+        # By weight and kind.
+        self.state: list[dict[str, tf.Variable]] = []
+        for index, weight in enumerate(weights):
+            shape = [int(size) for size in weight.shape]
+            if index in tables:
+                parts = {"rows": [shape[0], 1], "touched": [shape[0], 1], "columns": [shape[1]], "steps": []}
+            elif is_factored(options, shape):
+                parts = {"rows": shape[:-1], "columns": [*shape[:-2], shape[-1]]}
+            else:
+                parts = {"moment": shape}
+            if options.beta1 and index not in tables:
+                parts["average"] = shape
+            self.state.append(
+                {kind: made.make(f"tensor{index}/{kind}", size) for kind, size in parts.items()}
+            )
 
     def _update(
         self,
@@ -198,26 +178,25 @@ class AdafactorCore(GradientSteps, WithoutHost):
         roots: RootSource,
     ) -> None:
         del roots
-        state = self.state
-        count = state.step.assign_add(1, read_value=True)
+        count = self.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
-        missed = state.missed.read_value()
+        missed = self.missed.read_value()
         if present is not None:
-            missed = state.missed.assign_add(tf.cast(~present, tf.int64), read_value=True)
+            missed = self.missed.assign_add(tf.cast(~present, tf.int64), read_value=True)
         rate = self._rate(learning_rate)
         for index, slices in rows.items():
             self._update_rows(index, slices, rate)
         for index, gradient in dense.items():
-            step = tf.cast(count - missed[index], state.dtype)
+            step = tf.cast(count - missed[index], self.dtype)
             self._update_dense(index, gradient, rate, step, decayed is None or decayed[index])
 
     def _count_nonfinite(self) -> None:
-        self.state.nonfinite_steps.assign_add(1)
+        self.nonfinite_steps.assign_add(1)
 
     def _update_dense(
         self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor, decayed: bool
     ) -> None:
-        options, weight, kept = self.options, self.weights[index], self.state.tensors[index]
+        options, weight, kept = self.options, self.weights[index], self.state[index]
         decay, squared = second_moment_decay(options, step), tf.square(gradient) + options.epsilon1
         sums = {"rows": -1, "columns": -2} if "rows" in kept else {"moment": None}
         new = {}
@@ -233,18 +212,18 @@ class AdafactorCore(GradientSteps, WithoutHost):
         if options.beta1:
             direction = update_momentum(kept["average"], direction, options.beta1)
             kept["average"].assign(direction)
-        before = tf.cast(weight, self.state.dtype)
+        before = tf.cast(weight, self.dtype)
         if options.weight_decay and decayed:
             direction = add_weight_decay(direction, before, options.weight_decay)
         update = step_size(options, rate, before, step) * direction
         weight.assign_sub(tf.cast(update, weight.dtype))
 
     def _update_rows(self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor) -> None:
-        table, kept, rows = self.weights[index], self.state.tensors[index], slices.indices
+        table, kept, rows = self.weights[index], self.state[index], slices.indices
         before = RowMoments(
             tf.gather(kept["rows"], rows), tf.gather(kept["touched"], rows), kept["columns"], kept["steps"]
         )
-        values = tf.cast(tf.gather(table, rows), self.state.dtype)
+        values = tf.cast(tf.gather(table, rows), self.dtype)
         update, after = row_update(self.options, before, slices.values, values, rate)
         # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
         kept["rows"].scatter_add(tf.IndexedSlices(after.rows - before.rows, rows))
@@ -254,13 +233,13 @@ class AdafactorCore(GradientSteps, WithoutHost):
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), rows))
 
     def report(self) -> dict[str, float | int]:
-        return {"nonfinite_steps": int(self.state.nonfinite_steps.numpy())}
+        return {"nonfinite_steps": int(self.nonfinite_steps.numpy())}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):
-            kept = self.state.tensors[index]
+            kept = self.state[index]
             size = sum(math.prod(variable.shape) * variable.dtype.size for variable in kept.values())
             how = "rows" if index in self.tables else "rows and columns" if "rows" in kept else "elements"
             shape = "x".join(map(str, weight.shape)) or "scalar"

@@ -31,7 +31,7 @@ class DenseAdafactor(WithoutHost):
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        return {f"adafactor/{name}": variable for name, variable in self.core.state.variables.items()}
+        return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         del compiled

@@ -21,7 +21,7 @@ rows, as RankNet does, have quantities of first order for each query instead (``
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +39,7 @@ from ctr.optim.kfac.record import (
 
 FIRST_ORDER = ("gradient", "individual", "norms", "second_moment", "variance")
 SECOND_ORDER = ("ggn", "ggn_mc", "hessian", "kfac", "kflr", "kfra")
+_QUANTITIES, _LOSSES = ", ".join((*FIRST_ORDER, *SECOND_ORDER)), ", ".join(LOSSES)
 
 RowLosses = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -71,8 +72,8 @@ def statistics_of(
     """Computes quantities of a model's linear layers on a batch, by the name of the layer, or of the weight.
 
     Args:
-        model: a Keras Sequential of dense layers and layers without weights, or an object with
-            ``record`` (``ctr.optim.kfac.record.Recorded``).
+        model: a Keras Sequential of dense layers and layers without weights, or an object with ``record``, which
+            takes inputs and returns the outputs, [B, C], and each ``ctr.optim.kfac.record.Product`` in their order.
         loss: a name, where cross-entropies are those of logits, so that the model's last layer has no sigmoid or
             softmax; or, for quantities of first order, a function of labels and outputs [B, C] that returns the loss
             of each row, [B].
@@ -128,18 +129,16 @@ def _check(loss: Any, quantities: Sequence[str], groups: Any, samples: int) -> N
     if not isinstance(samples, int | np.integer) or samples < 1:
         raise ValueError(f"samples is {samples!r}; allowed: a whole number from 1 up")
     if loss not in LOSSES if isinstance(loss, str) else not callable(loss):
-        raise ValueError(f"loss is {loss!r}; allowed: {', '.join(get_args(LossName))}, or a function")
+        raise ValueError(f"loss is {loss!r}; allowed: {_LOSSES}, or a function")
     for quantity in quantities:
         if quantity not in (*FIRST_ORDER, *SECOND_ORDER):
-            raise ValueError(
-                f"{quantity!r} is no quantity; allowed: {', '.join((*FIRST_ORDER, *SECOND_ORDER))}"
-            )
+            raise ValueError(f"{quantity!r} is no quantity; allowed: {_QUANTITIES}")
         if quantity in SECOND_ORDER and groups is not None:
             raise ValueError(
                 f"{quantity} is not defined for groups of rows; allowed: {', '.join(FIRST_ORDER)}"
             )
         if quantity in SECOND_ORDER and not isinstance(loss, str):
-            raise ValueError(f"{quantity} requires a loss by name; allowed: {', '.join(get_args(LossName))}")
+            raise ValueError(f"{quantity} requires a loss by name; allowed: {_LOSSES}")
 
 
 def _units(groups: Any, rows: int) -> tf.Tensor:
@@ -197,11 +196,13 @@ def _first_order(
             found["individual"] = tf.einsum("ni,nj->nij", inputs, gradients) / count
         if "second_moment" in needed:
             found["second_moment"] = tf.matmul(*squares, transpose_a=True) / count
-        return _finish(found, wanted, dtype), _of_units(gradients, wanted, dtype) if has_bias else {}
-    count = int(tf.reduce_max(units)) + 1
-    each = tf.math.unsorted_segment_sum(tf.einsum("ni,nj->nij", inputs, gradients), units, count)
-    bias = tf.math.unsorted_segment_sum(gradients, units, count)
-    return _of_units(each, wanted, dtype), _of_units(bias, wanted, dtype) if has_bias else {}
+        weight = _finish(found, wanted, dtype)
+    else:
+        count = int(tf.reduce_max(units)) + 1
+        each = tf.math.unsorted_segment_sum(tf.einsum("ni,nj->nij", inputs, gradients), units, count)
+        gradients = tf.math.unsorted_segment_sum(gradients, units, count)
+        weight = _of_units(each, wanted, dtype)
+    return weight, _of_units(gradients, wanted, dtype) if has_bias else {}
 
 
 def _of_units(gradients: tf.Tensor, wanted: Sequence[str], dtype: tf.DType) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ before the first roots, newer ones and this one plain gradients.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,9 @@ from ctr.optim.shampoo.options import Blocking, GradientAverage, Roots, ShampooO
 from ctr.optim.shampoo.soap import LEARNING_RATE
 from ctr.optim.shampoo.soap import soap as soap_options
 
-_SYNCHRONOUS: dict[str, Any] = {
-    "asynchronous": False,
-    "early_growth": 0.0,
-    "drift_bound": 0.0,
-    "identity": True,
-}
+_SYNCHRONOUS = Roots(
+    damping="absolute", phase=0, asynchronous=False, early_growth=0.0, drift_bound=0.0, identity=True
+)
 """Every root comes from the statistics of its own step, and is computed anew."""
 _LARGEST = 65536
 _NO_LIMIT = 2**31
@@ -56,9 +53,11 @@ _TORCH_IGNORED = (
 _JAX_IGNORED = (
     "batch_axis_name",
     "eigh",
+    "end_preconditioning_compute_steps",
     "generate_fd_metrics",
     "generate_training_metrics",
     "inverse_failure_threshold",
+    "lobpcg_max_iter",
     "mesh_axis_names",
     "num_devices_for_pjit",
     "precision",
@@ -77,12 +76,27 @@ _JAX_NEUTRAL: dict[str, Any] = {
     "precondtioner_type": "ALL",
     "reset_preconditioner": False,
 }
-"""What is accepted at its default, which switches it off."""
-_JAX_PARTS = {
-    "end_preconditioning_compute_steps": "decay_preconditioning_compute_steps",
-    "lobpcg_max_iter": "lobpcg_topk_precondition",
+"""What is accepted at its default, which switches it off. Arguments that have an effect with it alone are ignored."""
+
+_PRECONDITIONER_NEUTRAL = {
+    "drop_weighting_factor_on_gsquare": False,
+    "ignored_basis_change_dims": {},
+    "use_trace_scaling": False,
 }
-"""Arguments without an effect as long as another one is off."""
+_PRECONDITIONER_IGNORED = (
+    "concurrency_config",
+    "num_tolerated_failed_amortized_computations",
+    # Of trace scaling, which is off.
+    "trace_scaling_exponent",
+    "use_symmetric_packing",
+)
+_ROOTS_NEUTRAL = {"tolerance": 0.0, "exponent_multiplier": 1.0}
+_ROOTS_IGNORED = (
+    "eigendecomposition_offload_device",
+    "enhance_stability",
+    "make_positive_semidefinite",
+    "retry_double_precision",
+)
 
 
 @dataclass(frozen=True)
@@ -146,8 +160,9 @@ def torch_shampoo(
     merging = _merging(distributed_config, max_preconditioner_dim if use_merge_dims else None)
     is_merged_whole = math.isinf(max_preconditioner_dim) and "merge_until" in merging
     highest = merging["merge_until"] if is_merged_whole else _HIGHEST_ORDER
-    method, override = _preconditioner(preconditioner_config, highest)
+    method, override = _preconditioner(preconditioner_config, exponent_multiplier, highest)
     beta1, beta2 = betas
+    own = None if beta3 in (-1.0, beta1) or not beta1 else beta3
     start = precondition_frequency if start_preconditioning_step == -1 else start_preconditioning_step
     block_size = _LARGEST if math.isinf(max_preconditioner_dim) else int(max_preconditioner_dim)
     if inv_root_override and override:
@@ -157,7 +172,7 @@ def torch_shampoo(
         raise ValueError(_NO_EARLY_EXPONENT)
     decay, l2 = _weight_decay(weight_decay, weight_decay_type, use_decoupled_weight_decay, lr)
     options = ShampooOptions(
-        method=_multiplied(method, exponent_multiplier),
+        method=method,
         exponent_override=inv_root_override or override,
         grafting=_torch_graft(grafting_config, beta2, epsilon, corrects, use_bias_correction),
         beta2=beta2,
@@ -170,13 +185,8 @@ def torch_shampoo(
         precondition_frequency=precondition_frequency,
         start_preconditioning_step=start,
         statistics=Statistics(frequency=1, bias_correction=use_bias_correction),
-        roots=Roots(damping="absolute", phase=0, **_SYNCHRONOUS),
-        gradient=GradientAverage(
-            beta1=beta1,
-            beta3=None if beta3 in (-1.0, beta1) or not beta1 else beta3,
-            bias_correction=use_bias_correction,
-            l2=l2,
-        ),
+        roots=_SYNCHRONOUS,
+        gradient=GradientAverage(beta1=beta1, beta3=own, bias_correction=use_bias_correction, l2=l2),
     )
     # M = mu M + (1 - d) P there is (1 - d) / (1 - mu) times the average here.
     scale = (1.0 - dampening) / (1.0 - momentum) if momentum else 1.0
@@ -211,7 +221,7 @@ def jax_shampoo(
     **ignored: Any,
 ) -> Preset:
     """Returns the equal of ``distributed_shampoo`` for JAX; arguments are its own; errors as of ``torch_shampoo``."""
-    _refuse_arguments("distributed_shampoo", ignored, (*_JAX_IGNORED, *_JAX_NEUTRAL, *_JAX_PARTS))
+    _refuse_arguments("distributed_shampoo", ignored, (*_JAX_IGNORED, *_JAX_NEUTRAL))
     for name, neutral in _JAX_NEUTRAL.items():
         given = ignored.get(name, neutral)
         if (_member(given) if isinstance(neutral, str) else given) != neutral:
@@ -250,11 +260,11 @@ def jax_shampoo(
         # Steps are counted from 0 there.
         start_preconditioning_step=start_preconditioning_step + 1,
         statistics=Statistics(frequency=1, initial=matrix_epsilon, bias_correction=False),
-        roots=Roots(
+        roots=replace(
+            _SYNCHRONOUS,
             damping="relative" if relative_matrix_epsilon else "absolute",
             first=1,
             phase=1 % preconditioning_compute_steps,
-            **_SYNCHRONOUS,
         ),
         gradient=GradientAverage(bias_correction=False),
         exponent_override=exponent_override or None,
@@ -276,12 +286,16 @@ def _refuse_arguments(what: str, given: Mapping[str, Any], ignored: Sequence[str
             )
 
 
+def _check_name(argument: str, name: str, allowed: Iterable[str]) -> None:
+    if name not in allowed:
+        raise ValueError(f"{argument} is {name}; allowed: {', '.join(allowed)}")
+
+
 def _classic_momentum(config: Any) -> tuple[float, float, bool]:
     name, fields = _named(config)
-    if name != "ClassicMomentumConfig":
-        raise ValueError(f"iterate_averaging_config is {name}; allowed: ClassicMomentumConfig")
+    _check_name("iterate_averaging_config", name, ["ClassicMomentumConfig"])
     found = fields.pop("momentum", 0.5), fields.pop("dampening", 0.0), fields.pop("use_nesterov", False)
-    _refuse_others(name, fields)
+    _refuse_rest(name, fields, {})
     return found
 
 
@@ -301,56 +315,44 @@ def _torch_graft(
 ) -> AnyGraft:
     if config is None:
         # Before its first roots the other one has identities: plain gradients, or second moments as they are.
-        if corrected and beta2 < 1.0 and bias_correction:
-            return Adam(norm="none", beta2=beta2, epsilon=epsilon)
-        if corrected and beta2 < 1.0:
-            return RMSprop(norm="none", beta2=beta2, epsilon=epsilon)
-        if corrected:
-            return AdaGrad(norm="none", initial_accumulator=0.0, epsilon=epsilon)
-        return SGD(norm="none")
+        if not corrected:
+            return SGD(norm="none")
+        if beta2 < 1.0:
+            return (Adam if bias_correction else RMSprop)(norm="none", beta2=beta2, epsilon=epsilon)
+        return AdaGrad(norm="none", initial_accumulator=0.0, epsilon=epsilon)
     name, fields = _named(config)
-    kinds: dict[str, type[SGD | AdaGrad | RMSprop | Adam]] = {
-        "sgd": SGD,
-        "adagrad": AdaGrad,
-        "rmsprop": RMSprop,
-        "adam": Adam,
-    }
-    kind = kinds.get(name.removesuffix("GraftingConfig").removesuffix("PreconditionerConfig").lower())
-    if kind is None:
+    kind = name.removesuffix("GraftingConfig").removesuffix("PreconditionerConfig").lower()
+    if kind not in ("sgd", "adagrad", "rmsprop", "adam"):
         raise ValueError(f"grafting_config is {name}; allowed: those of SGD, AdaGrad, RMSprop, Adam, None")
-    options: dict[str, Any] = {"norm": "block"}
-    if kind is AdaGrad:
-        options |= {"initial_accumulator": 0.0, "epsilon": fields.pop("epsilon", 1e-10)}
-    elif kind is not SGD:
-        _drop_unless_changed(name, fields, {"drop_weighting_factor_on_gsquare": False})
-        decay = fields.pop("beta2", 0.99 if kind is RMSprop else 0.999)
-        added = fields.pop("epsilon", 1e-8 if name.endswith("GraftingConfig") else 1e-10)
-        options["epsilon"] = added
-        if decay == 1.0:
-            # They add up there, without a correction.
-            kind, options["initial_accumulator"] = AdaGrad, 0.0
-        else:
-            options["beta2"] = decay
-    _refuse_others(name, fields)
-    return kind(**options)
+    has_moments, is_old = kind in ("rmsprop", "adam"), name.endswith("GraftingConfig")
+    decay = fields.pop("beta2", 0.99 if kind == "rmsprop" else 0.999) if has_moments else 1.0
+    if kind != "sgd":
+        epsilon = fields.pop("epsilon", 1e-8 if has_moments and is_old else 1e-10)
+    _refuse_rest(name, fields, {"drop_weighting_factor_on_gsquare": False} if has_moments else {})
+    if kind == "sgd":
+        return SGD(norm="block")
+    if decay == 1.0:
+        # They add up there, without a correction.
+        return AdaGrad(norm="block", initial_accumulator=0.0, epsilon=epsilon)
+    return (Adam if kind == "adam" else RMSprop)(norm="block", beta2=decay, epsilon=epsilon)
 
 
-def _refuse_others(name: str, fields: Mapping[str, Any]) -> None:
-    if fields:
-        raise ValueError(f"there is no equal here of {', '.join(sorted(map(str, fields)))} of {name}")
+def _refuse_rest(
+    name: str, fields: Mapping[str, Any], neutral: Mapping[str, Any], ignored: Sequence[str] = ()
+) -> None:
+    """Raises ValueError for fields without an equal here.
 
-
-def _drop(fields: dict[str, Any], *names: str) -> None:
-    """Takes out fields that change no step in exact arithmetic."""
-    for field in [field for field in fields if field in names or field.endswith("dtype")]:
-        del fields[field]
-
-
-def _drop_unless_changed(name: str, fields: dict[str, Any], neutral: Mapping[str, Any]) -> None:
-    """Takes out fields of which one value alone has an equal here; any other one raises ValueError."""
+    Those of ``neutral`` have one at a value alone; those ``ignored``, and with them dtypes, change no step in exact
+    arithmetic.
+    """
     for field, value in neutral.items():
-        if field in fields and (fields.pop(field) or value) != value:
+        if (fields.get(field) or value) != value:
             raise ValueError(f"there is no equal here of {field} of {name}; allowed: {value!r}")
+    rest = [str(field) for field in fields if field not in neutral and field not in ignored]
+    if ignored:
+        rest = [field for field in rest if not field.endswith("dtype")]
+    if rest:
+        raise ValueError(f"there is no equal here of {', '.join(sorted(rest))} of {name}")
 
 
 def _check_roots(config: Any) -> None:
@@ -358,87 +360,50 @@ def _check_roots(config: Any) -> None:
         return
     name, fields = _named(config)
     exact = ("EigenConfig", "EighEigendecompositionConfig", "CoupledNewtonConfig")
-    if name not in exact:
-        raise ValueError(f"amortized_computation_config is {name}; allowed: {', '.join(exact)}")
-    if name == "CoupledNewtonConfig":
-        # These say how exact roots are.
-        _drop(fields, "tolerance", "max_iterations")
-    _drop_unless_changed(name, fields, {"tolerance": 0.0, "exponent_multiplier": 1.0})
+    _check_name("amortized_computation_config", name, exact)
     stability = fields.pop("rank_deficient_stability_config", None)
-    if stability is not None and _named(stability)[0] != "PerturbationConfig":
-        raise ValueError(
-            f"rank_deficient_stability_config is {_named(stability)[0]}; allowed: PerturbationConfig"
-        )
-    _drop(
-        fields,
-        "retry_double_precision",
-        "eigendecomposition_offload_device",
-        "enhance_stability",
-        "make_positive_semidefinite",
-    )
-    _refuse_others(name, fields)
+    if stability is not None:
+        _check_name("rank_deficient_stability_config", _named(stability)[0], ["PerturbationConfig"])
+    # Of coupled Newton, these say how exact roots are.
+    exactness = ("tolerance", "max_iterations") if name == "CoupledNewtonConfig" else ()
+    neutral = {field: value for field, value in _ROOTS_NEUTRAL.items() if field not in exactness}
+    _refuse_rest(name, fields, neutral, (*exactness, *_ROOTS_IGNORED))
 
 
-def _preconditioner(config: Any, highest: int) -> tuple[Shampoo | KL | EigenvalueCorrected, int | None]:
+def _preconditioner(config: Any, multiplier: float, highest: int) -> tuple[Method, int | None]:
     """The method, and p of its exponents 1/p, or None."""
-    if config is None:
-        return Shampoo(), None
-    name, fields = _named(config)
-    methods: dict[str, Shampoo | KL | EigenvalueCorrected] = {
-        "ShampooPreconditionerConfig": Shampoo(),
-        "RootInvShampooPreconditionerConfig": Shampoo(),
-        "EigendecomposedShampooPreconditionerConfig": Shampoo(),
-        "RootInvKLShampooPreconditionerConfig": KL(divided=False),
-        "EigendecomposedKLShampooPreconditionerConfig": KL(divided=False),
+    name, fields = _named({"type": "ShampooPreconditionerConfig"} if config is None else config)
+    shampoo = Shampoo(exponent_multiplier=multiplier)
+    kl = KL(divided=False, exponent_multiplier=multiplier)
+    methods: dict[str, Method] = {
+        "ShampooPreconditionerConfig": shampoo,
+        "RootInvShampooPreconditionerConfig": shampoo,
+        "EigendecomposedShampooPreconditionerConfig": shampoo,
+        "RootInvKLShampooPreconditionerConfig": kl,
+        "EigendecomposedKLShampooPreconditionerConfig": kl,
         "EigenvalueCorrectedShampooPreconditionerConfig": EigenvalueCorrected(basis_change="keep"),
     }
-    if name not in methods:
-        raise ValueError(f"preconditioner_config is {name}; allowed: {', '.join(sorted(methods))}")
-    override = _exponents(fields.pop("inverse_exponent_override", None) or {}, name, highest)
+    _check_name("preconditioner_config", name, sorted(methods))
+    corrects = isinstance(methods[name], EigenvalueCorrected)
+    if corrects and multiplier != 1.0:
+        raise ValueError("there is no equal here of exponent_multiplier with eigenvalue correction")
+    override = _exponents(fields.pop("inverse_exponent_override", None) or {}, corrects, highest)
     _check_roots(fields.pop("amortized_computation_config", None))
-    _drop_unless_changed(
-        name,
-        fields,
-        {
-            "ignored_basis_change_dims": {},
-            "use_trace_scaling": False,
-            "drop_weighting_factor_on_gsquare": False,
-        },
-    )
-    _drop(
-        fields,
-        "num_tolerated_failed_amortized_computations",
-        "use_symmetric_packing",
-        "concurrency_config",
-        # Of trace scaling, which is off.
-        "trace_scaling_exponent",
-    )
-    _refuse_others(name, fields)
+    _refuse_rest(name, fields, _PRECONDITIONER_NEUTRAL, _PRECONDITIONER_IGNORED)
     return methods[name], override
 
 
-def _multiplied(method: Shampoo | KL | EigenvalueCorrected, multiplier: float) -> Method:
-    if not isinstance(method, EigenvalueCorrected):
-        return replace(method, exponent_multiplier=multiplier)
-    if multiplier != 1.0:
-        raise ValueError("there is no equal here of exponent_multiplier with eigenvalue correction")
-    return method
-
-
-def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> int | None:
+def _exponents(overrides: Mapping[int, Any], corrects: bool, highest: int) -> int | None:
     """One exponent for tensors of all orders up to ``highest``: here they have one number for all."""
-    corrected = name.startswith("EigenvalueCorrected")
 
     def default(order: int) -> float:
-        return 0.5 if corrected else 1 / (2 * max(order, 1))
+        return 0.5 if corrects else 1 / (2 * max(order, 1))
 
     exponents = {}
     for order, value in overrides.items():
-        along = (
-            [value.get(axis, default(order)) for axis in range(order)]
-            if isinstance(value, Mapping)
-            else [value]
-        )
+        along = [value]
+        if isinstance(value, Mapping):
+            along = [value.get(axis, default(order)) for axis in range(order)]
         is_one = all(isinstance(one, int | float) and one == along[0] for one in along)
         exponents[order] = (along[0] if along else default(order)) if is_one else math.nan
     if all(math.isclose(value, default(order)) for order, value in exponents.items()):
@@ -447,16 +412,14 @@ def _exponents(overrides: Mapping[int, Any], name: str, highest: int) -> int | N
     listed = [exponents.get(order, default(order)) for order in range(1, max(exponents) + 1)]
     p = round(1 / listed[0]) if listed and listed[0] > 0 else 0
     if not p or not all(math.isclose(value, 1 / p) for value in listed):
-        raise ValueError(
-            f"inverse_exponent_override is {dict(overrides)!r}; allowed: one exponent 1/p, the same for all orders up "
-            "to that of the weight with the most dimensions"
+        allowed = (
+            "one exponent 1/p, the same for all orders up to that of the weight with the most dimensions"
         )
-    if max(exponents) < highest:
-        raise ValueError(
-            f"inverse_exponent_override is {dict(overrides)!r}; allowed: all orders up to {highest}, since "
-            "those that are not listed have another exponent"
-        )
-    return p
+    elif max(exponents) < highest:
+        allowed = f"all orders up to {highest}, since those that are not listed have another exponent"
+    else:
+        return p
+    raise ValueError(f"inverse_exponent_override is {dict(overrides)!r}; allowed: {allowed}")
 
 
 def _merging(config: Any, limit: float | None) -> dict[str, Any]:
@@ -471,18 +434,15 @@ def _merging(config: Any, limit: float | None) -> dict[str, Any]:
 
 def _weight_decay(decay: float, kind: Any, decoupled: bool, lr: float) -> tuple[float, float]:
     """Decoupled weight decay, and L2 regularization."""
-    if kind is None:
-        return (decay, 0.0) if decoupled else (0.0, decay)
+    name = ("DECOUPLED" if decoupled else "L2") if kind is None else _member(kind)
     # CORRECTED scales by the rate over its peak, which is 1 where the rate is a number.
-    kinds = dict.fromkeys(("DECOUPLED", "CORRECTED", "INDEPENDENT"), "decoupled") | {"L2": "coupled"}
-    if _member(kind) not in kinds:
-        raise ValueError(f"weight_decay_type is {_member(kind)}; allowed: {', '.join(kinds)}")
-    if decay and _member(kind) == "INDEPENDENT":
+    _check_name("weight_decay_type", name, ("DECOUPLED", "CORRECTED", "INDEPENDENT", "L2"))
+    if decay and name == "INDEPENDENT":
         # weight_decay / peak_lr times the weights, and the peak is the rate at the start.
         if not lr > 0:
             raise ValueError(f"lr is {lr!r}; allowed with weight_decay_type INDEPENDENT: above 0")
         decay /= lr
-    return (decay, 0.0) if kinds[_member(kind)] == "decoupled" else (0.0, decay)
+    return (0.0, decay) if name == "L2" else (decay, 0.0)
 
 
 def _jax_graft(kind: Any, beta2: float, epsilon: float, momentum: Momentum) -> AnyGraft:
@@ -494,8 +454,7 @@ def _jax_graft(kind: Any, beta2: float, epsilon: float, momentum: Momentum) -> A
         "ADAGRAD": adagrad,
         "RMSPROP": adagrad if beta2 == 1.0 else RMSprop(beta2=beta2, epsilon=epsilon),
     }
-    if _member(kind) not in kinds:
-        raise ValueError(f"graft_type is {_member(kind)}; allowed: {', '.join(kinds)}")
+    _check_name("graft_type", _member(kind), kinds)
     return replace(kinds[_member(kind)], momentum=momentum)
 
 

@@ -7,17 +7,23 @@ and counted. Eigenvectors (``form="eigen"``) that XLA computes are less exact th
 1e-6.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from ctr.optim.first_order import momentum
+from ctr.optim.balance import balanced
+from ctr.optim.first_order.momentum import add_weight_decay, momentum_step, update_momentum
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
+from ctr.optim.shampoo.assignment import PRODUCT, ROOT
 from ctr.optim.shampoo.schedule import when
-from ctr.optim.variables import create_variable
+from ctr.optim.variables import Variables, create_variable
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
 
 
 class Layer(NamedTuple):
@@ -32,17 +38,19 @@ class Layer(NamedTuple):
 
 
 class KfacCore:
-    """K-FAC over variables.
+    """K-FAC over variables, with the same weights, gradients and factors on all ``workers``, which divide the layers.
 
-    ``own`` are the numbers of the layers whose state is here, by default all: the others' directions come from
-    ``_gather``, as ``dense.py`` has it.
+    Each layer has one owner, which alone keeps its sums and inverses, and computes its direction; directions are
+    gathered at each step. Element-wise state is on every worker.
 
     Attributes:
         sizes: the rows, with that of the bias, and columns of each layer.
+        owned: the numbers of the layers of each worker, by rank; ``own`` are those of this one.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
             ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
             ``/right_values``, all without rows where the layer is not in ``own``; of weight i
             ``tensor{i}/accumulator`` and ``/momentum``.
+        parts: by the names of variables of layers, the rows that are here; empty where one worker has all.
     """
 
     def __init__(
@@ -50,50 +58,46 @@ class KfacCore:
         options: KfacOptions,
         weights: Sequence[tf.Variable],
         layers: Sequence[Layer],
-        own: Collection[int] | None = None,
+        workers: Workers = ALONE,
     ) -> None:
-        self.options, self.weights, self.layers = options, list(weights), list(layers)
-        self.sizes = layer_sizes(weights, layers)
-        self.own = range(len(layers)) if own is None else own
+        self.options, self.weights, self.layers, self.workers = options, list(weights), list(layers), workers
+        self.sizes: list[tuple[int, int]] = []
+        for layer in layers:
+            rows, columns = map(int, weights[layer.weight].shape)
+            self.sizes.append((rows + len(layer.weights) - 1, columns))
+        owners = _assign(options, self.sizes, workers.size)
+        self.owned = [
+            [number for number, owner in enumerate(owners) if owner == rank] for rank in range(workers.size)
+        ]
+        self.own = self.owned[workers.rank]
         self.dtype = tf.float64 if any(weight.dtype == tf.float64 for weight in weights) else tf.float32
-        self.variables: dict[str, tf.Variable] = {}
-
-        def make(name: str, shape: Sequence[int], dtype: tf.DType, value: float = 0) -> tf.Variable:
-            self.variables[name] = create_variable(name, shape, dtype, value)
-            return self.variables[name]
-
-        self.step = make("step", [], tf.int64)
-        self.collections = make("collections", [], tf.int64)
-        self.failed = make("failed", [], tf.int64)
-        self.refreshed = make("refreshed", [], tf.int64)
-        self._ready = make("ready", [len(layers)], self.dtype)
-        self._damping = make("damping", [len(layers)], self.dtype)
+        self.variables = made = Variables(create_variable, self.dtype)
+        self.step, self.collections, self.failed, self.refreshed = (
+            made.make(name, [], tf.int64) for name in ("step", "collections", "failed", "refreshed")
+        )
+        self._ready, self._damping = (made.make(name, [len(layers)]) for name in ("ready", "damping"))
         # By layer and kind.
         self._state: list[dict[str, tf.Variable]] = []
-        for number in range(len(layers)):
-            kept = {}
-            for kind, size in self.divided(number).items():
-                here = size if number in self.own else 0
+        self.parts: dict[str, Part] = {}
+        for number, (rows, columns) in enumerate(self.sizes):
+            sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
+            if options.form == "eigen":
+                sides |= {"left_values": rows, "right_values": columns}
+            self._state.append({})
+            for kind, size in sides.items():
+                name, here = f"layer{number}/{kind}", size if number in self.own else 0
                 shape = [here] if kind.endswith("_values") else [here, size]
                 dtype = tf.float64 if kind in Factors._fields else self.dtype
-                kept[kind] = make(f"layer{number}/{kind}", shape, dtype)
-            self._state.append(kept)
+                self._state[number][kind] = made.make(name, shape, dtype)
+                if workers.size > 1:
+                    self.parts[name] = Part(np.arange(here), size)
         for index, weight in enumerate(weights):
-            make(f"tensor{index}/accumulator", weight.shape, self.dtype, options.initial_accumulator)
+            made.make(f"tensor{index}/accumulator", weight.shape, value=options.initial_accumulator)
             if options.momentum:
-                make(f"tensor{index}/momentum", weight.shape, self.dtype)
-
-    def divided(self, number: int) -> dict[str, int]:
-        """Returns the number of rows that each kind of a layer's state has where it is."""
-        rows, columns = self.sizes[number]
-        values = {"left_values": rows, "right_values": columns} if self.options.form == "eigen" else {}
-        return {"inputs": rows, "outputs": columns, "left": rows, "right": columns} | values
+                made.make(f"tensor{index}/momentum", weight.shape)
 
     def update(
-        self,
-        gradients: Sequence[tf.Tensor],
-        rate: tf.Tensor,
-        factors: Callable[[], Sequence[Factors]],
+        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, factors: Callable[[], Sequence[Factors]]
     ) -> None:
         """Takes one step on all weights, in place; matrices decay.
 
@@ -125,11 +129,20 @@ class KfacCore:
 
     def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
         """The directions of all layers, by number, from those of the layers here."""
-        return own
-
-    def _sum(self, flags: tf.Tensor) -> tf.Tensor:
-        """The sum of all owners' flags, float [layers, 3]."""
-        return flags
+        if self.workers.size == 1 or not self.layers:
+            return own
+        sizes = [[math.prod(self.sizes[number]) for number in numbers] for numbers in self.owned]
+        largest = max(map(sum, sizes))
+        flat = [tf.reshape(own[number], [-1]) for number in self.own]
+        padding = tf.zeros([largest - sum(sizes[self.workers.rank])], self.dtype)
+        received = self.workers.all_gather(tf.concat([*flat, padding], axis=0))
+        messages = tf.unstack(tf.reshape(received, [self.workers.size, largest]))
+        whole = {}
+        for numbers, each, message in zip(self.owned, sizes, messages, strict=True):
+            *parts, _ = tf.split(message, [*each, largest - sum(each)])
+            for number, part in zip(numbers, parts, strict=True):
+                whole[number] = tf.reshape(part, self.sizes[number])
+        return whole
 
     def _collect(self, found: Sequence[Factors]) -> None:
         if not found:
@@ -159,7 +172,8 @@ class KfacCore:
             self._invert_layer(number, correction) if number in self.own else nothing
             for number in range(len(self.layers))
         ]
-        refreshed, damping, failed = tf.unstack(self._sum(tf.stack(rows)), axis=1)
+        (flags,) = self.workers.all_reduce([tf.stack(rows)])
+        refreshed, damping, failed = tf.unstack(flags, axis=1)
         self._ready.assign(tf.where(refreshed > 0, tf.ones_like(self._ready), self._ready))
         self._damping.assign(tf.where(refreshed > 0, damping, self._damping))
         for counter, flags in ((self.refreshed, refreshed), (self.failed, failed)):
@@ -214,14 +228,12 @@ class KfacCore:
     def _move(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         options, weight = self.options, self.weights[index]
         if options.weight_decay and len(weight.shape) > 1:
-            direction = momentum.add_weight_decay(
-                direction, tf.cast(weight, self.dtype), options.weight_decay
-            )
+            direction = add_weight_decay(direction, tf.cast(weight, self.dtype), options.weight_decay)
         if options.momentum:
             kept = self.variables[f"tensor{index}/momentum"]
-            average = momentum.update_momentum(kept, direction, options.momentum)
+            average = update_momentum(kept, direction, options.momentum)
             kept.assign(average)
-            direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
+            direction = momentum_step(average, direction, options.momentum, options.nesterov)
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
@@ -233,13 +245,17 @@ class KfacCore:
         }
 
 
-def layer_sizes(weights: Sequence[tf.Variable], layers: Sequence[Layer]) -> list[tuple[int, int]]:
-    """Returns the rows, with that of the bias, and the columns of each layer."""
-    shapes = [weights[layer.weight].shape for layer in layers]
-    return [
-        (int(rows) + len(layer.weights) - 1, int(columns))
-        for layer, (rows, columns) in zip(layers, shapes, strict=True)
+def _assign(options: KfacOptions, sizes: Sequence[tuple[int, int]], workers: int) -> tuple[int, ...]:
+    """The owner of each layer: by the cost of the factors' inverses and of the products of a direction."""
+    costs = [
+        sum(
+            ROOT[0] * size**3 / options.inverse_frequency + PRODUCT[0] * math.prod(both) * size
+            for size in both
+        )
+        for both in sizes
     ]
+    memory = [float(sum(size * (size + 1) // 2 for size in both)) for both in sizes]
+    return balanced(costs, [math.prod(both) for both in sizes], memory, workers)
 
 
 def _all_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -3,15 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
-from ctr.optim.balance import balanced
-from ctr.optim.kfac.core import KfacCore, Layer, layer_sizes
+from ctr.optim.kfac.core import KfacCore, Layer
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, TakenOver, WithoutHost
-from ctr.optim.shampoo.assignment import PRODUCT, ROOT
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -20,101 +17,36 @@ _INVERSE = 3
 """Operations of an inverse of a [d, d] matrix over d^3: a Cholesky decomposition and two triangular solves."""
 
 
-class DividedKfac(KfacCore):
-    """K-FAC over variables whose layers ``workers`` divide, with the same weights, gradients and factors on each.
-
-    Each layer has one owner, ``owners`` has its rank, which alone keeps its sums and inverses, and computes its
-    direction; directions are gathered at each step. Element-wise state is on every worker.
-    """
-
-    def __init__(
-        self,
-        options: KfacOptions,
-        weights: Sequence[tf.Variable],
-        layers: Sequence[Layer],
-        workers: Workers,
-    ) -> None:
-        self.workers = workers
-        self.owners = _assign(options, layer_sizes(weights, layers), workers.size)
-        super().__init__(options, weights, layers, own=self._owned(workers.rank))
-
-    def _owned(self, rank: int) -> list[int]:
-        return [number for number, owner in enumerate(self.owners) if owner == rank]
-
-    def parts(self) -> Mapping[str, Part]:
-        """Names the variables of layers, of each of which one worker has all rows."""
-        if self.workers.size == 1:
-            return {}
-        return {
-            f"layer{number}/{kind}": Part(np.arange(size if number in self.own else 0), size)
-            for number in range(len(self.layers))
-            for kind, size in self.divided(number).items()
-        }
-
-    def _sum(self, flags: tf.Tensor) -> tf.Tensor:
-        return self.workers.all_reduce([flags])[0]
-
-    def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
-        ranks = range(self.workers.size)
-        if len(ranks) == 1 or not self.layers:
-            return own
-        owned = [self._owned(rank) for rank in ranks]
-        sizes = [[math.prod(self.sizes[number]) for number in numbers] for numbers in owned]
-        largest = max(map(sum, sizes))
-        flat = [tf.reshape(own[number], [-1]) for number in self.own]
-        padding = tf.zeros([largest - sum(sizes[self.workers.rank])], self.dtype)
-        received = self.workers.all_gather(tf.concat([*flat, padding], axis=0))
-        messages = tf.unstack(tf.reshape(received, [len(ranks), largest]))
-        whole = {}
-        for numbers, each, message in zip(owned, sizes, messages, strict=True):
-            *parts, _ = tf.split(message, [*each, largest - sum(each)])
-            for number, part in zip(numbers, parts, strict=True):
-                whole[number] = tf.reshape(part, self.sizes[number])
-        return whole
-
-
-def _assign(options: KfacOptions, sizes: Sequence[tuple[int, int]], workers: int) -> tuple[int, ...]:
-    """The owner of each layer: by the cost of the factors' inverses and of the products of a direction."""
-    costs = [
-        sum(
-            ROOT[0] * size**3 / options.inverse_frequency + PRODUCT[0] * math.prod(both) * size
-            for size in both
-        )
-        for both in sizes
-    ]
-    memory = [float(sum(size * (size + 1) // 2 for size in both)) for both in sizes]
-    return balanced(costs, [math.prod(both) for both in sizes], memory, workers)
-
-
 class DenseKfac(WithoutHost):
     """K-FAC over dense weights, of which ``layers`` are the linear products; workers divide them."""
 
     name = "kfac"
-    core: DividedKfac
+    core: KfacCore
 
     def __init__(self, options: KfacOptions, layers: Sequence[Layer] = (), workers: Workers = ALONE) -> None:
         self.options, self.layers, self.workers = options, list(layers), workers
         self._given: Callable[[], Sequence[Factors]] | None = None
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        self.core = DividedKfac(self.options, list(weights.values()), self.layers, self.workers)
+        self.core = KfacCore(self.options, list(weights.values()), self.layers, self.workers)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
         return {f"kfac/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        return {f"kfac/{name}": part for name, part in self.core.parts().items()}
+        return {f"kfac/{name}": part for name, part in self.core.parts.items()}
 
     @property
     def seed(self) -> tuple[int, tf.Tensor] | None:
+        """Seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
         return (self.options.seed, self.core.step) if self.options.fisher == "sampled" else None
 
-    @property
-    def statistics_rows(self) -> int:
-        return self.options.statistics_rows
-
     def observe(self, factors: Callable[[], Sequence[Factors]]) -> None:
+        """Takes a function for the factors of each layer, before the step's ``update``, which calls it if need be.
+
+        It does so inside a condition, before it changes a weight.
+        """
         self._given = factors
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:

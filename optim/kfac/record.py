@@ -8,7 +8,7 @@ its Hessian (``output_losses.py``).
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -39,13 +39,6 @@ class Sent(NamedTuple):
     inputs: tf.Tensor
     gradients: tf.Tensor
     has_bias: bool
-
-
-class Recorded(Protocol):
-    """A model that reports its products."""
-
-    def record(self, inputs: Any) -> tuple[tf.Tensor, Sequence[Product]]:
-        """Returns the outputs for a batch, [B, C], and their products, in the order of the work."""
 
 
 class Recording(NamedTuple):
@@ -116,12 +109,8 @@ def sequential_products(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Seque
                 )
             values = layer(values, training=False) if takes_training(layer) else layer(values)
             continue
-        if len(values.shape) != 2:
-            raise ValueError(
-                f"the layer {layer.name} has inputs of shape {values.shape}; allowed: [rows, numbers]"
-            )
         matrix = tf.convert_to_tensor(layer.kernel)
-        if values.dtype == tf.string or values.shape[1] != matrix.shape[0]:
+        if values.dtype == tf.string or len(values.shape) != 2 or values.shape[1] != matrix.shape[0]:
             raise ValueError(
                 f"the layer {layer.name} has inputs of shape {values.shape} and {values.dtype.name}; allowed: numbers "
                 f"of shape [rows, {matrix.shape[0]}]"

@@ -1,4 +1,4 @@
-"""Adafactor for embeddings, AdaGrad for the linear weights beside them, as a ``ctr.optim.protocol.TableOptimizer``.
+"""Adafactor for embeddings, AdaGrad for the linear weights beside them.
 
 A table has one or more copies of an embedding with a linear weight behind it; each copy's embeddings are a matrix of
 their own. A row is touched where the gradient of its embedding is not zero.
@@ -14,7 +14,7 @@ from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.adagrad import row_direction
 from ctr.optim.rows.rule import RowRule, RowSetup, State
-from ctr.optim.rows.variables import Rows
+from ctr.workers.row_variables import Rows
 
 
 class RowAdafactor(RowRule):

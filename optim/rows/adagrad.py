@@ -1,4 +1,4 @@
-"""AdaGrad for the touched rows of embedding tables, as a ``ctr.optim.protocol.TableOptimizer``.
+"""AdaGrad for the touched rows of embedding tables.
 
     a += g^2        w -= rate * g / sqrt(a)
 

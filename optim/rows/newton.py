@@ -36,8 +36,8 @@ import tensorflow as tf
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
 from ctr.optim.rows.rule import RowSetup, State
-from ctr.optim.rows.variables import Rows
 from ctr.workers.collectives import Workers
+from ctr.workers.row_variables import Rows
 
 OVERDISPERSION = 0.1  # c: how much of the squared gradient counts as information
 FORGETTING = 0.005  # what k_f starts at

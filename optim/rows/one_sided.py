@@ -1,4 +1,4 @@
-"""One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
+"""One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them.
 
 The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
 without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding; with
@@ -13,7 +13,6 @@ import tensorflow as tf
 from ctr.optim.protocol import Cost, RowGradient, Spectrum
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
-from ctr.optim.rows.variables import Rows
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import blend_weight
 from ctr.optim.shampoo.layout import Blocks, lay_out
@@ -23,7 +22,7 @@ from ctr.optim.shampoo.products import gram
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables, create_variable
-from ctr.workers.collectives import Workers
+from ctr.workers.row_variables import Rows
 
 
 class RowOneSided(RowAdaGrad):
@@ -63,7 +62,19 @@ class RowOneSided(RowAdaGrad):
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
         (sums,) = given.state
         direction, squared = row_direction(sums, given.gradient)
-        direction = self._precondition(table, given.gradient, direction, self._shares, self.owners[table])
+        owners, parts = self.owners[table], []
+        split = zip(self._parts(given.gradient), self._parts(direction), strict=True)
+        for copy, (values, graft) in enumerate(split):
+            index = table * self.copies + copy
+            if index not in self._layout.table_factors:
+                parts.append(graft)
+                continue
+            factor, place = self._layout.table_factors[index]
+            own = tf.matmul(values[:, :-1], self.exchanged.roots[factor][place])
+            share = self._shares[self._layout.factors[factor].offset + place]
+            moved = graft_rows(own, graft[:, :-1], share, self.options.rows.graft_rows, owners)
+            parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
+        direction = tf.concat(parts, axis=1)
         return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
 
     def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
@@ -87,23 +98,6 @@ class RowOneSided(RowAdaGrad):
         }
         last = self.exchanged.exchanged_at.read_value()
         when(collection_due(self.options, step, last), lambda: self.statistics.add(ordered, weight))
-
-    def _precondition(
-        self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers
-    ) -> tf.Tensor:
-        parts = []
-        split = zip(self._parts(gradient), self._parts(direction), strict=True)
-        for copy, (values, graft) in enumerate(split):
-            index = number * self.copies + copy
-            if index not in self._layout.table_factors:
-                parts.append(graft)
-                continue
-            factor, place = self._layout.table_factors[index]
-            own = tf.matmul(values[:, :-1], self.exchanged.roots[factor][place])
-            share = shares[self._layout.factors[factor].offset + place]
-            moved = graft_rows(own, graft[:, :-1], share, self.options.rows.graft_rows, owners)
-            parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
-        return tf.concat(parts, axis=1)
 
     def exchange(self) -> None:
         self.exchanged.update(self.statistics, self._step.read_value())

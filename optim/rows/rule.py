@@ -1,15 +1,15 @@
 """Base of the rules that train the touched rows of tables: the state of rows, and their replacement."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
-from ctr.optim.rows.variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
 
 State = Sequence[tf.Tensor]
 
@@ -33,10 +33,20 @@ class RowSetup(NamedTuple):
 
 
 class RowRule(WithoutHost):
-    """A ``ctr.optim.protocol.TableOptimizer`` but for ``first_state`` and ``step``.
+    """Trains the rows of tables that a batch touches; a rule adds ``first_state`` and ``step``.
 
     From ``build`` on there are ``tables`` by name, ``kept``, the state of their rows in the order of ``row_state``,
-    and what a rule puts into ``shared``, other variables by their names.
+    and what a rule puts into ``shared``, other variables by their names. Methods that are not described here are
+    those of ``ctr.optim.protocol.DenseOptimizer``, for lists of ``RowGradient``.
+
+    Attributes:
+        row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
+            start.
+        feature_state: names of the state that has a row for each feature of a table, likewise.
+        embedding_state: names of the row state that is about the embedding alone, and not about the linear weight.
+        table_state: names of the state that a table has by copy, without which ``embedding_state`` means nothing.
+        needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
+        operations: of a step, for each element of a touched row.
     """
 
     name = "embeddings"
@@ -46,7 +56,6 @@ class RowRule(WithoutHost):
     table_state: tuple[str, ...] = ()
     needs_curvature = False
     operations = 7
-    """For each element of a touched row."""
 
     def __init__(self, setup: RowSetup) -> None:
         self.rates, self.initial_accumulators, self.copies, self.limit, owners = setup
@@ -78,18 +87,21 @@ class RowRule(WithoutHost):
         return rows | self.shared
 
     def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+        """Lets rows, int32 [N], begin anew, between two steps; the table may have grown to ``size`` rows."""
         state = list(self.kept.values())[table]
         for variable, row in zip(state, self.first_state(table), strict=True):
             grow_rows(variable, size)
             set_rows(variable, rows, np.broadcast_to(row, (len(rows), len(row))))
 
-    def read(self, rows: Sequence[tf.Tensor]) -> list[Any]:
+    def read(self, rows: Sequence[tf.Tensor]) -> list[State]:
+        """Reads the state of rows, int32 [U] of each table, for ``update``; beside the forward pass."""
         return [
             tuple(gather_rows(variable, touched) for variable in state)
             for state, touched in zip(self.kept.values(), rows, strict=True)
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+        """Takes one step; ``rate`` is a factor of the columns' own rates."""
         del compiled
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
         for number, (name, given) in enumerate(zip(self.tables, gradients, strict=True)):
@@ -106,4 +118,5 @@ class RowRule(WithoutHost):
         return limit_update(values, update, *self.limit, self.owners[table])
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """Counts a late step's operations by the shapes [U, C] of touched rows, on average."""
         return Cost(update=sum(self.operations * rows * columns for rows, columns in shapes))

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.optim.rows.lines import RowLines
 from ctr.training.config import TrainConfig
 from ctr.training.state import TrainState
 from ctr.workers.chips import open_chips
+from ctr.workers.row_lines import RowLines
 
 if __name__ == "__main__":
     size = int(sys.argv[1])

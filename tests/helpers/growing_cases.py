@@ -11,12 +11,12 @@ from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
-from ctr.optim.rows.variables import row_count
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.run.snapshot import Snapshot
 from ctr.training.state import TrainState
+from ctr.workers.row_variables import row_count
 from model_cases import FEATURES, MODELS, TRAINED_EXAMPLES, draw_raw, make_snapshot, packed_table
 
 FIXED = ("item",)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.rows.variables import grow_rows, on_devices, row_count, set_rows
 from ctr.workers.chips import Chips
+from ctr.workers.row_variables import grow_rows, on_devices, row_count, set_rows
 
 
 @pytest.fixture(scope="module")

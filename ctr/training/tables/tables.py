@@ -1,7 +1,7 @@
 """Embedding tables of a run, with all that depends on where their rows lie.
 
 A table is whole in the process that trains alone; of several workers each has a part of the rows of large tables
-(``ctr.training.division``) and the others whole; on chips rows lie in lines (``ctr.optim.rows.lines``). Ids that
+(``ctr.training.division``) and the others whole; on chips rows lie in lines (``ctr.workers.row_lines``). Ids that
 grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
 
     before a step    find_rows        the rows of ids that grow; new ones begin in rows of their own
@@ -20,15 +20,6 @@ import tensorflow as tf
 from ctr.models.embeddings import create_table, first_rows, new_rows, sum_by_position
 from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
-from ctr.optim.rows.lines import RowLines
-from ctr.optim.rows.variables import (
-    Rows,
-    gather_rows,
-    grow_rows,
-    read_rows,
-    row_count,
-    set_rows,
-)
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
 from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named_arrays
@@ -37,6 +28,15 @@ from ctr.training.shapes import most_rows
 from ctr.training.tables.plan import TablePlan
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
+from ctr.workers.row_lines import RowLines
+from ctr.workers.row_variables import (
+    Rows,
+    gather_rows,
+    grow_rows,
+    read_rows,
+    row_count,
+    set_rows,
+)
 
 Plan = dict[str, tf.Tensor]
 Curvature = tuple[tf.Tensor, ...]

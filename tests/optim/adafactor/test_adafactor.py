@@ -115,7 +115,7 @@ def test_weights_without_a_gradient_and_steps_that_are_not_finite():
 
 def test_state_is_smaller_than_the_weights_and_bfloat16_works():
     core = AdafactorCore(AdafactorOptions(), [tf.Variable(tf.ones([64, 32], tf.bfloat16))])
-    assert sum(v.numpy().size for v in core.state.tensors[0].values()) == 96
+    assert sum(v.numpy().size for v in core.state[0].values()) == 96
     core.update([tf.ones([64, 32], tf.bfloat16)], 0.01)
     assert core.dtype == tf.float32
     assert float(core.weights[0][0, 0]) == pytest.approx(0.99, rel=2**-7)

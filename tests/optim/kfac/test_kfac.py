@@ -10,7 +10,7 @@ from ctr.optim.kfac.core import KfacCore, Layer
 from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.kfac.trainer import KfacTrainer
-from ctr.optim.protocol import ProductOptimizer, Saved
+from ctr.optim.protocol import Saved
 from gang import gang
 from whole_moves import Whole
 
@@ -275,7 +275,6 @@ def test_what_a_warm_start_takes():
         optimizer.build({"w": tf.Variable(tf.ones([3, 2]))})
         return optimizer
 
-    assert isinstance(made(), ProductOptimizer)
     old = made()
     old.observe(lambda: [kfac.Factors(tf.eye(3), tf.eye(2))])
     old.update([tf.ones([3, 2])], tf.constant(0.1), False)

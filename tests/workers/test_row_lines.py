@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.rows.lines import RowLines
+from ctr.workers.row_lines import RowLines
 
-SCRIPT = Path(__file__).parents[2] / "helpers" / "divided_rows.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "divided_rows.py"
 COLUMNS = [1, 3, 17, 64, 65, 128, 130]
 
 

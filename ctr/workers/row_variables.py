@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.rows.lines import RowLines
+from ctr.workers.row_lines import RowLines
 
 Rows: TypeAlias = tf.Variable | RowLines
 
