@@ -9,7 +9,6 @@ from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSpro
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, Status, TakenOver
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
-from ctr.optim.shampoo.methods import KL
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.warm_start import take_over
@@ -75,17 +74,11 @@ class DenseShampoo:
         options = self.options
         whole = [tuple(int(size) for size in shape) for shape in shapes]
         layout = lay_out(options, whole)
-        products = sum(
-            stack.blocks * 2 * math.prod(stack.block) * stack.block[axis]
-            for stack in layout.stacks
-            for axis in stack.axes
-        )
+        products = int(layout.products.sum())
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
-        # KL-Shampoo multiplies gradients by roots before their products.
-        collected = 2 if isinstance(options.method, KL) else 1
         return Cost(
             update=_elementwise_cost(options, whole, layout),
-            statistics=collected * products / options.statistics.frequency,
+            statistics=options.collected_passes * products / options.statistics.frequency,
             preconditioning=options.passes * products,
             roots=roots / options.precondition_frequency,
         )
@@ -111,11 +104,8 @@ def _elementwise_cost(
     options: ShampooOptions, shapes: Sequence[tuple[int, ...]], layout: ShampooLayout
 ) -> int:
     each = 2 + _GRAFTING[type(options.grafting)]
-    each += 4 if options.gradient.beta1 else 0
-    each += 3 if options.momentum else 0
-    each += 3 if options.nesterov else 0
-    each += 5 if options.limits.absolute else 0
-    each += 3 if options.limits.rms else 0
+    each += 4 * bool(options.gradient.beta1) + 3 * bool(options.momentum) + 3 * options.nesterov
+    each += 5 * bool(options.limits.absolute) + 3 * bool(options.limits.rms)
     count = each * sum(math.prod(shape) for shape in shapes)
     if options.weight_decay or options.gradient.l2:
         count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)

@@ -66,7 +66,8 @@ class Grafting:
         if self.options.grafting.norm != "block":
             norms = self.norms(gradients)
             return {index: tf.math.divide_no_nan(one, norms[index]) for index, one in gradients.items()}
-        scaled = [_divided_by_norms(blocks) for blocks in self.blocks.stack(gradients, self.dtype)]
+        stacked = self.blocks.stack(gradients, self.dtype)
+        scaled = [tf.math.divide_no_nan(blocks, _block_norms(blocks)) for blocks in stacked]
         whole = {index: tf.math.divide_no_nan(one, tf.norm(one)) for index, one in gradients.items()}
         return {**whole, **{i: one for i, one in self.blocks.unstack(scaled).items() if i in gradients}}
 
@@ -134,21 +135,18 @@ class Grafting:
         ``missing`` computes the grafts that are not given, which only a step that takes them does.
         """
         takes_norm = self.options.grafting.norm == "tensor"
-        scaled_to = [grafts[index] for index in shampoos] if takes_norm else []
-        found, graft_norms = self._both_norms([*shampoos.values()], scaled_to)
+        scaled_to = list(shampoos) if takes_norm else []
+        found, graft_norms = self._both_norms([*shampoos.values()], [grafts[index] for index in scaled_to])
         norms = dict(zip(shampoos, found, strict=True))
         # A direction of zero has no norm to give it, and one beyond the working precision no direction.
         usable = {index: (norm > 0) & tf.math.is_finite(norm) for index, norm in norms.items()}
-        norms = {index: tf.where(usable[index], norm, tf.ones_like(norm)) for index, norm in norms.items()}
         shares = {
             index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
         }
-        factors = shares
-        if takes_norm:
-            factors = {
-                index: shares[index] * wanted / norms[index]
-                for index, wanted in zip(shampoos, graft_norms, strict=True)
-            }
+        factors = dict(shares)
+        for index, wanted in zip(scaled_to, graft_norms, strict=True):
+            norm = norms[index]
+            factors[index] = shares[index] * wanted / tf.where(usable[index], norm, tf.ones_like(norm))
 
         def scaled() -> list[tf.Tensor]:
             return [tf.math.multiply_no_nan(shampoo, factors[index]) for index, shampoo in shampoos.items()]
@@ -194,10 +192,6 @@ class Grafting:
 def _block_norms(blocks: tf.Tensor) -> tf.Tensor:
     axes = list(range(1, len(blocks.shape)))
     return tf.sqrt(tf.reduce_sum(tf.square(blocks), axis=axes, keepdims=True))
-
-
-def _divided_by_norms(blocks: tf.Tensor) -> tf.Tensor:
-    return tf.math.divide_no_nan(blocks, _block_norms(blocks))
 
 
 def _scaled(blocks: tf.Tensor, grafts: tf.Tensor) -> tf.Tensor:

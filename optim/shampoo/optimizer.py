@@ -24,12 +24,12 @@ from ctr.optim.first_order.momentum import add_weight_decay
 from ctr.optim.gradients import GradientSteps, Present, RootSource, present_among
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.describe import describe
-from ctr.optim.shampoo.directions import make_preconditioner
+from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting, blend_weight
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
-from ctr.optim.shampoo.methods import KL
+from ctr.optim.shampoo.methods import KL, EigenvalueCorrected
 from ctr.optim.shampoo.momentum import AveragedGradients, Decays, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
@@ -66,12 +66,15 @@ class ShampooCore(GradientSteps):
         self.step = variables.make("step", [], tf.int64)
         self.statistics = Statistics(options, blocks.own, variables)
         self.exchanged = RootExchange(options, blocks, variables, host)
-        roots = self.exchanged.roots
-        self.preconditioner = make_preconditioner(options, blocks, self.statistics, roots, variables)
-        averaged = preconditioned if options.averages_in_bases else []
-        self.average = AveragedGradients(
-            options.gradient, blocks, [index for index in dense if index not in averaged], variables
+        roots, method = self.exchanged.roots, options.method
+        self.preconditioner = (
+            Eigenbases(options, method, blocks, roots, variables)
+            if isinstance(method, EigenvalueCorrected)
+            else InverseRoots(options, blocks, self.statistics, roots)
         )
+        averaged = preconditioned if options.averages_in_bases else []
+        kept = [index for index in dense if index not in averaged]
+        self.average = AveragedGradients(options.gradient, blocks, kept, variables)
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
         self.momentum = Momentum(options, "momentum", blocks, dense, variables)
         self.rows = Tables(options, self.layout, self.weights, variables)
