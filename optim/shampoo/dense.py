@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, Status, TakenOver
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, TakenOver
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.optimizer import ShampooCore
@@ -35,12 +35,8 @@ class DenseShampoo:
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        self.core = ShampooCore(
-            self.options,
-            list(weights.values()),
-            create=_create,
-            divide=divide(self.options, self._workers),
-        )
+        blocks = divide(self.options, self._workers)
+        self.core = ShampooCore(self.options, list(weights.values()), create=_create, divide=blocks)
         self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
@@ -72,12 +68,11 @@ class DenseShampoo:
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """Counts exchanges as ``precondition_frequency`` apart, and no root as kept."""
         options = self.options
-        whole = [tuple(int(size) for size in shape) for shape in shapes]
-        layout = lay_out(options, whole)
+        layout = lay_out(options, [[int(size) for size in shape] for shape in shapes])
         products = int(layout.products.sum())
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
         return Cost(
-            update=_elementwise_cost(options, whole, layout),
+            update=_elementwise_cost(options, layout),
             statistics=options.collected_passes * products / options.statistics.frequency,
             preconditioning=options.passes * products,
             roots=roots / options.precondition_frequency,
@@ -87,8 +82,7 @@ class DenseShampoo:
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
         if not isinstance(before, DenseShampoo):
-            fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
-            return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
+            return TakenOver.nothing(moves, f"the optimizer was {before.name}, is {self.name}")
         return take_over((self.options, new), (before.options, old), moves)
 
 
@@ -100,9 +94,8 @@ def _create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> t
         return create_variable(name, shape, dtype, value)
 
 
-def _elementwise_cost(
-    options: ShampooOptions, shapes: Sequence[tuple[int, ...]], layout: ShampooLayout
-) -> int:
+def _elementwise_cost(options: ShampooOptions, layout: ShampooLayout) -> int:
+    shapes = [tensor.shape for tensor in layout.tensors]
     each = 2 + _GRAFTING[type(options.grafting)]
     each += 4 * bool(options.gradient.beta1) + 3 * bool(options.momentum) + 3 * options.nesterov
     each += 5 * bool(options.limits.absolute) + 3 * bool(options.limits.rms)
@@ -111,6 +104,5 @@ def _elementwise_cost(
         count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
     # The norms of both directions, and the scale between them; second moments in the bases, and their roots.
     scaled = 5 + (6 if options.corrects else 0)
-    return count + scaled * sum(
-        math.prod(tensor.shape) for tensor in layout.tensors if tensor.is_preconditioned
-    )
+    preconditioned = (tensor for tensor in layout.tensors if tensor.is_preconditioned)
+    return count + scaled * sum(math.prod(tensor.shape) for tensor in preconditioned)

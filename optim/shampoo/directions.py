@@ -53,9 +53,8 @@ class InverseRoots:
         collections = statistics.collections.read_value()
         # In the working precision: this is part of the step, which a TPU may take.
         divisor = statistics.divisor(collections, dtype)
-        has_missed = statistics.missed is not None and options.statistics.initial
-        missed = statistics.missed[0] if has_missed else None
-        identity = statistics.identity(collections, missed, dtype)
+        missed = statistics.missed if options.statistics.initial else None
+        identity = statistics.identity(collections, None if missed is None else missed[0], dtype)
         if missed is not None:
             identity = tf.gather(identity, tf.constant(stack.owners, tf.int64))[:, tf.newaxis]
         preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)

@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 Solve = Callable[..., Root]
 
-# For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
-# were sent at the last exchange and the root is still out; by how much they changed since those of the root
-# (sum of Frobenius norms); condition and residual of the root; the step of its statistics, and the smallest and largest
-# eigenvalue of these, both 0 where the device alone computed the root.
+# For every statistics matrix: whether its root is certified and from real statistics; whether its statistics were sent
+# at the last exchange and the root is still out; by how much they changed since those of the root (sum of Frobenius
+# norms); condition and residual of the root; the step of its statistics, and the smallest and largest eigenvalue of
+# these, both 0 where the device computed the root.
 STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "smallest", "largest")
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
@@ -49,7 +49,7 @@ COUNTERS = (
     "device",
 )
 
-_CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP, _SMALLEST, _LARGEST = range(len(STATUS))
+_CERTIFIED, _SENT, _DRIFT, _CONDITION, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
 
 
 @dataclass
@@ -97,13 +97,9 @@ class HostPipeline:
         patience: float = 300.0,
         solve: Solve = inverse_root,
     ) -> None:
-        self.factors = factors
-        self.options = options
+        self.factors, self.options, self.patience, self.solve = factors, options, patience, solve
         self.workers = workers or len(os.sched_getaffinity(0))
-        self.patience = patience
-        self.solve = solve
-        self.seconds_waited = 0.0
-        self.seconds_computing = 0.0
+        self.seconds_waited = self.seconds_computing = 0.0
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._origin: tuple[int, int, str] | None = None  # of the futures that have not been collected
@@ -186,12 +182,12 @@ class HostPipeline:
             statistics, identity = found.totals[f][i] / found.divisor, found.identity_of(matrix)
             if identity:
                 statistics[np.diag_indices_from(statistics)] += identity / found.divisor
-            previous = None
+            previous = condition = None
             if status[_CERTIFIED, matrix]:
-                previous = found.roots[f][i].astype(np.float64)
+                previous, condition = found.roots[f][i].astype(np.float64), float(status[_CONDITION, matrix])
             try:
                 self._futures[matrix] = self._pool.submit(
-                    self._compute, self.factors[f], statistics, previous, float(status[_CONDITION, matrix])
+                    self._compute, self.factors[f], statistics, previous, condition
                 )
             except RuntimeError as error:
                 # The pool was shut down, or the system has no thread left. What was not sent is lost, and
@@ -201,7 +197,7 @@ class HostPipeline:
                 break
 
     def _compute(
-        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float
+        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float | None
     ) -> Root:
         begun, solver = time.perf_counter(), self.options.roots.solver
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
@@ -219,8 +215,8 @@ class HostPipeline:
                     epsilon=self.options.epsilon,
                     solver=solver if isinstance(solver, Coupled) else "eigh",
                     previous=previous,
-                    previous_condition=condition if previous is not None else None,
-                    **({"absolute": True} if self.options.roots.damping == "absolute" else {}),
+                    previous_condition=condition,
+                    absolute=self.options.roots.damping == "absolute",
                 )
         self.seconds_computing += time.perf_counter() - begun
         return root
@@ -272,12 +268,6 @@ class HostPipeline:
             return
         found.roots[f][i] = matrix_root
         self._count(found, matrix, "refreshed", root.solver)
-        status = found.status
-        status[_CERTIFIED, matrix] = 1
-        # Statistics changed last before they were sent.
-        status[_DRIFT, matrix] = 0
-        status[_CONDITION, matrix] = root.condition
-        status[_RESIDUAL, matrix] = root.residual
         with np.errstate(over="ignore"):
-            status[[_SMALLEST, _LARGEST], matrix] = root.eigenvalues
-        status[_ROOT_STEP, matrix] = sent_at
+            # Certified, not sent, and without drift: statistics changed last before they were sent.
+            found.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues

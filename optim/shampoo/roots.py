@@ -8,8 +8,8 @@ The damping is relative to the largest eigenvalue, since an absolute one loses i
 term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0. A matrix that is further
 from semidefinite than rounding explains is refused. The damping is never raised to get a result.
 
-A root leaves this module only if its residual on the matrix itself is within tolerance; else another solver is
-tried, and at last RootError reports what each one gave. All in float64, and safe in threads.
+A root leaves this module only if its residual on the matrix itself is within tolerance. All in float64, and safe in
+threads.
 
 **Certificates.** For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
 positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner
@@ -22,7 +22,7 @@ the spectral one serve as an upper bound: X^p A - I, and the Frobenius norm. Rou
 eigenvalues by u |A|_2, so no method brings s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -142,10 +142,10 @@ def inverse_root(
 ) -> Root:
     """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
 
-    ``solver`` "eigh", the fastest for every n, is LAPACK's decomposition, from one triangle and, where that fails,
-    from the other. `Coupled` is PSO App. E's iteration, warm from ``previous``, the root of an earlier matrix, then
-    cold, then eigh; it exists for exponents 1/p only. With ``previous_condition``, that root's `condition`, large
-    eigenvalues are projected. The damping is relative to the largest eigenvalue unless ``absolute``.
+    ``solver`` "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. `Coupled` is
+    PSO App. E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh; it exists for
+    exponents 1/p only. With ``previous_condition``, that root's `condition`, large eigenvalues are projected. The
+    damping is relative to the largest eigenvalue unless ``absolute``.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or no solver's residual is within
@@ -168,20 +168,26 @@ def inverse_root(
     factor = float(np.exp2(-doublings * exponent))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
     degree = whole_order(exponent)
+    # Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does not
+    # converge, the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
+    attempts = ["eigh(L)", "eigh(U)"]
+    if isinstance(solver, Coupled):
+        attempts = (
+            ["coupled_cold", *attempts] if start is None else ["coupled_warm", "coupled_cold", *attempts]
+        )
     failures: list[str] = []
-    for name in _attempts(isinstance(solver, Coupled), start is not None):
+    for name in attempts:
+        limit = tolerance
         try:
-            if name.startswith("eigh"):
-                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
-            else:
-                assert isinstance(solver, Coupled)
+            if isinstance(solver, Coupled) and name.startswith("coupled"):
                 warm = start if name == "coupled_warm" else None
                 root, residual, condition = _by_coupled(
                     scaled, degree, damping, solver, warm, previous_condition, tolerance
                 )
-            limit = tolerance
-            if name == "coupled_warm":
-                limit = min(tolerance, _WARM_ROUNDING * len(scaled) * condition)
+                if warm is not None:
+                    limit = min(tolerance, _WARM_ROUNDING * len(scaled) * condition)
+            else:
+                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
             if not residual <= limit:
                 raise _RefusedError(f"residual {residual:.2g} above {limit:.2g}")
             root = root * factor
@@ -192,17 +198,6 @@ def inverse_root(
         else:
             return Root(root, residual, name.split("(")[0], condition, tuple(failures), spectrum)
     raise RootError(f"no root with exponent {exponent:g} of {_description(matrix)}: " + "; ".join(failures))
-
-
-def _attempts(coupled: bool, warm: bool) -> Iterator[str]:
-    if coupled:
-        if warm:
-            yield "coupled_warm"
-        yield "coupled_cold"
-    # Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does
-    # not converge, the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
-    yield "eigh(L)"
-    yield "eigh(U)"
 
 
 def _by_eigh(

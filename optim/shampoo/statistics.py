@@ -72,7 +72,7 @@ class Statistics:
         ``roots`` are the present ones, and ``last`` is the step of the last exchange. Tensors that are not ``present``
         have no gradient.
         """
-        layout = self.layout
+        layout, method = self.layout, self.options.method
         if not layout.factors and not layout.stacks:
             return
         weight = collection_weight(self.options, step, self.dtype)
@@ -80,10 +80,11 @@ class Statistics:
         def collect() -> None:
             found: dict[int, tf.Tensor] = {}
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
-                present_roots = {
-                    axis: roots[factor] for axis, factor in zip(stack.axes, factors, strict=True)
-                }
-                products = self._products(stacked[number], stack.axes, present_roots)
+                if isinstance(method, KL):
+                    of_axes = {axis: roots[factor] for axis, factor in zip(stack.axes, factors, strict=True)}
+                    products = kl.products(stacked[number], stack.axes, of_axes, method.divided)
+                else:
+                    products = [gram(stacked[number], axis) for axis in stack.axes]
                 found |= dict(zip(factors, products, strict=True))
                 here = of_owners(present, stack.owners)
                 for axis, sums in self.diagonals[number].items():
@@ -107,14 +108,6 @@ class Statistics:
             self.missed.assign_add(tf.cast(tf.stack([~present, ~present]), tf.int64))
         self.collections.assign_add(1)
         self.window_collections.assign_add(1)
-
-    def _products(
-        self, blocks: tf.Tensor, axes: Sequence[int], roots: Mapping[int, tf.Variable]
-    ) -> list[tf.Tensor]:
-        method = self.options.method
-        if isinstance(method, KL):
-            return kl.products(blocks, axes, roots, method.divided)
-        return [gram(blocks, axis) for axis in axes]
 
     def _of_tables(self, rows: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """G^T G of the distinct touched rows of each table."""
