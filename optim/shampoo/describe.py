@@ -33,20 +33,12 @@ def describe(options: ShampooOptions, layout: ShampooLayout, dtype: tf.DType, na
         for owner in stack.owners:
             statistics[owner] += item * sum(stack.block[axis] for axis in stack.diagonal)
     first = np.array([item * _elements(options, layout, index) for index in range(len(layout.tensors))])
+    memory = np.stack([statistics, roots, first], axis=1)
     for index, (name, tensor) in enumerate(zip(names, layout.tensors, strict=True)):
-        rows.append(
-            (
-                name,
-                "x".join(map(str, tensor.shape)) or "scalar",
-                _treatment(options, layout, index),
-                _bytes(statistics[index]),
-                _bytes(roots[index]),
-                _bytes(first[index]),
-                f"{flops[index] / 1e6:.1f}" if flops[index] else "-",
-            )
-        )
-    totals = [_bytes(float(column.sum())) for column in (statistics, roots, first)]
-    rows.append(("total", "", "", *totals, f"{flops.sum() / 1e6:.1f}"))
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        cost = f"{flops[index] / 1e6:.1f}" if flops[index] else "-"
+        rows.append((name, shape, _treatment(options, layout, index), *map(_bytes, memory[index]), cost))
+    rows.append(("total", "", "", *map(_bytes, memory.sum(axis=0)), f"{flops.sum() / 1e6:.1f}"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

@@ -57,11 +57,7 @@ class RootExchange:
     """
 
     def __init__(
-        self,
-        options: RootOptions,
-        blocks: Blocks,
-        variables: Variables,
-        host: HostPipeline | None = None,
+        self, options: RootOptions, blocks: Blocks, variables: Variables, host: HostPipeline | None = None
     ) -> None:
         self.options, self.blocks = options, blocks
         make, layout = variables.make, blocks.own

@@ -78,14 +78,12 @@ class Grafting:
             index: first_order.direction(grafting, self.accumulators.get(index), gradient, step)
             for index, gradient in moving.items()
         }
-        if not first_order.is_layerwise(grafting):
-            return found
-        norms = self.norms(found)
-        weights = {index: tf.norm(tf.cast(self.weights[index], self.dtype)) for index in found}
-        return {
-            index: one * first_order.layer_factor(weights[index], norms[index])
-            for index, one in found.items()
-        }
+        if first_order.is_layerwise(grafting):
+            norms = self.norms(found)
+            for index, one in found.items():
+                weight_norm = tf.norm(tf.cast(self.weights[index], self.dtype))
+                found[index] = one * first_order.layer_factor(weight_norm, norms[index])
+        return found
 
     def norms(self, own: Tensors) -> dict[int, tf.Tensor]:
         """Computes norms of tensors of which some elements may be elsewhere."""
@@ -124,11 +122,7 @@ class Grafting:
         return [_scaled(block, graft) for block, graft in zip(blocks, own, strict=True)]
 
     def graft(
-        self,
-        shampoos: Tensors,
-        grafts: Tensors,
-        share: tf.Tensor,
-        missing: Callable[[], dict[int, tf.Tensor]],
+        self, shampoos: Tensors, grafts: Tensors, share: tf.Tensor, missing: Callable[[], Tensors]
     ) -> dict[int, tf.Tensor]:
         """Returns Shampoo's directions with the norms of grafts, by tensor; the graft where there is no Shampoo.
 

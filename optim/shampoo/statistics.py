@@ -37,9 +37,7 @@ class Statistics:
     """
 
     def __init__(self, options: ShampooOptions, layout: ShampooLayout, variables: Variables) -> None:
-        self.options, self.layout = options, layout
-        make = variables.make
-        self.dtype = variables.dtype
+        self.options, self.layout, self.dtype, make = options, layout, variables.dtype, variables.make
         self.collections = make("collections", [], tf.int64)
         self.window_collections = make("window_collections", [], tf.int64)
         decays = options.beta2 < 1.0
