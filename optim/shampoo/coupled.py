@@ -23,9 +23,8 @@ from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
 
-# PSO App. E stops the power iteration by the change of the eigenvalue, which is the square of the error of the
-# vector; the vector matters here, so the residual decides. A vector off by x moves the projected matrix by
-# x * lambda_max: anything above rounding is multiplied by the condition of what remains.
+# PSO App. E stops the power iteration by the change of the eigenvalue; the residual is that of the vector, of which
+# an error x moves the projected matrix by x * lambda_max.
 POWER_TOLERANCE = 1e-13
 # Steps to the lambda_max of a damping: it is too small by log(n) / 8000 at worst, where eigenvalues crowd that near.
 _MANY_STEPS = 4000

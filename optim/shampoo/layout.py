@@ -165,6 +165,7 @@ class Blocks:
         return list(numbers)
 
     def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Takes the largest of scalars over all owners."""
         return list(numbers)
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:

@@ -34,10 +34,9 @@ from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
 
-# A residual s leaves a relative error of about s * exponent in the root: 0.5% for an exponent of 1/4. Rounding
-# alone makes s 3e-9 at condition 1e6 and n = 1024; at 1e12, 1e-3 at n = 256, and 1.1e-2 for the worst spectrum
-# tried at n = 1024 (one eigenvalue far above all others). A warm start gone wrong has 1e-2 where the condition
-# is 1e4 and a hundred-thousandth of the statistics is new, and above 1 for anything usual.
+# A residual s leaves a relative error of about s * exponent in the root: 0.5% for an exponent of 1/4. Rounding alone
+# makes s 3e-9 at condition 1e6 and n = 1024, and at 1e12 at most 1.1e-2. A warm start gone wrong is usually
+# above 1.
 TOLERANCE = 2e-2
 
 # Eigenvalues above -NEGATIVE * lambda_max are taken for rounding of float32 sums, which reach -1e-6.
@@ -113,8 +112,7 @@ class Root:
     """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
 
     ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped, ``eigenvalues`` the smallest
-    and the largest one of A (an eigenvalue below 0 by rounding counts as 0), and ``failures`` say why attempts before
-    were refused.
+    (0 where it is below by rounding) and largest of A, and ``failures`` say why attempts before were refused.
     """
 
     matrix: FloatArray
