@@ -5,11 +5,10 @@ import math
 from collections.abc import Sequence
 
 # Into how many parts the largest cost is rounded; how close to its bound a load is close enough; what less memory may
-# cost; and of how many pieces the best division is searched, for how many steps.
+# cost.
 _UNITS = 1 << 30
 _CLOSE = 1e-2
 _DEARER = 1.05
-_FEW, _SEARCH_STEPS = 24, 20_000
 
 
 def balanced(
@@ -19,9 +18,7 @@ def balanced(
 
     Longest processing time first: by descending cost, each piece goes to the worker with the least (Graham, 1969).
     Then the most loaded worker gives pieces away or swaps them, as long as that lowers its load without raising
-    another's to it. Where pieces are few, a search over all divisions follows (Korf's complete greedy algorithm,
-    1998): up to about ten pieces it ends with the smallest possible load. Equal costs go by elements, then by their
-    order.
+    another's to it. Equal costs go by elements, then by their order.
 
     The same is done with costs to which as much is added for the memory of a piece. If that lowers the largest memory
     of a worker, and raises its costs by at most 5%, it is the result.
@@ -62,8 +59,7 @@ def _balance(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
     largest = max(costs, default=0.0)
     # Whole numbers: their sums are exact, so that loads of equal costs are equal in whatever order they were summed.
     units = [round(cost / largest * _UNITS) if largest else 0 for cost in costs]
-    owners = _swap(units, _largest_first(units, elements, workers), workers)
-    return _search(units, owners, workers) if len(units) <= _FEW else tuple(owners)
+    return tuple(_swap(units, _largest_first(units, elements, workers), workers))
 
 
 def _largest_first(units: Sequence[int], elements: Sequence[int], workers: int) -> list[int]:
@@ -100,36 +96,6 @@ def _swap(units: Sequence[int], owners: list[int], workers: int) -> list[int]:
             owners[theirs] = top
         sums = loads(units, owners, workers)
     return owners
-
-
-def _search(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[int, ...]:
-    """Depth-first search, at least as good as ``owners``: large pieces first, each to the least loaded worker first."""
-    order = sorted(range(len(units)), key=lambda i: (-units[i], i))
-    enough = _bound(units, workers)
-    best, found = max(loads(units, owners, workers), default=0), tuple(owners)
-    current, sums, steps = list(owners), [0] * workers, 0
-
-    def visit(depth: int) -> None:
-        nonlocal best, found, steps
-        steps += 1
-        if depth == len(order):
-            best, found = max(sums), tuple(current)
-            return
-        place = order[depth]
-        tried = set()
-        for worker in sorted(range(workers), key=lambda w: (sums[w], w)):
-            load = sums[worker]
-            # All divisions below this one are at least as bad as the best.
-            if load + units[place] >= best or best <= enough or steps >= _SEARCH_STEPS:
-                return
-            if load not in tried:
-                tried.add(load)
-                sums[worker], current[place] = load + units[place], worker
-                visit(depth + 1)
-                sums[worker] = load
-
-    visit(0)
-    return found
 
 
 def _bound(units: Sequence[int], workers: int) -> int:

@@ -26,8 +26,7 @@ Cubic = tuple[float, float, float]  # (a, b, c) of a d^3 + b d^2 + c
 ROOT: Cubic = (3.1e-10, 5.6e-8, 6.8e-5)
 """Seconds of an inverse root in float64 by LAPACK's eigendecomposition, with its certificate, on one core.
 
-By benchmarks/bench_block_costs.py on an Intel Xeon with AMX that had other work too, the shortest times of three runs,
-for sizes 16 to 512; at each of them within 20%.
+By benchmarks/bench_block_costs.py on an Intel Xeon with AMX, for sizes 16 to 512; at each of them within 20%.
 """
 
 PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)

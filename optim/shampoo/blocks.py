@@ -187,22 +187,17 @@ def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:
     if extent != list(tensor.shape):
         tensor = tf.slice(tensor, region.begin, extent)
     if math.prod(region.counts[1:]) > 1:
-        order = len(extent)
         interleaved = [n for pair in zip(region.counts, region.block, strict=True) for n in pair]
-        tensor = tf.transpose(
-            tf.reshape(tensor, interleaved), [*range(0, 2 * order, 2), *range(1, 2 * order, 2)]
-        )
+        order = [*range(0, len(interleaved), 2), *range(1, len(interleaved), 2)]
+        tensor = tf.transpose(tf.reshape(tensor, interleaved), order)
     return tf.reshape(tensor, [region.blocks, *region.block])
 
 
 def _paste(blocks: tf.Tensor, region: Region) -> tf.Tensor:
     extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
     if math.prod(region.counts[1:]) > 1:
-        order = len(extent)
-        blocks = tf.transpose(
-            tf.reshape(blocks, [*region.counts, *region.block]),
-            [dimension for axis in range(order) for dimension in (axis, order + axis)],
-        )
+        order = [place for axis in range(len(extent)) for place in (axis, len(extent) + axis)]
+        blocks = tf.transpose(tf.reshape(blocks, [*region.counts, *region.block]), order)
     return tf.reshape(blocks, extent)
 
 

@@ -3,8 +3,7 @@
     M_1 = ((p + 1) I - M) / p        X <- X M_1        M <- M_1^p M
 
 drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(condition / p) bits are lost. Host threads
-call it eagerly; without eigendecompositions (XLA:CPU's take 30 times LAPACK's time) and calls to the host it also
-compiles under XLA. Whatever becomes of one matrix of a batch, the others keep their roots.
+call it eagerly, and it compiles under XLA. Whatever becomes of one matrix of a batch, the others keep their roots.
 
 The iteration keeps M = X^p G only while X, M and G commute. A cold start, a multiple of I, does; the root of an
 earlier matrix does not, unless the two share their eigenvectors. Then M reaches I to the last bit while X is wrong
@@ -24,9 +23,8 @@ from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
 
-# PSO App. E stops the power iteration by the change of the eigenvalue, which is the square of the error of the
-# vector; the vector matters here, so the residual decides. A vector off by x moves the projected matrix by
-# x * lambda_max: anything above rounding is multiplied by the condition of what remains.
+# PSO App. E stops the power iteration by the change of the eigenvalue; the residual is that of the vector, of which
+# an error x moves the projected matrix by x * lambda_max.
 POWER_TOLERANCE = 1e-13
 # Steps to the lambda_max of a damping: it is too small by log(n) / 8000 at worst, where eigenvalues crowd that near.
 _MANY_STEPS = 4000
@@ -58,8 +56,8 @@ def largest_eigenpair(matrices: tf.Tensor, steps: int) -> tuple[tf.Tensor, tf.Te
     """Finds the largest eigenvalues of positive definite [N, n, n] by power iteration (PSO Alg. I, MAXSV).
 
     Returns Rayleigh quotients [N, 1, 1] (at most lambda_max), unit vectors [N, n, 1], and |G v - value v| / value. Ends
-    where all of these are at most `POWER_TOLERANCE`, or after ``steps``. Each round squares the matrices, and so takes
-    twice as many steps as the one before.
+    where all of these are at most `POWER_TOLERANCE`, or after ``steps``; each round, with squared matrices, is of twice
+    as many as the one before.
     """
 
     def advance(taken: tf.Tensor, power: tf.Tensor, *pair: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -97,14 +95,12 @@ def project(
     and the level [N, 1, 1] to which they were.
     """
     most = min(options.most_projected, matrices.shape[-1] - 1)
-    allowed = (
-        math.inf if conditions is None else options.desired_condition / conditions[:, tf.newaxis, tf.newaxis]
-    )
+    allowed: Any = math.inf
+    if conditions is not None:
+        allowed = options.desired_condition / conditions[:, tf.newaxis, tf.newaxis]
 
-    def advance(
-        count: tf.Tensor, active: tf.Tensor, remaining: tf.Tensor, *found: tf.Tensor
-    ) -> tuple[Any, ...]:
-        values, basis, level = found
+    def advance(count: tf.Tensor, *state: tf.Tensor) -> tuple[Any, ...]:
+        active, remaining, values, basis, level = state
         value, vector, residual = largest_eigenpair(remaining, options.power_iterations)
         level = tf.where(active, value, level)
         largest = tf.maximum(level, values[:, :, :1])
@@ -166,12 +162,8 @@ def coupled_roots(
     `skewness` is above ``most_skewed``. Without ``previous_conditions`` [N], those of the earlier matrices, only
     `options.projected` eigenvalues are lowered.
     """
-    projected = None
-    if (
-        (options.projected or previous_conditions is not None)
-        and options.most_projected
-        and matrices.shape[-1] > 1
-    ):
+    projected, asked = None, options.projected or previous_conditions is not None
+    if asked and options.most_projected and matrices.shape[-1] > 1:
         matrices, *projected = project(matrices, previous_conditions, options)
     if previous is None:
         roots, products = cold_start(matrices, p)
@@ -228,14 +220,13 @@ def coupled_root(
     most_skewed: float = math.inf,
 ) -> Iterate:
     """Computes `coupled_roots` of one NumPy matrix [n, n], eagerly on the CPU; safe in threads."""
-    given = (matrix, previous, previous_condition)
     with tf.device("CPU:0"):
-        one, *before = (
+        one, roots, conditions = (
             None if array is None else tf.constant(np.asarray(array)[np.newaxis], tf.float64)
-            for array in given
+            for array in (matrix, previous, previous_condition)
         )
         end = coupled_roots(
-            one, p, options, previous=before[0], previous_conditions=before[1], most_skewed=most_skewed
+            one, p, options, previous=roots, previous_conditions=conditions, most_skewed=most_skewed
         )
     return Iterate(*(part.numpy()[0] for part in end))
 
@@ -245,16 +236,14 @@ def inverse_roots(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
-    With ``absolute``, epsilon itself is added. Unlike in `roots.inverse_root`, there is no shift for negative
-    eigenvalues: one that damping does not lift above 0 makes the iteration diverge, and the residual say so. From a
-    cold start, which cannot go wrong silently. Residuals are those of `roots.root_residual`: inf, and the root all
-    zero, where the damped matrix is zero or not finite, or the iteration diverged. The caller must check that they are
-    small.
+    With ``absolute``, epsilon itself is added. From a cold start, which cannot go wrong silently, and without a shift
+    for negative eigenvalues, by which the iteration diverges. The caller must check that residuals, those of
+    `roots.root_residual`, are small: they are inf, and the root all zero, where the damped matrix is zero or not
+    finite, or the iteration diverged.
     """
     identity = tf.eye(matrices.shape[-1], dtype=tf.float64)
     largest = tf.reduce_max(tf.abs(matrices), axis=[1, 2], keepdims=True)
-    # An absolute damping alone has a root. A comparison, unlike arithmetic, keeps NaN out; infinity is no number that
-    # the matrix may have, either.
+    # An absolute damping alone has a root. A comparison, unlike arithmetic, keeps NaN out.
     floor = epsilon if absolute else 0.0
     usable = (largest + floor > 0) & tf.reduce_all(tf.math.is_finite(matrices), axis=[1, 2], keepdims=True)
     scale = tf.where(usable & (largest > 0), largest, floor or 1.0)
@@ -270,9 +259,8 @@ def inverse_roots(
         products = tf.matmul(products, roots) if p % 2 else products
     residual = _norm(products - identity)
     roots *= _to_the(scale, -1 / p)
-    usable &= tf.math.is_finite(residual) & tf.reduce_all(
-        tf.math.is_finite(roots), axis=[1, 2], keepdims=True
-    )
+    usable &= tf.math.is_finite(residual)
+    usable &= tf.reduce_all(tf.math.is_finite(roots), axis=[1, 2], keepdims=True)
     return tf.where(usable, roots, 0.0), tf.where(usable, residual, math.inf)[:, 0, 0]
 
 

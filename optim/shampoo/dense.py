@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, Status, TakenOver
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, TakenOver
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
-from ctr.optim.shampoo.methods import KL
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.warm_start import take_over
@@ -36,12 +35,8 @@ class DenseShampoo:
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        self.core = ShampooCore(
-            self.options,
-            list(weights.values()),
-            create=_create,
-            divide=divide(self.options, self._workers),
-        )
+        blocks = divide(self.options, self._workers)
+        self.core = ShampooCore(self.options, list(weights.values()), create=_create, divide=blocks)
         self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
@@ -73,19 +68,12 @@ class DenseShampoo:
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """Counts exchanges as ``precondition_frequency`` apart, and no root as kept."""
         options = self.options
-        whole = [tuple(int(size) for size in shape) for shape in shapes]
-        layout = lay_out(options, whole)
-        products = sum(
-            stack.blocks * 2 * math.prod(stack.block) * stack.block[axis]
-            for stack in layout.stacks
-            for axis in stack.axes
-        )
+        layout = lay_out(options, [[int(size) for size in shape] for shape in shapes])
+        products = int(layout.products.sum())
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
-        # KL-Shampoo multiplies gradients by roots before their products.
-        collected = 2 if isinstance(options.method, KL) else 1
         return Cost(
-            update=_elementwise_cost(options, whole, layout),
-            statistics=collected * products / options.statistics.frequency,
+            update=_elementwise_cost(options, layout),
+            statistics=options.collected_passes * products / options.statistics.frequency,
             preconditioning=options.passes * products,
             roots=roots / options.precondition_frequency,
         )
@@ -94,8 +82,7 @@ class DenseShampoo:
         self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
     ) -> TakenOver:
         if not isinstance(before, DenseShampoo):
-            fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
-            return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
+            return TakenOver.nothing(moves, f"the optimizer was {before.name}, is {self.name}")
         return take_over((self.options, new), (before.options, old), moves)
 
 
@@ -107,20 +94,15 @@ def _create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> t
         return create_variable(name, shape, dtype, value)
 
 
-def _elementwise_cost(
-    options: ShampooOptions, shapes: Sequence[tuple[int, ...]], layout: ShampooLayout
-) -> int:
+def _elementwise_cost(options: ShampooOptions, layout: ShampooLayout) -> int:
+    shapes = [tensor.shape for tensor in layout.tensors]
     each = 2 + _GRAFTING[type(options.grafting)]
-    each += 4 if options.gradient.beta1 else 0
-    each += 3 if options.momentum else 0
-    each += 3 if options.nesterov else 0
-    each += 5 if options.limits.absolute else 0
-    each += 3 if options.limits.rms else 0
+    each += 4 * bool(options.gradient.beta1) + 3 * bool(options.momentum) + 3 * options.nesterov
+    each += 5 * bool(options.limits.absolute) + 3 * bool(options.limits.rms)
     count = each * sum(math.prod(shape) for shape in shapes)
     if options.weight_decay or options.gradient.l2:
         count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
     # The norms of both directions, and the scale between them; second moments in the bases, and their roots.
     scaled = 5 + (6 if options.corrects else 0)
-    return count + scaled * sum(
-        math.prod(tensor.shape) for tensor in layout.tensors if tensor.is_preconditioned
-    )
+    preconditioned = (tensor for tensor in layout.tensors if tensor.is_preconditioned)
+    return count + scaled * sum(math.prod(tensor.shape) for tensor in preconditioned)

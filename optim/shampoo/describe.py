@@ -23,36 +23,22 @@ def describe(options: ShampooOptions, layout: ShampooLayout, dtype: tf.DType, na
         ("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")
     ]
     item = dtype.size
-    statistics = np.zeros(len(layout.tensors))
-    roots = np.zeros(len(layout.tensors))
-    flops = np.zeros(len(layout.tensors))
+    statistics, roots = np.zeros([2, len(layout.tensors)])
+    flops = layout.products * (options.passes + options.collected_passes / options.statistics.frequency)
     for factor in layout.factors:
         for owner in factor.owners:
             statistics[owner] += packed_size(factor.size) * (item + 8)
             roots[owner] += factor.size**2 * item
     for stack in layout.stacks:
-        elements = float(np.prod(stack.block))
         for owner in stack.owners:
-            for axis in stack.axes:
-                collected = (2 if isinstance(options.method, KL) else 1) / options.statistics.frequency
-                flops[owner] += 2 * elements * stack.block[axis] * (options.passes + collected)
-            for axis in stack.diagonal:
-                statistics[owner] += item * stack.block[axis]
+            statistics[owner] += item * sum(stack.block[axis] for axis in stack.diagonal)
     first = np.array([item * _elements(options, layout, index) for index in range(len(layout.tensors))])
+    memory = np.stack([statistics, roots, first], axis=1)
     for index, (name, tensor) in enumerate(zip(names, layout.tensors, strict=True)):
-        rows.append(
-            (
-                name,
-                "x".join(map(str, tensor.shape)) or "scalar",
-                _treatment(options, layout, index),
-                _bytes(statistics[index]),
-                _bytes(roots[index]),
-                _bytes(first[index]),
-                f"{flops[index] / 1e6:.1f}" if flops[index] else "-",
-            )
-        )
-    totals = [_bytes(float(column.sum())) for column in (statistics, roots, first)]
-    rows.append(("total", "", "", *totals, f"{flops.sum() / 1e6:.1f}"))
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        cost = f"{flops[index] / 1e6:.1f}" if flops[index] else "-"
+        rows.append((name, shape, _treatment(options, layout, index), *map(_bytes, memory[index]), cost))
+    rows.append(("total", "", "", *map(_bytes, memory.sum(axis=0)), f"{flops.sum() / 1e6:.1f}"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -91,20 +77,17 @@ def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> st
     blocks = sum(region.blocks for region in tensor.regions)
     largest = max(tensor.regions, key=lambda region: region.block).block
     order, preconditioned = len(tensor.merged), len(tensor.axes) + len(tensor.diagonal)
-    exponents = {
-        axis: options.side_exponent(axis, preconditioned, order) for axis in (*tensor.axes, *tensor.diagonal)
-    }
-    sides = (
-        "" if len(tensor.axes) == order or not tensor.axes else f" along {','.join(map(str, tensor.axes))}"
-    )
+    exponents = [
+        options.side_exponent(axis, preconditioned, order) for axis in (*tensor.axes, *tensor.diagonal)
+    ]
+    sides = f" along {','.join(map(str, tensor.axes))}" if 0 < len(tensor.axes) < order else ""
     if tensor.diagonal:
         sides += f" with diagonals along {','.join(map(str, tensor.diagonal))}"
-    size = "x".join(map(str, largest))
-    counted = f"{blocks} block{'s' * (blocks > 1)} of {size}"
+    counted = f"{blocks} block{'s' * (blocks > 1)} of {'x'.join(map(str, largest))}"
     if options.corrects:
         return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
     kind = "KL-Shampoo" if isinstance(options.method, KL) else "Shampoo"
-    found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents.values()))
+    found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents))
     return f"{kind}{sides}, {counted}, exponent {found}"
 
 

@@ -7,7 +7,6 @@ matrix with one long side has a full factor on the other one, with exponents as 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -25,23 +24,8 @@ Averages = Callable[[], dict[int, tf.Tensor]]
 """Returns averages of gradients by tensor, in their own coordinates."""
 
 
-class Preconditioner(Protocol):
-    """Turns gradients into directions by what is known of their second moments."""
-
-    def update(
-        self, stacked: Sequence[tf.Tensor], moving: Mapping[int, tf.Tensor], step: tf.Tensor, present: Present
-    ) -> tuple[list[tf.Tensor], Averages]:
-        """Returns the direction of each stack [N, *block], and what it was made of.
-
-        ``stacked`` are the gradients, and ``moving`` by tensor the gradients or their averages.
-        """
-
-    def replace_roots(self, roots: Sequence[tf.Tensor], present: Present) -> None:
-        """Follows new roots of the tensors that are present, which come into use next."""
-
-
 class InverseRoots:
-    """Directions by roots, and by diagonals."""
+    """Directions by roots, and by diagonals; has the methods of ``Eigenbases``."""
 
     def __init__(
         self, options: ShampooOptions, blocks: Blocks, statistics: Statistics, roots: Sequence[tf.Variable]
@@ -64,23 +48,21 @@ class InverseRoots:
 
     def _by_diagonals(self, number: int, blocks: tf.Tensor) -> tf.Tensor:
         """Multiplies blocks by D^(-e) along each dimension with a diagonal; a block of zeros stays."""
-        options, statistics = self.options, self.statistics
-        stack, dtype = self.blocks.own.stacks[number], statistics.dtype
+        options, statistics, stack = self.options, self.statistics, self.blocks.own.stacks[number]
+        dtype = statistics.dtype
         collections = statistics.collections.read_value()
         # In the working precision: this is part of the step, which a TPU may take.
         divisor = statistics.divisor(collections, dtype)
-        missed = None
-        if statistics.missed is not None and options.statistics.initial:
-            missed = statistics.missed[0]
-        identity = statistics.identity(collections, missed, dtype)
+        missed = statistics.missed if options.statistics.initial else None
+        identity = statistics.identity(collections, None if missed is None else missed[0], dtype)
         if missed is not None:
             identity = tf.gather(identity, tf.constant(stack.owners, tf.int64))[:, tf.newaxis]
         preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
         for axis, sums in statistics.diagonals[number].items():
             values = (sums + identity) / divisor
             largest = tf.reduce_max(values, axis=1, keepdims=True)
-            is_relative = options.roots.damping == "relative"
-            damping = options.epsilon * (largest if is_relative else tf.ones_like(largest))
+            scale = largest if options.roots.damping == "relative" else tf.ones_like(largest)
+            damping = options.epsilon * scale
             damped = tf.where(largest > 0, values + damping, tf.ones_like(values))
             exponent = options.side_exponent(axis, preconditioned, order)
             powers = tf.cast(tf.pow(damped, tf.constant(-exponent, dtype)), blocks.dtype)
@@ -121,6 +103,10 @@ class Eigenbases:
     def update(
         self, stacked: Sequence[tf.Tensor], moving: Mapping[int, tf.Tensor], step: tf.Tensor, present: Present
     ) -> tuple[list[tf.Tensor], Averages]:
+        """Returns the direction of each stack [N, *block], and what it was made of.
+
+        ``stacked`` are the gradients, and ``moving`` by tensor the gradients or their averages.
+        """
         options, stacks = self.options, self.blocks.own.stacks
         rotated = self._turn(stacked, eigenbasis.to_bases)
         for stack, moments, blocks in zip(stacks, self.moments, rotated, strict=True):
@@ -160,6 +146,7 @@ class Eigenbases:
         ]
 
     def replace_roots(self, roots: Sequence[tf.Tensor], present: Present) -> None:
+        """Follows new roots of the tensors that are present, which come into use next."""
         layout, before = self.blocks.own, [basis.read_value() for basis in self.bases]
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
             old, new = [before[factor] for factor in factors], [roots[factor] for factor in factors]
@@ -171,16 +158,3 @@ class Eigenbases:
             if self.method.basis_change == "project":
                 moments = self.moments[number]
                 moments.assign(keep(eigenbasis.project(moments, stack.axes, old, new), moments, here))
-
-
-def make_preconditioner(
-    options: ShampooOptions,
-    blocks: Blocks,
-    statistics: Statistics,
-    roots: Sequence[tf.Variable],
-    variables: Variables,
-) -> InverseRoots | Eigenbases:
-    """Makes what the method of the options asks for."""
-    if isinstance(options.method, EigenvalueCorrected):
-        return Eigenbases(options, options.method, blocks, roots, variables)
-    return InverseRoots(options, blocks, statistics, roots)

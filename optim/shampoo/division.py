@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from ctr.optim.shampoo.assignment import blocks_of, owners_of
 from ctr.optim.shampoo.blocks import Region, Shape, unstack_blocks
-from ctr.optim.shampoo.layout import Blocks, Factor, ShampooLayout
+from ctr.optim.shampoo.layout import Blocks, ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.workers.parts import Part
 
@@ -47,11 +47,16 @@ class _Piece:
     stack: int
     place: int
     tensor: int
-    region: Region
+    begin: Shape
+    block: Shape
 
     @property
     def elements(self) -> int:
-        return math.prod(self.region.block)
+        return math.prod(self.block)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(begin, begin + size) for begin, size in zip(self.begin, self.block, strict=True))
 
 
 class Division(Blocks):
@@ -84,40 +89,35 @@ class Division(Blocks):
         return (sum(piece.elements for piece in self._of(self.workers.rank, tensor)),)
 
     def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns this worker's elements of tensors, by index, each in the shape of ``shape``."""
         return {
             index: self._take(index, tensor) if self._is_divided(index) else tensor
             for index, tensor in tensors.items()
         }
 
     def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-        """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
-        filled = [
-            own[index] if index in own else tf.zeros(self.shape(index), dtype)
-            for index in range(len(self.whole.tensors))
-        ]
         blocks: list[list[tf.Tensor]] = [[] for _ in self.own.stacks]
         for index in self._divided():
-            for piece, part in self._split(index, filled[index]):
-                blocks[piece.stack].append(part)
+            if pieces := self._of(self.workers.rank, index):
+                elements = own[index] if index in own else tf.zeros(self.shape(index), dtype)
+                parts = tf.split(elements, [piece.elements for piece in pieces])
+                for piece, part in zip(pieces, parts, strict=True):
+                    blocks[piece.stack].append(part)
         return [
             _join(parts, dtype, [len(parts), *stack.block])
             for stack, parts in zip(self.own.stacks, blocks, strict=True)
         ]
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
-        singles = [tf.unstack(stacked) if stacked.shape[0] else [] for stacked in blocks]
         parts: dict[int, list[tf.Tensor]] = {index: [] for index in self._divided()}
         # In each stack they are in the order of tensors, and in each tensor in the order of stacks.
-        for stack, members in enumerate(singles):
-            for piece, block in zip(self._in_stack(stack, self.workers.rank), members, strict=True):
+        for stack, stacked in enumerate(blocks):
+            pieces = self._in_stack(stack, self.workers.rank)
+            for piece, block in zip(pieces, tf.unstack(stacked) if pieces else [], strict=True):
                 parts[piece.tensor].append(block)
         dtype = blocks[0].dtype
         return {index: _join(found, dtype, self.shape(index)) for index, found in parts.items()}
 
     def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns whole tensors of own elements of all workers, by index, in the same bits everywhere."""
         divided = [index for index in own if self._is_divided(index)]
         if not divided:
             return dict(own)
@@ -131,20 +131,17 @@ class Division(Blocks):
         message = tf.pad(message, [[0, largest - sum(sizes[self.workers.rank])]])
         padded = [size for elements in sizes for size in (*elements, largest - sum(elements))]
         received = iter(tf.split(self.workers.all_gather(message), padded))
-        blocks: list[dict[int, tf.Tensor]] = [{} for _ in self.whole.stacks]
+        # A tensor that was not given is not in the result either.
+        blocks = [[tf.zeros(stack.block, dtype)] * stack.blocks for stack in self.whole.stacks]
         for rank in range(self.workers.size):
             for index in divided:
                 for piece in self._of(rank, index):
                     blocks[piece.stack][piece.place] = next(received)
             next(received)  # The padding.
-        stacked = []
-        for stack, found in zip(self.whole.stacks, blocks, strict=True):
-            # A tensor that was not given is not in the result either.
-            parts = [
-                found[place] if place in found else tf.zeros([math.prod(stack.block)], dtype)
-                for place in range(stack.blocks)
-            ]
-            stacked.append(_join(parts, dtype, [stack.blocks, *stack.block]))
+        stacked = [
+            _join(parts, dtype, [stack.blocks, *stack.block])
+            for stack, parts in zip(self.whole.stacks, blocks, strict=True)
+        ]
         whole = unstack_blocks(self.whole.stacks, self.whole.tensors, stacked)
         return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
 
@@ -174,7 +171,6 @@ class Division(Blocks):
         return cast(Callable[[], None], tf.function(action, autograph=False))
 
     def part(self, name: str, rank: int | None = None) -> Part | None:
-        """Returns a member's part of a variable of the state, this one's by default; None: each has all of it."""
         found = re.match(r"(stack|tensor)(\d+)/", name)
         if found is None:
             return None
@@ -186,7 +182,7 @@ class Division(Blocks):
             return None
         tensor = self.whole.tensors[number]
         elements = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
-        rows = [elements[_slices(piece.region)].ravel() for piece in self._of(rank, number)]
+        rows = [elements[piece.slices].ravel() for piece in self._of(rank, number)]
         return Part(np.concatenate([np.zeros(0, np.int64), *rows]), elements.size, tensor.shape)
 
     def _is_divided(self, tensor: int) -> bool:
@@ -203,17 +199,9 @@ class Division(Blocks):
 
     def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         merged = tf.reshape(tensor, self.whole.tensors[index].merged)
-        parts = [
-            tf.slice(merged, piece.region.begin, piece.region.block)
-            for piece in self._of(self.workers.rank, index)
-        ]
-        return _join(parts, tensor.dtype, self.shape(index))
-
-    def _split(self, index: int, own: tf.Tensor) -> list[tuple[_Piece, tf.Tensor]]:
         pieces = self._of(self.workers.rank, index)
-        if not pieces:
-            return []
-        return list(zip(pieces, tf.split(own, [piece.elements for piece in pieces]), strict=True))
+        parts = [tf.slice(merged, piece.begin, piece.block) for piece in pieces]
+        return _join(parts, tensor.dtype, self.shape(index))
 
 
 def _pieces(layout: ShampooLayout) -> list[_Piece]:
@@ -225,34 +213,30 @@ def _pieces(layout: ShampooLayout) -> list[_Piece]:
                 begin = tuple(
                     start + i * size for start, i, size in zip(region.begin, block, region.block, strict=True)
                 )
-                single = Region(begin, (1,) * len(begin), region.block)
-                pieces.append(_Piece(number, next(places), tensor, single))
+                pieces.append(_Piece(number, next(places), tensor, begin, region.block))
     return pieces
 
 
 def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece], rank: int) -> ShampooLayout:
     """The layout with these blocks only; stacks and factors without any are still there, with no matrix."""
     stacks = []
-    factors: list[Factor] = []
+    # Factors of tables, whose rows all members have, are copies of those of the first one.
+    parts = [(factor.owners, tuple(range(factor.count)), rank > 0) for factor in whole.factors]
     for number, stack in enumerate(whole.stacks):
         members = [piece for piece in pieces if piece.stack == number]
-        stacks.append(
-            dataclasses.replace(stack, members=tuple((piece.tensor, piece.region) for piece in members))
-        )
+        owners, places = tuple(piece.tensor for piece in members), tuple(piece.place for piece in members)
+        single = (1,) * len(stack.block)
+        regions = [(piece.tensor, Region(piece.begin, single, piece.block)) for piece in members]
+        stacks.append(dataclasses.replace(stack, members=tuple(regions)))
         for index in whole.stack_factors[number]:
-            factors.append(
-                dataclasses.replace(
-                    whole.factors[index],
-                    count=len(members),
-                    owners=tuple(piece.tensor for piece in members),
-                    offset=factors[-1].matrices.stop if factors else 0,
-                    numbers=tuple(piece.place for piece in members),
-                )
-            )
-    for factor in whole.factors[len(factors) :]:
-        # Of tables, whose rows all members have.
-        offset, numbers = (factors[-1].matrices.stop if factors else 0), tuple(range(factor.count))
-        factors.append(dataclasses.replace(factor, offset=offset, numbers=numbers, is_copy=rank > 0))
+            parts[index] = (owners, places, False)
+    factors, offset = [], 0
+    for factor, (owners, numbers, is_copy) in zip(whole.factors, parts, strict=True):
+        own = dataclasses.replace(
+            factor, count=len(owners), owners=owners, offset=offset, numbers=numbers, is_copy=is_copy
+        )
+        factors.append(own)
+        offset += own.count
     return dataclasses.replace(whole, stacks=tuple(stacks), factors=tuple(factors))
 
 
@@ -265,10 +249,6 @@ def _numbers(whole: ShampooLayout, own: ShampooLayout) -> np.ndarray:
         ],
         np.int32,
     )
-
-
-def _slices(region: Region) -> tuple[slice, ...]:
-    return tuple(slice(begin, begin + size) for begin, size in zip(region.begin, region.block, strict=True))
 
 
 def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:

@@ -66,8 +66,8 @@ def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
         residual = decomposition_residual(damped, values + damping, vectors, 0.5)
         if residual <= tolerance:
             condition = float((values[-1] + damping) / (values[0] + damping))
-            ends = (max(float(values[0]), 0.0), float(values[-1]))
-            spectrum = (float(np.ldexp(ends[0], doublings)), float(np.ldexp(ends[1], doublings)))
+            smallest, largest = np.ldexp([max(float(values[0]), 0.0), float(values[-1])], doublings)
+            spectrum = (float(smallest), float(largest))
             return Root(vectors, residual, "eigh", condition, tuple(failures), spectrum)
         failures.append(f"eigh({triangle}): residual {residual:.2g} above {tolerance:.2g}")
     raise RootError("no eigenbasis: " + "; ".join(failures))
@@ -111,11 +111,10 @@ def correct(
         powers = tf.sqrt(moments * (tf.square(weights) / correction))
     else:
         powers = weights * tf.pow(moments / correction, tf.constant(exponent, dtype))
-    damping = options.epsilon * weights
+    scale = weights
     if options.roots.damping == "relative":
-        damping = options.epsilon * tf.reduce_max(
-            powers, axis=list(range(1, len(powers.shape))), keepdims=True
-        )
+        scale = tf.reduce_max(powers, axis=list(range(1, len(powers.shape))), keepdims=True)
+    damping = options.epsilon * scale
     return tf.math.divide_no_nan(rotated, powers + damping)
 
 

@@ -8,7 +8,7 @@ Distributed Shampoo.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +27,7 @@ from ctr.optim.variables import Variables
 
 
 class Given(NamedTuple):
-    """What a solver works on; of all but steps and counters, those of the own matrices.
+    """What roots are computed from, and what comes of them; of all but steps and counters, those of the own matrices.
 
     Attributes:
         step, exchanged_at: int64, this step and that of the last exchange, or -1.
@@ -47,16 +47,6 @@ class Given(NamedTuple):
     roots: Sequence[tf.Tensor]
 
 
-class Solver(Protocol):
-    """Computes roots; both methods return status, counters and roots changed."""
-
-    def collect(self, given: Given) -> Given:
-        """Brings the roots of what was sent at the last exchange into use."""
-
-    def send(self, given: Given, present: Present) -> Given:
-        """Takes statistics, and, where their roots are waited for, brings these into use."""
-
-
 class RootExchange:
     """Roots of all factors, and their exchange.
 
@@ -67,11 +57,7 @@ class RootExchange:
     """
 
     def __init__(
-        self,
-        options: RootOptions,
-        blocks: Blocks,
-        variables: Variables,
-        host: HostPipeline | None = None,
+        self, options: RootOptions, blocks: Blocks, variables: Variables, host: HostPipeline | None = None
     ) -> None:
         self.options, self.blocks = options, blocks
         make, layout = variables.make, blocks.own
@@ -117,12 +103,10 @@ class RootExchange:
         """
         if not self.blocks.whole.factors:
             return
-        layout = self.blocks.own
-        solver: Solver = HostSolver(self.options, layout, self.host)
+        options, layout = self.options, self.blocks.own
         if on_device:
-            refuse_on_device(self.options, self.blocks.whole)
-            solver = DeviceSolver(self.options, layout)
-        if self.options.roots.asynchronous:
+            refuse_on_device(options, self.blocks.whole)
+        if options.roots.asynchronous:
             present = None
 
         def exchange() -> None:
@@ -140,7 +124,10 @@ class RootExchange:
                 before,
                 [root.read_value() for root in self.roots],
             )
-            given = solver.collect(given)
+            if not on_device:
+                given = _call_host(
+                    lambda _, sent_at, found: self.host.collect(sent_at, found), self.host, given
+                )
             changes = statistics.fold(present)
             collections = statistics.collections.read_value()
             given = given._replace(
@@ -149,7 +136,10 @@ class RootExchange:
                 identity=statistics.identity_of_matrices(collections, None if missed is None else missed[0]),
                 status=_drifted(given.status, changes),
             )
-            given = solver.send(given, present)
+            if on_device:
+                given = _solve_on_device(options, layout, given, present)
+            else:
+                given = _send_to_host(options, self.host, given, of_owners(present, layout.owners))
             if replaced is not None:
                 replaced(given.roots, present)
             for variable, root in zip(self.roots, given.roots, strict=True):
@@ -158,7 +148,7 @@ class RootExchange:
             self.counters.assign(self.blocks.add_counts(before, given.counters))
             self.exchanged_at.assign(step)
 
-        when(exchange_due(self.options, step, self.exchanged_at.read_value()), exchange)
+        when(exchange_due(options, step, self.exchanged_at.read_value()), exchange)
 
     def report(self, step: int) -> dict[str, float | int]:
         """Returns layers, those that use Shampoo already, ``COUNTERS``, and staleness and residual of roots in use."""
@@ -207,128 +197,103 @@ class RootExchange:
 
 def _drifted(status: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
     """Adds the norms of changes [M] to the drift."""
-    row = tf.one_hot(STATUS.index("drift"), len(STATUS), on_value=True, off_value=False)[:, tf.newaxis]
     # Chosen, not multiplied: a change that is not finite would spoil the other rows.
-    added = tf.where(row, changes[tf.newaxis], tf.zeros_like(changes[tf.newaxis]))
-    return status + tf.cast(added, status.dtype)
+    added = [changes if name == "drift" else tf.zeros_like(changes) for name in STATUS]
+    return status + tf.cast(tf.stack(added), status.dtype)
 
 
-class HostSolver:
-    """Has worker threads compute roots, by calls from the graph."""
+def _send_to_host(options: RootOptions, host: HostPipeline, given: Given, present: Present) -> Given:
+    """Sends statistics of the matrices present; where their roots are waited for, brings these into use."""
+    waits = not options.roots.asynchronous
+    patient = waits or not options.roots.identity
 
-    def __init__(self, options: RootOptions, layout: ShampooLayout, host: HostPipeline) -> None:
-        self.options, self.layout, self.host = options, layout, host
+    def send(step: int, exchanged_at: int, found: Round, early: bool) -> None:
+        host.send(step, found, present)
+        if waits or early or (exchanged_at < 0 and patient):
+            host.collect(step, found)
 
-    def collect(self, given: Given) -> Given:
-        def collect(step: int, exchanged_at: int, found: Round) -> None:
-            self.host.collect(exchanged_at, found)
+    return _call_host(send, host, given, is_early(options, given.step))
 
-        return self._call(collect, given)
 
-    def send(self, given: Given, present: Present) -> Given:
-        here = of_owners(present, self.layout.owners)
-        waits = not self.options.roots.asynchronous
-        patient = waits or not self.options.roots.identity
+def _call_host(function: Callable[..., None], host: HostPipeline, given: Given, *more: tf.Tensor) -> Given:
+    """Calls a function of step, last exchange and a ``Round`` from the graph; returns what it changed."""
+    count = len(host.factors)
 
-        def send(step: int, exchanged_at: int, found: Round, early: bool) -> None:
-            self.host.send(step, found, here)
-            if waits or early or (exchanged_at < 0 and patient):
-                self.host.collect(step, found)
-
-        return self._call(send, given, is_early(self.options, given.step))
-
-    def _call(self, function: Callable[..., None], given: Given, *more: tf.Tensor) -> Given:
-        def call(
-            step: np.ndarray,
-            exchanged_at: np.ndarray,
-            divisor: np.ndarray,
-            identity: np.ndarray,
-            status: np.ndarray,
-            counters: np.ndarray,
-            *arrays: np.ndarray,
-        ) -> list[np.ndarray]:
-            count = len(self.layout.factors)
-            found = Round(
-                totals=[
-                    unpack_arrays(packed, factor.size)
-                    for packed, factor in zip(arrays[:count], self.layout.factors, strict=True)
-                ],
-                roots=[np.array(root) for root in arrays[count : 2 * count]],
-                status=np.array(status),
-                counters=np.array(counters),
-                divisor=float(divisor),
-                identity=np.array(identity),
-            )
-            function(int(step), int(exchanged_at), found, *arrays[2 * count :])
-            return [found.status, found.counters, *found.roots]
-
-        step, exchanged_at, totals, divisor, identity, status, counters, roots = given
-        written = [status.dtype, tf.int64, *(root.dtype for root in roots)]
-        arrays = [step, exchanged_at, divisor, identity, status, counters, *totals, *roots, *more]
-        found = tf.numpy_function(call, arrays, written)
-        return given._replace(
-            status=tf.reshape(found[0], status.shape),
-            counters=tf.reshape(found[1], counters.shape),
-            roots=[tf.reshape(new, root.shape) for new, root in zip(found[2:], roots, strict=True)],
+    def call(*given: np.ndarray) -> list[np.ndarray]:
+        step, exchanged_at, divisor, identity, status, counters, *arrays = given
+        found = Round(
+            totals=[
+                unpack_arrays(packed, factor.size)
+                for packed, factor in zip(arrays[:count], host.factors, strict=True)
+            ],
+            roots=[np.array(root) for root in arrays[count : 2 * count]],
+            status=np.array(status),
+            counters=np.array(counters),
+            divisor=float(divisor),
+            identity=np.array(identity),
         )
+        function(int(step), int(exchanged_at), found, *arrays[2 * count :])
+        return [found.status, found.counters, *found.roots]
+
+    step, exchanged_at, totals, divisor, identity, status, counters, roots = given
+    written = [status.dtype, tf.int64, *(root.dtype for root in roots)]
+    arrays = [step, exchanged_at, divisor, identity, status, counters, *totals, *roots, *more]
+    found = tf.numpy_function(call, arrays, written)
+    return given._replace(
+        status=tf.reshape(found[0], status.shape),
+        counters=tf.reshape(found[1], counters.shape),
+        roots=[tf.reshape(new, root.shape) for new, root in zip(found[2:], roots, strict=True)],
+    )
 
 
-class DeviceSolver:
-    """Computes roots by operations of the graph, and at once (PSO App. E)."""
-
-    def __init__(self, options: RootOptions, layout: ShampooLayout) -> None:
-        self.options, self.layout = options, layout
-
-    def collect(self, given: Given) -> Given:
-        return given
-
-    def send(self, given: Given, present: Present) -> Given:
-        options, layout, certified = self.options, self.layout, given.status[STATUS.index("certified")]
-        coupled = options.roots.solver if isinstance(options.roots.solver, Coupled) else Coupled()
-        residuals, nonzero, roots = [], [], []
-        for factor, total, root in zip(layout.factors, given.totals, given.roots, strict=True):
-            whole = unpack(total, factor.size)
-            identity = given.identity
-            if identity.shape.rank:
-                identity = identity[factor.matrices, tf.newaxis, tf.newaxis]
-            begun = (whole + identity * tf.eye(factor.size, dtype=tf.float64)) / given.divisor
-            absolute = options.roots.damping == "absolute"
-            computed, residual = inverse_roots(
-                begun, round(1.0 / factor.exponent), options.epsilon, coupled, absolute=absolute
-            )
-            computed = tf.cast(computed, root.dtype)
-            residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
-            is_good = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
-            here, kept = of_owners(present, factor.owners), root
-            if options.roots.identity and here is not None:
-                has_root = certified[factor.matrices, tf.newaxis, tf.newaxis] > 0
-                kept = tf.where(has_root, kept, tf.eye(factor.size, dtype=kept.dtype))
-            roots.append(keep(tf.where(is_good, computed, root), kept, here))
-            residuals.append(residual)
-            nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
-        here = of_owners(present, layout.owners)
-        residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
-        sent = keep(sent, tf.zeros_like(sent), here)
-        good = sent & (residual <= TOLERANCE)
-        now = dict(zip(STATUS, tf.unstack(given.status, num=len(STATUS)), strict=True))
-        new = {
-            "certified": tf.ones_like(residual),
-            "drift": tf.zeros_like(residual),
-            "residual": residual,
-            "root_step": tf.fill(tf.shape(residual), tf.cast(given.step, tf.float64)),
-            # The iteration computes no eigenvalues, and those of an earlier root are not of these statistics.
-            "smallest": tf.zeros_like(residual),
-            "largest": tf.zeros_like(residual),
-        }
-        dtype = given.status.dtype
-        now |= {name: tf.where(good, tf.cast(value, dtype), now[name]) for name, value in new.items()}
-        if options.roots.identity:
-            now["certified"] = keep(now["certified"], tf.ones_like(now["certified"]), here)
-        done = tf.math.count_nonzero(good)
-        counted = {"refreshed": done, "device": done, "failed": tf.math.count_nonzero(sent) - done}
-        counts = tf.stack([counted.get(name, tf.zeros([], tf.int64)) for name in COUNTERS])
-        status = tf.stack([now[name] for name in STATUS])
-        return given._replace(status=status, counters=given.counters + counts, roots=roots)
+def _solve_on_device(options: RootOptions, layout: ShampooLayout, given: Given, present: Present) -> Given:
+    """Computes roots by operations of the graph, and brings them into use at once (PSO App. E)."""
+    certified = given.status[STATUS.index("certified")]
+    coupled = options.roots.solver if isinstance(options.roots.solver, Coupled) else Coupled()
+    absolute = options.roots.damping == "absolute"
+    residuals, nonzero, roots = [], [], []
+    for factor, total, root in zip(layout.factors, given.totals, given.roots, strict=True):
+        whole = unpack(total, factor.size)
+        identity = given.identity
+        if identity.shape.rank:
+            identity = identity[factor.matrices, tf.newaxis, tf.newaxis]
+        begun = (whole + identity * tf.eye(factor.size, dtype=tf.float64)) / given.divisor
+        computed, residual = inverse_roots(
+            begun, round(1.0 / factor.exponent), options.epsilon, coupled, absolute=absolute
+        )
+        computed = tf.cast(computed, root.dtype)
+        residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
+        is_good = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
+        here, kept = of_owners(present, factor.owners), root
+        if options.roots.identity and here is not None:
+            has_root = certified[factor.matrices, tf.newaxis, tf.newaxis] > 0
+            kept = tf.where(has_root, kept, tf.eye(factor.size, dtype=kept.dtype))
+        roots.append(keep(tf.where(is_good, computed, root), kept, here))
+        residuals.append(residual)
+        nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
+    here = of_owners(present, layout.owners)
+    residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
+    sent = keep(sent, tf.zeros_like(sent), here)
+    good = sent & (residual <= TOLERANCE)
+    now = dict(zip(STATUS, tf.unstack(given.status, num=len(STATUS)), strict=True))
+    # The iteration computes no eigenvalues, and those of an earlier root are not of these statistics.
+    new = {
+        "certified": 1,
+        "drift": 0,
+        "residual": residual,
+        "root_step": given.step,
+        "smallest": 0,
+        "largest": 0,
+    }
+    dtype = given.status.dtype
+    now |= {name: tf.where(good, tf.cast(value, dtype), now[name]) for name, value in new.items()}
+    if options.roots.identity:
+        now["certified"] = keep(now["certified"], tf.ones_like(now["certified"]), here)
+    done = tf.math.count_nonzero(good)
+    counted = {"refreshed": done, "device": done, "failed": tf.math.count_nonzero(sent) - done}
+    counts = tf.stack([counted.get(name, tf.zeros([], tf.int64)) for name in COUNTERS])
+    status = tf.stack([now[name] for name in STATUS])
+    return given._replace(status=status, counters=given.counters + counts, roots=roots)
 
 
 def refuse_on_device(options: RootOptions, layout: ShampooLayout) -> None:

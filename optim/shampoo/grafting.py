@@ -66,7 +66,8 @@ class Grafting:
         if self.options.grafting.norm != "block":
             norms = self.norms(gradients)
             return {index: tf.math.divide_no_nan(one, norms[index]) for index, one in gradients.items()}
-        scaled = [_divided_by_norms(blocks) for blocks in self.blocks.stack(gradients, self.dtype)]
+        stacked = self.blocks.stack(gradients, self.dtype)
+        scaled = [tf.math.divide_no_nan(blocks, _block_norms(blocks)) for blocks in stacked]
         whole = {index: tf.math.divide_no_nan(one, tf.norm(one)) for index, one in gradients.items()}
         return {**whole, **{i: one for i, one in self.blocks.unstack(scaled).items() if i in gradients}}
 
@@ -77,14 +78,12 @@ class Grafting:
             index: first_order.direction(grafting, self.accumulators.get(index), gradient, step)
             for index, gradient in moving.items()
         }
-        if not first_order.is_layerwise(grafting):
-            return found
-        norms = self.norms(found)
-        weights = {index: tf.norm(tf.cast(self.weights[index], self.dtype)) for index in found}
-        return {
-            index: one * first_order.layer_factor(weights[index], norms[index])
-            for index, one in found.items()
-        }
+        if first_order.is_layerwise(grafting):
+            norms = self.norms(found)
+            for index, one in found.items():
+                weight_norm = tf.norm(tf.cast(self.weights[index], self.dtype))
+                found[index] = one * first_order.layer_factor(weight_norm, norms[index])
+        return found
 
     def norms(self, own: Tensors) -> dict[int, tf.Tensor]:
         """Computes norms of tensors of which some elements may be elsewhere."""
@@ -123,32 +122,25 @@ class Grafting:
         return [_scaled(block, graft) for block, graft in zip(blocks, own, strict=True)]
 
     def graft(
-        self,
-        shampoos: Tensors,
-        grafts: Tensors,
-        share: tf.Tensor,
-        missing: Callable[[], dict[int, tf.Tensor]],
+        self, shampoos: Tensors, grafts: Tensors, share: tf.Tensor, missing: Callable[[], Tensors]
     ) -> dict[int, tf.Tensor]:
         """Returns Shampoo's directions with the norms of grafts, by tensor; the graft where there is no Shampoo.
 
         ``missing`` computes the grafts that are not given, which only a step that takes them does.
         """
         takes_norm = self.options.grafting.norm == "tensor"
-        scaled_to = [grafts[index] for index in shampoos] if takes_norm else []
-        found, graft_norms = self._both_norms([*shampoos.values()], scaled_to)
+        scaled_to = list(shampoos) if takes_norm else []
+        found, graft_norms = self._both_norms([*shampoos.values()], [grafts[index] for index in scaled_to])
         norms = dict(zip(shampoos, found, strict=True))
         # A direction of zero has no norm to give it, and one beyond the working precision no direction.
         usable = {index: (norm > 0) & tf.math.is_finite(norm) for index, norm in norms.items()}
-        norms = {index: tf.where(usable[index], norm, tf.ones_like(norm)) for index, norm in norms.items()}
         shares = {
             index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
         }
-        factors = shares
-        if takes_norm:
-            factors = {
-                index: shares[index] * wanted / norms[index]
-                for index, wanted in zip(shampoos, graft_norms, strict=True)
-            }
+        factors = dict(shares)
+        for index, wanted in zip(scaled_to, graft_norms, strict=True):
+            norm = norms[index]
+            factors[index] = shares[index] * wanted / tf.where(usable[index], norm, tf.ones_like(norm))
 
         def scaled() -> list[tf.Tensor]:
             return [tf.math.multiply_no_nan(shampoo, factors[index]) for index, shampoo in shampoos.items()]
@@ -194,10 +186,6 @@ class Grafting:
 def _block_norms(blocks: tf.Tensor) -> tf.Tensor:
     axes = list(range(1, len(blocks.shape)))
     return tf.sqrt(tf.reduce_sum(tf.square(blocks), axis=axes, keepdims=True))
-
-
-def _divided_by_norms(blocks: tf.Tensor) -> tf.Tensor:
-    return tf.math.divide_no_nan(blocks, _block_norms(blocks))
 
 
 def _scaled(blocks: tf.Tensor, grafts: tf.Tensor) -> tf.Tensor:

@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 Solve = Callable[..., Root]
 
-# For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
-# were sent at the last exchange and the root is still out; by how much they changed since those of the root
-# (sum of Frobenius norms); condition and residual of the root; the step of its statistics, and the smallest and largest
-# eigenvalue of these, both 0 where the device alone computed the root.
+# For every statistics matrix: whether its root is certified and from real statistics; whether its statistics were sent
+# at the last exchange and the root is still out; by how much they changed since those of the root (sum of Frobenius
+# norms); condition and residual of the root; the step of its statistics, and the smallest and largest eigenvalue of
+# these, both 0 where the device computed the root.
 STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "smallest", "largest")
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
@@ -49,7 +49,7 @@ COUNTERS = (
     "device",
 )
 
-_CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP, _SMALLEST, _LARGEST = range(len(STATUS))
+_CERTIFIED, _SENT, _DRIFT, _CONDITION, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
 
 
 @dataclass
@@ -73,22 +73,14 @@ class Round:
     def identity_of(self, matrix: int) -> float:
         return float(np.broadcast_to(self.identity, self.status.shape[1:])[matrix])
 
-    def count(self, counter: str, by: int = 1) -> None:
-        self.counters[COUNTERS.index(counter)] += by
 
-
-def _origin(step: int, found: Round) -> tuple[int, str]:
+def _origin_of(step: int, found: Round) -> tuple[int, int, str]:
+    """The process, step and statistics that roots are sent from."""
     # Diagonals differ wherever statistics do, but for a coincidence.
     digest = hashlib.sha256()
     for total in found.totals:
         digest.update(np.einsum("nii->ni", total).tobytes())
-    return step, digest.hexdigest()
-
-
-@dataclass
-class _Sent:
-    origin: tuple[int, str]  # the step and the statistics it was sent from
-    futures: dict[int, concurrent.futures.Future[Root]]
+    return os.getpid(), step, digest.hexdigest()
 
 
 class HostPipeline:
@@ -105,16 +97,13 @@ class HostPipeline:
         patience: float = 300.0,
         solve: Solve = inverse_root,
     ) -> None:
-        self.factors = factors
-        self.options = options
+        self.factors, self.options, self.patience, self.solve = factors, options, patience, solve
         self.workers = workers or len(os.sched_getaffinity(0))
-        self.patience = patience
-        self.solve = solve
-        self.seconds_waited = 0.0
-        self.seconds_computing = 0.0
+        self.seconds_waited = self.seconds_computing = 0.0
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._process = os.getpid()
-        self._round: _Sent | None = None
+        self._origin: tuple[int, int, str] | None = None  # of the futures that have not been collected
+        self._futures: dict[int, concurrent.futures.Future[Root]] = {}
         self._places = [(f, i) for f, factor in enumerate(factors) for i in range(factor.count)]
         sizes = [factors[f].size for f, _ in self._places]
         self._largest_first = sorted(range(len(sizes)), key=lambda matrix: -sizes[matrix])
@@ -149,7 +138,7 @@ class HostPipeline:
     def _count(self, found: Round, matrix: int, *counters: str) -> None:
         if not self.factors[self._places[matrix][0]].is_copy:
             for counter in counters:
-                found.count(counter)
+                found.counters[COUNTERS.index(counter)] += 1
 
     def _use_initial(self, step: int, found: Round) -> None:
         """Brings the roots of initial statistics into use where there is none yet (PSO alg. II)."""
@@ -167,18 +156,14 @@ class HostPipeline:
             return
         begun = time.perf_counter()
         # After a restart, or when the variables were set to those of another moment, it is computed here.
-        if (
-            self._round is None
-            or self._round.origin != _origin(sent_at, found)
-            or self._process != os.getpid()
-        ):
+        if self._origin != _origin_of(sent_at, found):
             self._start(sent_at, found)
-        assert self._round is not None
-        futures, self._round = self._round.futures, None
-        lost = self._wait(futures)
-        for matrix in sent:
-            self._use_root(int(matrix), futures.get(int(matrix)), lost, sent_at, found)
+        self._origin = None
+        lost = self._wait()
+        for matrix in map(int, sent):
+            self._use_root(matrix, self._futures.get(matrix), lost, sent_at, found)
         found.status[_SENT] = 0
+        self._futures = {}
         self.seconds_waited += time.perf_counter() - begun
 
     def _start(self, step: int, found: Round) -> None:
@@ -188,22 +173,21 @@ class HostPipeline:
         if self._pool is None:
             self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, "shampoo-roots")
         status = found.status
-        futures = {}
+        self._origin, self._futures = _origin_of(step, found), {}
         for matrix in self._largest_first:
             if not status[_SENT, matrix]:
                 continue
             f, i = self._places[matrix]
             # Copies: what is given belongs to the caller, and may change or go while the workers read it.
-            statistics = found.totals[f][i] / found.divisor
-            identity = found.identity_of(matrix)
+            statistics, identity = found.totals[f][i] / found.divisor, found.identity_of(matrix)
             if identity:
                 statistics[np.diag_indices_from(statistics)] += identity / found.divisor
-            previous = None
+            previous = condition = None
             if status[_CERTIFIED, matrix]:
-                previous = found.roots[f][i].astype(np.float64)
+                previous, condition = found.roots[f][i].astype(np.float64), float(status[_CONDITION, matrix])
             try:
-                futures[matrix] = self._pool.submit(
-                    self._compute, self.factors[f], statistics, previous, float(status[_CONDITION, matrix])
+                self._futures[matrix] = self._pool.submit(
+                    self._compute, self.factors[f], statistics, previous, condition
                 )
             except RuntimeError as error:
                 # The pool was shut down, or the system has no thread left. What was not sent is lost, and
@@ -211,10 +195,9 @@ class HostPipeline:
                 log.warning("roots from step %d cannot be computed: %s", step, error)
                 self._pool = None
                 break
-        self._round = _Sent(_origin(step, found), futures)
 
     def _compute(
-        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float
+        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float | None
     ) -> Root:
         begun, solver = time.perf_counter(), self.options.roots.solver
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
@@ -232,14 +215,15 @@ class HostPipeline:
                     epsilon=self.options.epsilon,
                     solver=solver if isinstance(solver, Coupled) else "eigh",
                     previous=previous,
-                    previous_condition=condition if previous is not None else None,
-                    **({"absolute": True} if self.options.roots.damping == "absolute" else {}),
+                    previous_condition=condition,
+                    absolute=self.options.roots.damping == "absolute",
                 )
         self.seconds_computing += time.perf_counter() - begun
         return root
 
-    def _wait(self, futures: dict[int, concurrent.futures.Future[Root]]) -> bool:
-        pending = set(futures.values())
+    def _wait(self) -> bool:
+        """Waits for all roots; returns whether some are given up."""
+        pending = set(self._futures.values())
         while pending:
             done, pending = concurrent.futures.wait(
                 pending, self.patience, concurrent.futures.FIRST_COMPLETED
@@ -284,12 +268,6 @@ class HostPipeline:
             return
         found.roots[f][i] = matrix_root
         self._count(found, matrix, "refreshed", root.solver)
-        status = found.status
-        status[_CERTIFIED, matrix] = 1
-        # Statistics changed last before they were sent.
-        status[_DRIFT, matrix] = 0
-        status[_CONDITION, matrix] = root.condition
-        status[_RESIDUAL, matrix] = root.residual
         with np.errstate(over="ignore"):
-            status[[_SMALLEST, _LARGEST], matrix] = root.eigenvalues
-        status[_ROOT_STEP, matrix] = sent_at
+            # Certified, not sent, and without drift: statistics changed last before they were sent.
+            found.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues

@@ -1,5 +1,6 @@
 """Layout of blocks and of their statistics matrices, and the blocks that are here."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,15 @@ class ShampooLayout:
         """For each matrix the index of its tensor, int32."""
         return np.array([owner for factor in self.factors for owner in factor.owners], np.int32)
 
+    @property
+    def products(self) -> np.ndarray:
+        """Operations of the products of a tensor's blocks with one matrix for each side, int64 [tensors]."""
+        found = np.zeros(len(self.tensors), np.int64)
+        for stack in self.stacks:
+            for owner in stack.owners:
+                found[owner] += 2 * math.prod(stack.block) * sum(stack.block[axis] for axis in stack.axes)
+        return found
+
 
 def lay_out(
     options: ShampooOptions, shapes: Sequence[Sequence[int]], tables: Sequence[int] = ()
@@ -78,7 +88,6 @@ def lay_out(
     Raises:
         ValueError: a table is no matrix.
     """
-    nothing = {"axes": (), "parts": ()}
     tensors = []
     for index, shape in enumerate(shapes):
         plain = tuple(int(size) for size in shape)
@@ -86,7 +95,7 @@ def lay_out(
             raise ValueError(
                 f"tensor {index} of shape {list(plain)} cannot be a table of rows; allowed: matrices"
             )
-        table = TensorLayout(plain, plain, **nothing)
+        table = TensorLayout(plain, plain, axes=(), parts=())
         tensors.append(table if index in tables else lay_out_tensor(plain, options))
     stacks = make_stacks(tensors)
     factors: list[Factor] = []
@@ -96,21 +105,14 @@ def lay_out(
         factors.append(Factor(name, len(owners), size, exponent, tuple(owners), offset, basis=basis))
         return len(factors) - 1
 
-    stack_factors = []
+    stack_factors: list[tuple[int, ...]] = []
     for number, stack in enumerate(stacks):
         preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
-        stack_factors.append(
-            tuple(
-                add(
-                    f"stack{number}/axis{axis}",
-                    stack.block[axis],
-                    options.side_exponent(axis, preconditioned, order),
-                    stack.owners,
-                    options.corrects,
-                )
-                for axis in stack.axes
-            )
-        )
+        own = []
+        for axis in stack.axes:
+            name, exponent = f"stack{number}/axis{axis}", options.side_exponent(axis, preconditioned, order)
+            own.append(add(name, stack.block[axis], exponent, stack.owners, options.corrects))
+        stack_factors.append(tuple(own))
     table_factors: dict[int, tuple[int, int]] = {}
     if options.rows.rule == "one_sided" and options.start_preconditioning_step is not None:
         widths: dict[int, list[int]] = {}
@@ -147,10 +149,7 @@ class Blocks:
     def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
         """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
         layouts = self.whole.tensors
-        filled = [
-            own[index] if index in own else tf.zeros(self.shape(index), dtype)
-            for index in range(len(layouts))
-        ]
+        filled = [own[i] if i in own else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
         return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
@@ -166,6 +165,7 @@ class Blocks:
         return list(numbers)
 
     def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Takes the largest of scalars over all owners."""
         return list(numbers)
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:

@@ -77,10 +77,7 @@ class Momentum:
         }
 
     def update(
-        self,
-        directions: Mapping[int, tf.Tensor],
-        decays: Decays,
-        active: tf.Tensor | None = None,
+        self, directions: Mapping[int, tf.Tensor], decays: Decays, active: tf.Tensor | None = None
     ) -> dict[int, tf.Tensor]:
         """Returns the steps along averages, by tensor; where none is kept, the directions.
 

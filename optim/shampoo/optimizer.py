@@ -24,12 +24,12 @@ from ctr.optim.first_order.momentum import add_weight_decay
 from ctr.optim.gradients import GradientSteps, Present, RootSource, present_among
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.describe import describe
-from ctr.optim.shampoo.directions import make_preconditioner
+from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting, blend_weight
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
-from ctr.optim.shampoo.methods import KL
+from ctr.optim.shampoo.methods import KL, EigenvalueCorrected
 from ctr.optim.shampoo.momentum import AveragedGradients, Decays, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
@@ -66,22 +66,23 @@ class ShampooCore(GradientSteps):
         self.step = variables.make("step", [], tf.int64)
         self.statistics = Statistics(options, blocks.own, variables)
         self.exchanged = RootExchange(options, blocks, variables, host)
-        roots = self.exchanged.roots
-        self.preconditioner = make_preconditioner(options, blocks, self.statistics, roots, variables)
-        averaged = preconditioned if options.averages_in_bases else []
-        self.average = AveragedGradients(
-            options.gradient, blocks, [index for index in dense if index not in averaged], variables
+        roots, method = self.exchanged.roots, options.method
+        self.preconditioner = (
+            Eigenbases(options, method, blocks, roots, variables)
+            if isinstance(method, EigenvalueCorrected)
+            else InverseRoots(options, blocks, self.statistics, roots)
         )
+        averaged = preconditioned if options.averages_in_bases else []
+        kept = [index for index in dense if index not in averaged]
+        self.average = AveragedGradients(options.gradient, blocks, kept, variables)
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
         self.momentum = Momentum(options, "momentum", blocks, dense, variables)
         self.rows = Tables(options, self.layout, self.weights, variables)
         own = preconditioned if options.grafting.momentum != "after" else []
         self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
-        self.largest_rate = self.mu = None
-        if options.momentum_follows_rate:
-            self.largest_rate = variables.make("largest_rate", [])
-            self.mu = variables.make("mu", [], value=options.momentum)
-
+        follows = options.momentum_follows_rate
+        self.largest_rate = variables.make("largest_rate", []) if follows else None
+        self.mu = variables.make("mu", [], value=options.momentum) if follows else None
         self._between_steps = blocks.between_steps(lambda: self._exchange(None, on_device=False))
 
     def _update(
@@ -97,7 +98,7 @@ class ShampooCore(GradientSteps):
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
         if self.options.corrects or isinstance(self.options.method, KL):
             self.exchanged.set_identity()
-        gradients = blocks.take(self._regularized(dense, decayed))
+        gradients = self._with_weights(blocks.take(dense), self.options.gradient.l2, decayed)
         stacked = blocks.stack(gradients, self.dtype)
         with tf.name_scope("statistics"):
             values = {index: slices.values for index, slices in rows.items()}
@@ -127,13 +128,11 @@ class ShampooCore(GradientSteps):
         """Turns gradients, or their averages, into what the weights move along; ``decays`` are those of momentum."""
         grafting, order = self.grafting, self.options.grafting.momentum
         is_used = share is not None and bool(self.layout.stacks)
-        tensors = self.layout.tensors
-        at_once = moving
+        tensors, at_once = self.layout.tensors, moving
         if is_used and self.options.grafting.norm == "none" and order == "after":
             # The others are seldom needed.
             at_once = {i: gradient for i, gradient in moving.items() if not tensors[i].is_preconditioned}
-        grafts = grafting.directions(at_once, step)
-        found = grafts
+        found = grafts = grafting.directions(at_once, step)
         if share is not None and is_used:
             with tf.name_scope("precondition"):
                 blocks, averages = self.preconditioner.update(stacked, moving, step, present)
@@ -151,12 +150,14 @@ class ShampooCore(GradientSteps):
             found = grafting.graft(shampoos, grafts, share, missing)
         elif order == "before":
             found = self._moved_grafts(grafts, decays)
-        found = self._decayed(self._clipped(found), decayed)
+        decay = self.options.weight_decay
+        found = self._with_weights(self._clipped(found), decay, decayed)
         if order == "before":
             return found
         moved = self.momentum.update(found, decays)
         if order == "separate":
-            grafts = self._moved_grafts(self._decayed(self._clipped(grafts), decayed), decays, rest=False)
+            grafts = self._with_weights(self._clipped(grafts), decay, decayed)
+            grafts = self._moved_grafts(grafts, decays, rest=False)
             blend = blend_weight(self.options, self.options.grafting.blend_steps, step, self.dtype)
             for index, graft in grafts.items():
                 moved[index] = blend * moved[index] + (1.0 - blend) * graft
@@ -178,36 +179,22 @@ class ShampooCore(GradientSteps):
         mu = last.assign(options.momentum * tf.math.divide_no_nan(rate, largest), read_value=True)
         return (before if options.nesterov else mu), mu
 
-    def _regularized(self, dense: Tensors, decayed: Sequence[bool] | None) -> Tensors:
-        """Gradients with L2 regularization in them, G + lambda W (PT eq. 27)."""
-        l2 = self.options.gradient.l2
-        if not l2:
-            return dense
-        return {
-            index: add_weight_decay(gradient, tf.cast(self.weights[index], self.dtype), l2)
-            if decayed is None or decayed[index]
-            else gradient
-            for index, gradient in dense.items()
+    def _with_weights(self, own: Tensors, decay: float, decayed: Sequence[bool] | None) -> Tensors:
+        """Adds ``decay`` times own elements of the weights that are ``decayed``."""
+        weights = {
+            index: tf.cast(self.weights[index], self.dtype)
+            for index in own
+            if decay and (decayed is None or decayed[index])
         }
-
-    def _decayed(self, own: Tensors, decayed: Sequence[bool] | None) -> Tensors:
-        """Directions with decoupled weight decay."""
-        decay, found = self.options.weight_decay, dict(own)
-        for index in own if decay else ():
-            if decayed is None or decayed[index]:
-                weight = tf.cast(self.weights[index], self.dtype)
-                found[index] = add_weight_decay(own[index], self.blocks.take({index: weight})[index], decay)
-        return found
+        taken = self.blocks.take(weights)
+        return {**own, **{index: add_weight_decay(own[index], one, decay) for index, one in taken.items()}}
 
     def _clipped(self, found: Tensors) -> Tensors:
         limit, tensors = self.options.limits.rms, self.layout.tensors
         if not limit:
             return found
         norms = self.grafting.norms(found)
-        return {
-            index: clip_update(direction, norms[index], tensors[index].shape, limit)
-            for index, direction in found.items()
-        }
+        return {i: clip_update(one, norms[i], tensors[i].shape, limit) for i, one in found.items()}
 
     def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         limits, weight = self.options.limits, self.weights[index]

@@ -354,3 +354,8 @@ class ShampooOptions(RootOptions):
         if not self.corrects:
             return 1
         return 3 if self.gradient.beta1 and not self.averages_in_bases else 2
+
+    @property
+    def collected_passes(self) -> int:
+        """The same for a collection; KL-Shampoo multiplies gradients by roots before their products."""
+        return 2 if isinstance(self.method, KL) else 1

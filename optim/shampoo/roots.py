@@ -8,8 +8,8 @@ The damping is relative to the largest eigenvalue, since an absolute one loses i
 term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0. A matrix that is further
 from semidefinite than rounding explains is refused. The damping is never raised to get a result.
 
-A root leaves this module only if its residual on the matrix itself is within tolerance; else another solver is
-tried, and at last RootError reports what each one gave. All in float64, and safe in threads.
+A root leaves this module only if its residual on the matrix itself is within tolerance. All in float64, and safe in
+threads.
 
 **Certificates.** For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
 positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner
@@ -22,7 +22,7 @@ the spectral one serve as an upper bound: X^p A - I, and the Frobenius norm. Rou
 eigenvalues by u |A|_2, so no method brings s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,10 +34,9 @@ from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
 
-# A residual s leaves a relative error of about s * exponent in the root: 0.5% for an exponent of 1/4. Rounding
-# alone makes s 3e-9 at condition 1e6 and n = 1024; at 1e12, 1e-3 at n = 256, and 1.1e-2 for the worst spectrum
-# tried at n = 1024 (one eigenvalue far above all others). A warm start gone wrong has 1e-2 where the condition
-# is 1e4 and a hundred-thousandth of the statistics is new, and above 1 for anything usual.
+# A residual s leaves a relative error of about s * exponent in the root: 0.5% for an exponent of 1/4. Rounding alone
+# makes s 3e-9 at condition 1e6 and n = 1024, and at 1e12 at most 1.1e-2. A warm start gone wrong is usually
+# above 1.
 TOLERANCE = 2e-2
 
 # Eigenvalues above -NEGATIVE * lambda_max are taken for rounding of float32 sums, which reach -1e-6.
@@ -113,8 +112,7 @@ class Root:
     """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
 
     ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped, ``eigenvalues`` the smallest
-    and the largest one of A (an eigenvalue below 0 by rounding counts as 0), and ``failures`` say why attempts before
-    were refused.
+    (0 where it is below by rounding) and largest of A, and ``failures`` say why attempts before were refused.
     """
 
     matrix: FloatArray
@@ -142,10 +140,10 @@ def inverse_root(
 ) -> Root:
     """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
 
-    ``solver`` "eigh", the fastest for every n, is LAPACK's decomposition, from one triangle and, where that fails,
-    from the other. `Coupled` is PSO App. E's iteration, warm from ``previous``, the root of an earlier matrix, then
-    cold, then eigh; it exists for exponents 1/p only. With ``previous_condition``, that root's `condition`, large
-    eigenvalues are projected. The damping is relative to the largest eigenvalue unless ``absolute``.
+    ``solver`` "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. `Coupled` is
+    PSO App. E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh; it exists for
+    exponents 1/p only. With ``previous_condition``, that root's `condition`, large eigenvalues are projected. The
+    damping is relative to the largest eigenvalue unless ``absolute``.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or no solver's residual is within
@@ -168,20 +166,26 @@ def inverse_root(
     factor = float(np.exp2(-doublings * exponent))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
     degree = whole_order(exponent)
+    # Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does not
+    # converge, the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
+    attempts = ["eigh(L)", "eigh(U)"]
+    if isinstance(solver, Coupled):
+        attempts = (
+            ["coupled_cold", *attempts] if start is None else ["coupled_warm", "coupled_cold", *attempts]
+        )
     failures: list[str] = []
-    for name in _attempts(isinstance(solver, Coupled), start is not None):
+    for name in attempts:
+        limit = tolerance
         try:
-            if name.startswith("eigh"):
-                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
-            else:
-                assert isinstance(solver, Coupled)
+            if isinstance(solver, Coupled) and name.startswith("coupled"):
                 warm = start if name == "coupled_warm" else None
                 root, residual, condition = _by_coupled(
                     scaled, degree, damping, solver, warm, previous_condition, tolerance
                 )
-            limit = tolerance
-            if name == "coupled_warm":
-                limit = min(tolerance, _WARM_ROUNDING * len(scaled) * condition)
+                if warm is not None:
+                    limit = min(tolerance, _WARM_ROUNDING * len(scaled) * condition)
+            else:
+                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
             if not residual <= limit:
                 raise _RefusedError(f"residual {residual:.2g} above {limit:.2g}")
             root = root * factor
@@ -192,17 +196,6 @@ def inverse_root(
         else:
             return Root(root, residual, name.split("(")[0], condition, tuple(failures), spectrum)
     raise RootError(f"no root with exponent {exponent:g} of {_description(matrix)}: " + "; ".join(failures))
-
-
-def _attempts(coupled: bool, warm: bool) -> Iterator[str]:
-    if coupled:
-        if warm:
-            yield "coupled_warm"
-        yield "coupled_cold"
-    # Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does
-    # not converge, the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
-    yield "eigh(L)"
-    yield "eigh(U)"
 
 
 def _by_eigh(

@@ -37,9 +37,7 @@ class Statistics:
     """
 
     def __init__(self, options: ShampooOptions, layout: ShampooLayout, variables: Variables) -> None:
-        self.options, self.layout = options, layout
-        make = variables.make
-        self.dtype = variables.dtype
+        self.options, self.layout, self.dtype, make = options, layout, variables.dtype, variables.make
         self.collections = make("collections", [], tf.int64)
         self.window_collections = make("window_collections", [], tf.int64)
         decays = options.beta2 < 1.0
@@ -72,7 +70,7 @@ class Statistics:
         ``roots`` are the present ones, and ``last`` is the step of the last exchange. Tensors that are not ``present``
         have no gradient.
         """
-        layout = self.layout
+        layout, method = self.layout, self.options.method
         if not layout.factors and not layout.stacks:
             return
         weight = collection_weight(self.options, step, self.dtype)
@@ -80,10 +78,11 @@ class Statistics:
         def collect() -> None:
             found: dict[int, tf.Tensor] = {}
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
-                present_roots = {
-                    axis: roots[factor] for axis, factor in zip(stack.axes, factors, strict=True)
-                }
-                products = self._products(stacked[number], stack.axes, present_roots)
+                if isinstance(method, KL):
+                    of_axes = {axis: roots[factor] for axis, factor in zip(stack.axes, factors, strict=True)}
+                    products = kl.products(stacked[number], stack.axes, of_axes, method.divided)
+                else:
+                    products = [gram(stacked[number], axis) for axis in stack.axes]
                 found |= dict(zip(factors, products, strict=True))
                 here = of_owners(present, stack.owners)
                 for axis, sums in self.diagonals[number].items():
@@ -107,14 +106,6 @@ class Statistics:
             self.missed.assign_add(tf.cast(tf.stack([~present, ~present]), tf.int64))
         self.collections.assign_add(1)
         self.window_collections.assign_add(1)
-
-    def _products(
-        self, blocks: tf.Tensor, axes: Sequence[int], roots: Mapping[int, tf.Variable]
-    ) -> list[tf.Tensor]:
-        method = self.options.method
-        if isinstance(method, KL):
-            return kl.products(blocks, axes, roots, method.divided)
-        return [gram(blocks, axis) for axis in axes]
 
     def _of_tables(self, rows: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """G^T G of the distinct touched rows of each table."""

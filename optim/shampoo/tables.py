@@ -42,13 +42,11 @@ class Tables:
         """Takes a step on distinct touched rows, in place; repetitions with zero gradient do no harm."""
         table, accumulator = self.weights[index], self.accumulators[index]
         rows, values = slices.indices, slices.values
-        root = ready = None
-        if index in self.layout.table_factors and share is not None:
-            factor, place = self.layout.table_factors[index]
-            root, ready = roots[factor][place], share[index]
         step, squared = row_direction(tf.gather(accumulator, rows), values)
         # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
         accumulator.scatter_add(tf.IndexedSlices(squared, rows))
-        if root is not None:
-            step = graft_rows(tf.matmul(values, root), step, ready, self.options.rows.graft_rows)
+        if index in self.layout.table_factors and share is not None:
+            factor, place = self.layout.table_factors[index]
+            direction = tf.matmul(values, roots[factor][place])
+            step = graft_rows(direction, step, share[index], self.options.rows.graft_rows)
         table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))

@@ -10,7 +10,6 @@ one as it is and one transposed (rectangular full packed format; Gustavson et al
 Packed are the rows of A21 [h, r], then those of the rectangle. Only the lower triangle of a matrix is read.
 """
 
-import math
 from functools import lru_cache
 
 import numpy as np
@@ -22,27 +21,22 @@ def packed_size(size: int) -> int:
     return size * (size + 1) // 2
 
 
-def matrix_size(packed: int) -> int:
-    """Returns the d of which this is ``packed_size``."""
-    return (math.isqrt(8 * packed + 1) - 1) // 2
-
-
 def pack(matrices: tf.Tensor) -> tf.Tensor:
     """Packs [..., d, d] to [..., d (d + 1) / 2], any floating dtype, by operations of the graph."""
     size = int(matrices.shape[-1])
     rows = size - size // 2
     half = size - rows
-    leading = tf.shape(matrices)[:-2] if matrices.shape[:-2].rank else tf.zeros([0], tf.int32)
+    leading = list(matrices.shape[:-2])
     low = tf.linalg.band_part(matrices[..., :rows, :rows], -1, 0)
     high = tf.linalg.band_part(tf.linalg.matrix_transpose(matrices[..., rows:, rows:]), 0, -1)
-    outer = [[0, 0]] * (len(matrices.shape) - 2)
+    outer = [[0, 0]] * len(leading)
     rectangle = tf.pad(low, [*outer, [0, 0], [0, half + 1 - rows]])
     rectangle += tf.pad(high, [*outer, [0, rows - half], [1, 0]])
     parts = [
-        tf.reshape(matrices[..., rows:, :rows], tf.concat([leading, [half * rows]], axis=0)),
-        tf.reshape(rectangle, tf.concat([leading, [rows * (half + 1)]], axis=0)),
+        tf.reshape(matrices[..., rows:, :rows], [*leading, half * rows]),
+        tf.reshape(rectangle, [*leading, rows * (half + 1)]),
     ]
-    return tf.ensure_shape(tf.concat(parts, axis=-1), [*matrices.shape[:-2], packed_size(size)])
+    return tf.concat(parts, axis=-1)
 
 
 def unpack(packed: tf.Tensor, size: int) -> tf.Tensor:
@@ -59,14 +53,8 @@ def unpack(packed: tf.Tensor, size: int) -> tf.Tensor:
     return tf.concat([above, tf.concat([below, last], axis=-1)], axis=-2)
 
 
-def pack_arrays(matrices: np.ndarray) -> np.ndarray:
-    """Packs an array as ``pack`` does."""
-    size = matrices.shape[-1]
-    return matrices.reshape(*matrices.shape[:-2], size * size)[..., _elements(size)]
-
-
 def unpack_arrays(packed: np.ndarray, size: int) -> np.ndarray:
-    """Undoes ``pack_arrays``, for d = ``size``."""
+    """Undoes ``pack`` of an array, for d = ``size``."""
     return packed[..., _places(size)].reshape(*packed.shape[:-1], size, size)
 
 
@@ -92,12 +80,3 @@ def _places(size: int) -> np.ndarray:
     in_high = half * rows + (j - rows) * (half + 1) + i - rows + 1
     places = np.where(i < rows, in_low, np.where(j < rows, (i - rows) * rows + j, in_high))
     return places.ravel().astype(np.int32)
-
-
-@lru_cache(maxsize=64)
-def _elements(size: int) -> np.ndarray:
-    """Which element of a matrix, of its lower triangle, each packed number is; int32 [d (d + 1) / 2]."""
-    lower = np.flatnonzero(np.tri(size, dtype=bool)).astype(np.int32)
-    elements = np.empty(packed_size(size), np.int32)
-    elements[_places(size)[lower]] = lower
-    return elements

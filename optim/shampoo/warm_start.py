@@ -35,7 +35,6 @@ _STATISTICS = (
     "statistics.initial",
     "roots.damping",
 )
-_BlockKey = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def take_over(
@@ -45,7 +44,6 @@ def take_over(
 ) -> TakenOver:
     """Writes what is taken of old state into the arrays of the new; see ``DenseOptimizer.take_over``."""
     (options, saved), (old_options, old_saved) = new, old
-    fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
     differing = _differing(options, old_options, _MEANING) or _differing(options, old_options, _GRAFT)
     # Corrected by the number of steps, which is one for all weights.
     counted = options.gradient.beta1 > 0 or isinstance(options.grafting, Adam | LAMB)
@@ -55,10 +53,10 @@ def take_over(
     counted |= decays and (options.corrects or own_norm)
     all_exact = len(moves) == len(saved.shapes) and all(move.exact for _, move in moves.values())
     if differing or not moves:
-        return TakenOver(fresh, differing)
+        return TakenOver.nothing(moves, differing=differing)
     if counted and not all_exact:
-        return TakenOver(
-            fresh, why="averages are corrected by one number of steps, and some weights begin fresh"
+        return TakenOver.nothing(
+            moves, "averages are corrected by one number of steps, and some weights begin fresh"
         )
     averages = _differing(options, old_options, ("momentum", "grafting.momentum"))
     layouts = lay_out(options, saved.shapes), lay_out(old_options, old_saved.shapes)
@@ -67,7 +65,7 @@ def take_over(
         statistics = _differing(options, old_options, ("start_preconditioning_step",))
     if statistics and counted and decays and options.corrects:
         # Second moments that begin at zero would be corrected as old ones are: by nothing.
-        return TakenOver(fresh, statistics)
+        return TakenOver.nothing(moves, differing=statistics)
     preconditioned = set(layouts[0].owners.tolist())
     taken = _averages(options, layouts[0], saved.arrays)
     known = _averages(old_options, layouts[1], old_saved.arrays)
@@ -147,8 +145,7 @@ def _put_averages(
 
 
 def _bases(layout: ShampooLayout, stack: int, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    certified = arrays["shampoo/status"][STATUS.index("certified")]
-    found = []
+    certified, found = arrays["shampoo/status"][STATUS.index("certified")], []
     for factor in (layout.factors[index] for index in layout.stack_factors[stack]):
         is_there = certified[factor.matrices, np.newaxis, np.newaxis] > 0
         root = arrays[f"shampoo/{factor.name}/root"]
@@ -164,19 +161,17 @@ def _take_statistics(
     old_index: int,
 ) -> None:
     """State of a weight's blocks, which may lie elsewhere in the stacks, and of their matrices, with its status."""
-    stacks, old_stacks = (
-        _stacks_of(layout, n) for layout, n in zip(layouts, (index, old_index), strict=True)
-    )
-    for key, (number, members) in stacks.items():
+    layout, old_layout = layouts
+    old_stacks = _stacks_of(old_layout, old_index)
+    for key, (number, members) in _stacks_of(layout, index).items():
         old_number, old_members = old_stacks[key]
-        for kind in ("moment", *(f"diagonal{axis}" for axis in layouts[0].stacks[number].diagonal)):
+        for kind in ("moment", *(f"diagonal{axis}" for axis in layout.stacks[number].diagonal)):
             target = arrays.get(f"shampoo/stack{number}/{kind}")
             if target is not None:
                 target[members] = old_arrays[f"shampoo/stack{old_number}/{kind}"][old_members]
-        for new, old in zip(
-            layouts[0].stack_factors[number], layouts[1].stack_factors[old_number], strict=True
-        ):
-            factor, old_factor = layouts[0].factors[new], layouts[1].factors[old]
+        pairs = zip(layout.stack_factors[number], old_layout.stack_factors[old_number], strict=True)
+        for new, old in pairs:
+            factor, old_factor = layout.factors[new], old_layout.factors[old]
             for kind in ("window", "total", "root"):
                 source = old_arrays[f"shampoo/{old_factor.name}/{kind}"]
                 arrays[f"shampoo/{factor.name}/{kind}"][members] = source[old_members]
@@ -184,11 +179,11 @@ def _take_statistics(
             arrays["shampoo/status"][:, factor.offset + members] = status
 
 
-def _stacks_of(layout: ShampooLayout, index: int) -> dict[_BlockKey, tuple[int, np.ndarray]]:
+def _stacks_of(layout: ShampooLayout, index: int) -> dict[Any, tuple[int, np.ndarray]]:
     """By shape of block, axes and diagonals: the stacks with blocks of a tensor, and which blocks these are."""
-    members = [np.flatnonzero(np.array(stack.owners) == index) for stack in layout.stacks]
-    return {
-        (stack.block, stack.axes, stack.diagonal): (number, members[number])
-        for number, stack in enumerate(layout.stacks)
-        if len(members[number])
-    }
+    found = {}
+    for number, stack in enumerate(layout.stacks):
+        members = np.flatnonzero(np.array(stack.owners) == index)
+        if len(members):
+            found[stack.block, stack.axes, stack.diagonal] = number, members
+    return found
