@@ -17,6 +17,7 @@ from bench_shampoo import reference_shapes
 from reference import table
 
 from ctr.optim.balance import loads
+from ctr.optim.first_order.directions import has_accumulator
 from ctr.optim.shampoo.assignment import blocks_of, step_cost
 from ctr.optim.shampoo.division import Division, assign
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
@@ -35,7 +36,7 @@ def state_bytes(options: ShampooOptions, division: Division) -> int:
     """Bytes of all state of one worker."""
     roots = sum(factor.count * factor.size**2 for factor in division.own.factors)
     statistics = sum(factor.count * packed_size(factor.size) for factor in division.own.factors)
-    kinds = (options.grafting != "sgd") + (options.beta1 > 0) + (options.momentum > 0)
+    kinds = has_accumulator(options.grafting) + (options.gradient.beta1 > 0) + (options.momentum > 0)
     elements = sum(math.prod(division.shape(index)) for index in range(len(division.whole.tensors)))
     held = statistics * (WINDOW + TOTAL) + roots * ROOT
     return held + elements * kinds * ELEMENT + division.whole.matrices * STATUS

@@ -5,6 +5,8 @@
 3. That model goes on with the log's next part, by the logistic and ranking losses of ctr.
 4. `ctr evaluate` measures them all on the last part, which none of them has seen.
 
+The learning rates were chosen on this log, so what is printed shows that all of it works and compares nothing.
+
 pip install "path/to/checkout[train,tfrs]"
 python examples/recommenders_bridge.py [FOLDER]
 """

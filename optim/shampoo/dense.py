@@ -52,7 +52,9 @@ class DenseShampoo:
         self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")
 
     def exchange(self) -> None:
-        self.core.exchange()
+        # Of an accelerator, windows and roots are moved, and float64 stays on the host.
+        with tf.device("CPU:0"):
+            self.core.exchange()
 
     def report(self) -> dict[str, float | int]:
         report = self.core.report()

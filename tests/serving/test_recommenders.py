@@ -67,7 +67,9 @@ def test_it_trains_by_rows_and_by_shampoo_and_goes_on_from_saved_weights(case, t
     assert float(model.compute_loss((ids, clicks))) == pytest.approx(expected, rel=1e-5)
     weights = clicks + 1.0
     assert float(model.compute_loss((ids, clicks, weights))) != float(model.compute_loss((ids, clicks)))
-    shampoo = Shampoo(0.01, early_growth=0.0, start_preconditioning_step=2, statistics_frequency=1)
+    shampoo = Shampoo(
+        0.01, start_preconditioning_step=2, roots={"early_growth": 0.0}, statistics={"frequency": 1}
+    )
     model.compile(
         tfrs.experimental.optimizers.CompositeOptimizer(
             [
