@@ -19,7 +19,7 @@ from reference import table
 from ctr.optim.balance import loads
 from ctr.optim.first_order.directions import has_accumulator
 from ctr.optim.shampoo.assignment import blocks_of, step_cost
-from ctr.optim.shampoo.division import Division, assign
+from ctr.optim.shampoo.division import assign, divide
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.triangles import packed_size
@@ -32,7 +32,7 @@ STATUS = 48
 """Bytes of the status of a matrix, which all workers have."""
 
 
-def state_bytes(options: ShampooOptions, division: Division) -> int:
+def state_bytes(options: ShampooOptions, division: Blocks) -> int:
     """Bytes of all state of one worker."""
     roots = sum(factor.count * factor.size**2 for factor in division.own.factors)
     statistics = sum(factor.count * packed_size(factor.size) for factor in division.own.factors)
@@ -42,11 +42,10 @@ def state_bytes(options: ShampooOptions, division: Division) -> int:
     return held + elements * kinds * ELEMENT + division.whole.matrices * STATUS
 
 
-def divided(options: ShampooOptions, layout: ShampooLayout, size: int) -> list[Division]:
+def divided(options: ShampooOptions, layout: ShampooLayout, size: int) -> list[Blocks]:
     """What each of W workers has."""
-    owners = assign(options, layout, size) if size > 1 else ()
     clusters = [Cluster(rank, tuple(f"worker:{i}" for i in range(size))) for rank in range(size)]
-    return [Division(layout, owners, Workers(cluster)) for cluster in clusters]
+    return [divide(options, Workers(cluster))(layout) for cluster in clusters]
 
 
 def measure(options: ShampooOptions, size: int) -> dict[str, Any]:
