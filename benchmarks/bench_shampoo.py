@@ -74,7 +74,7 @@ def steps_in_turns(
             model.learn(feeds[number % len(feeds)], *numbers)
     for core in cores.values():
         if isinstance(core, ShampooCore):
-            core.host.seconds_waited = 0.0
+            core.exchanged.host.seconds_waited = 0.0
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds):
         for name, model in models.items():

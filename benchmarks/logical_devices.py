@@ -72,7 +72,7 @@ def _first_state(built: Built, lowered: Lowered, kind: str, count: int) -> dict[
         # Of divided tables, ``built`` has the part of the first device only. Tables grow by the first batch.
         alone = build(KINDS[kind], TINY, merged(SMALL, DAMPED))
         alone.step.learning(alone.feeds[0], alone.ramps, alone.rates)
-        whole = alone.variables()
+        whole = alone.state.variables()
     for name in lowered.state:
         if name == CHIP:
             found[name] = np.arange(count, dtype=np.int32)
