@@ -108,12 +108,15 @@ def shampoo_facts(built: Built) -> dict[str, Any] | None:
     core = built.state.dense_optimizer.core
     if not core.layout.factors:
         return None
-    names = ("start_preconditioning_step", "precondition_frequency", "early_growth", "drift_bound", "epsilon")
+    options = core.options
+    names = ("start_preconditioning_step", "precondition_frequency", "epsilon")
+    rules = {name: getattr(options, name) for name in names}
+    rules |= {name: getattr(options.roots, name) for name in ("early_growth", "drift_bound")}
     factors = [
         {"name": f"shampoo/{one.name}", "count": one.count, "size": one.size, "exponent": one.exponent}
         for one in core.layout.factors
     ]
-    return {"options": {name: getattr(core.options, name) for name in names}, "factors": factors}
+    return {"options": rules, "factors": factors}
 
 
 def write_expected(folder: Path, name: str, built: Built, steps: int) -> None:
