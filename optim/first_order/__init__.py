@@ -1,1 +1,1 @@
-"""Online learners of single numbers."""
+"""First-order optimizers: their options and directions, momentum, and online learners of single numbers."""
