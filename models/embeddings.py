@@ -171,6 +171,9 @@ def _expand_with_gradient(
 ) -> tf.Tensor:
     """Computes ``_expand`` with a gradient that is a product with a sparse matrix, made of the plan's ``entries``."""
     columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
+    if not columns:
+        # Features of width 0 have linear weights alone; nothing could be reshaped to rows of no columns.
+        return tf.zeros([tf.shape(plan["single"])[0], singles + count, 0], dtype)
 
     @own_gradient
     def expand(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:

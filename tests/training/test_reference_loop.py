@@ -22,9 +22,17 @@ PRINTED = {
 }
 
 
-@pytest.mark.parametrize("optimizer", [{}, {"dense": {"shampoo": PRINTED}}], ids=["default", "shampoo"])
-def test_predictions_are_those_of_the_formulas(optimizer, log, tmp_path, read_predictions):
-    config = parse_model(TrainConfig, {**SMALL, "optimizer": optimizer}, "test")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": {"dense": {"shampoo": PRINTED}}},
+        {"model": {**SMALL["model"], "widths": {"user": 0, "tags": 0, "position": 0}}},
+    ],
+    ids=["default", "shampoo", "features of linear weights alone"],
+)
+def test_predictions_are_those_of_the_formulas(changes, log, tmp_path, read_predictions):
+    config = parse_model(TrainConfig, {**SMALL, **changes}, "test")
     train(log, config, tmp_path / "run")
     expected = progressive_logits(log, config)
     found = read_predictions(tmp_path / "run")["logit"]
