@@ -33,7 +33,8 @@ from accelerators.kinds import KINDS, SMALL, SMALL_ROOTS, build
 from accelerators.lowering import all_reduced_bytes, output_aliases
 from accelerators.replicas import Replicas
 from accelerators.roofline import roofline, touched_bytes
-from reference import REFERENCE, TINY, Size, table
+from reference import REFERENCE, TINY, Size
+from runner import table
 
 from ctr.experiments.config import merged
 from ctr.io.files import write_atomic_bytes
