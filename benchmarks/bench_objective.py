@@ -93,11 +93,13 @@ def steps(
     return {name: row | {"feed_ms": models[name].feed_ms} for name, row in found.items()}
 
 
-def measure(batch: int = 4096, rounds: int = 12) -> dict[str, Any]:
-    """Of all variants, on a log of their own."""
+def measure(
+    batch: int = 4096, rounds: int = 12, variants: tuple[str, ...] = tuple(VARIANTS)
+) -> dict[str, Any]:
+    """Of variants, on a log of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        return steps(make_log(Path(folder) / "log", (FEEDS + 1) * batch), batch, rounds)
+        return steps(make_log(Path(folder) / "log", (FEEDS + 1) * batch), batch, rounds, variants)
 
 
 if __name__ == "__main__":
-    main(measure, {"batch": 64, "rounds": 1})
+    main(measure, {"batch": 64, "rounds": 1, "variants": ("logistic", "ranking")})

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from ctr.io.hashing import uniform_hash
-from defaults.worlds import Feature, World
+from many_logs.worlds import Feature, World
 
 START_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000
