@@ -19,17 +19,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from reference import MODEL, ZIPF
+from processes import run_command
+from reference import MODEL, ZIPF, Size, publish_rows, zipf_ids
 from runner import compare, main, repeat
 
-from ctr.config import parse_model
+from ctr.config import dump_yaml, parse_model
+from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
-from ctr.serving.export import publish
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
-from ctr.training.device import resolve_compute_dtype
-from ctr.training.run.snapshot import Snapshot
-from ctr.training.state import TrainState
 
 FEATURES, UI_FEATURES, WIDTH = 26, 4, 16
 SMALL_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -50,16 +48,17 @@ def make_schema(buckets: int) -> Schema:
 
 
 def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str, buckets: int) -> Scorer:
-    """A model with fresh weights, exported and loaded."""
-    config = parse_model(TrainConfig, {"model": model, "compute_dtype": compute_dtype}, "benchmark")
-    schema, dtype = make_schema(buckets), resolve_compute_dtype(config)
-    layouts = config.table_layouts(schema)
-    state = TrainState(layouts, config, dtype)
-    position = {"examples": 1, "batches": 1, "trained_examples": 10**9}
-    progress = {"position": position, "window_times": [0, 0], "consumed": []}
-    parts = state.tables.weights, {}, {}, state.architecture, state.weights
-    snapshot = Snapshot(folder, config, schema, dtype, layouts, *parts, progress)
-    return Scorer(publish(snapshot, folder / "models").path)
+    """A model that has learned from a batch, exported and loaded."""
+    schema, log = make_schema(buckets), folder / "log"
+    folder.mkdir()
+    create_log(log, schema)
+    ids = zipf_ids(np.random.default_rng(0), 64, Size(buckets=buckets))
+    publish_rows(log, schema, ids, ids[:, 0] % 2, np.arange(len(ids)))
+    content = {"model": model, "compute_dtype": compute_dtype}
+    (folder / "config.yaml").write_text(dump_yaml(parse_model(TrainConfig, content, "benchmark")))
+    run_command("train", log, "--config", folder / "config.yaml", "--out", folder / "run", "-q")
+    run_command("export", folder / "run", "--out", folder / "models")
+    return Scorer(next((folder / "models").glob("[0-9]*")))
 
 
 def draw_rows(rng: np.random.Generator, rows: int) -> Columns:

@@ -5,8 +5,8 @@
 
 For each batch size, 2048 first:
 
-1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal numbers of tries
-   (convergence_search.py), on a short simulated log, by the excess of its last half.
+1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal numbers of
+   tries (convergence_search.py), on a short simulated log, by the excess of its last half.
 2. *Confirmation*: the winner, and it with its dense rate doubled and halved, on a long log of another world; the
    best of them with further seeds. From these runs come the steps to a baseline's final excess (convergence_curves.py).
 3. *Ablations* of Shampoo + Nesterov at batch 2048, on the short log with another seed.

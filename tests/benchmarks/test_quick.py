@@ -1,0 +1,98 @@
+"""Every benchmark, made tiny: it runs, and all that it measures is a number."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
+# Programs that wait for a clock on the wall, or take long also when tiny.
+SOAK = ("bench_live", "search", "convergence")
+NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*CAMPAIGNS, "scale_model"})
+
+
+def run(name: str, path: Path, *words: str) -> dict[str, Any]:
+    command = [sys.executable, f"benchmarks/{name}.py", "--quick", "--json", str(path), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
+    assert not done.returncode, done.stderr[-3000:]
+    return json.loads(path.read_text())
+
+
+def numbers(node: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers of a document with where they stand."""
+    if isinstance(node, dict | list):
+        for name, inner in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from numbers(inner, f"{path}/{name}")
+    elif isinstance(node, int | float) and not isinstance(node, bool):
+        yield path, node
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if name in SOAK else ()) for name in NAMES]
+)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out")] if name in CAMPAIGNS else []
+    found = run(name, tmp_path / "found.json", *out)
+    measured = list(
+        numbers({key: value for key, value in found.items() if key not in ("environment", "options")})
+    )
+    assert len(measured) > 1
+    assert all(math.isfinite(value) for _, value in measured)
+    # What may be nothing: waiting, and what is below the resolution of a clock.
+    times = [(where, value) for where, value in measured if where.endswith(("/ms", "per_second", "/seconds"))]
+    assert all(value >= 0 for _, value in times)
+    assert any(value > 0 for _, value in measured)
+
+
+@pytest.mark.slow
+def test_a_campaign_goes_on_where_it_stood(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--only", "coupons", "questions", "mind"]
+    first = run("defaults", tmp_path / "a.json", *words, "--systems", "truth")
+    assert set(first["logs"]) == {"coupons-600", "questions-600"}
+    kept = {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")}
+    assert len(kept) == 2
+    again = run("defaults", tmp_path / "b.json", *words, "--systems", "truth")
+    assert {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")} == kept
+    assert again["logs"] == first["logs"]
+
+
+@pytest.mark.slow
+def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path: Path) -> None:
+    found = run("bench", tmp_path / "found.json")
+    parts = (
+        "step",
+        "limit",
+        "end_to_end",
+        "profile",
+        "scaling",
+        "shampoo",
+        "objective",
+        "metrics",
+        "start",
+        "memory",
+    )
+    assert {*parts, "ids", "targets"} <= set(found)
+    assert all(math.isfinite(value) for _, value in numbers({part: found[part] for part in parts}))
+    arms = found["step"]["arms"]
+    assert {"ctr float32", "ctr bfloat16", "Keras 2 float32", "Keras 3 mixed_bfloat16"} <= set(arms)
+    # All arms begin at the loss of a coin, and learn.
+    assert all(arm["first_loss"] == pytest.approx(math.log(2), abs=0.1) for arm in arms.values())
+    assert all(arm["last_loss"] < arm["first_loss"] for arm in arms.values())
+    assert len(found["targets"]) == 17
+
+
+def test_an_unknown_name_is_refused() -> None:
+    for words, line in (
+        (["bench.py", "--only", "step", "steps"], "bench.py: error: no part steps; there are step, limit"),
+        (["defaults.py", "--only", "nowhere"], "defaults.py: error: no log nowhere; there are hotels, "),
+    ):
+        command = [sys.executable, f"benchmarks/{words[0]}", *words[1:]]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 1 and line in done.stderr
