@@ -20,7 +20,6 @@ from ctr.data.mapping import Mapping
 from ctr.data.reader import read_rows
 from ctr.eval.progressive import ProgressiveMetrics
 
-
 WORLDS = {world.name: world for world in (*worlds.TO_CHOOSE, *worlds.TO_REPORT)}
 
 

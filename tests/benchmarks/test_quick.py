@@ -1,7 +1,9 @@
 """Every benchmark, made tiny: it runs, and all that it measures is a number."""
 
+import ast
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,3 +98,24 @@ def test_an_unknown_name_is_refused() -> None:
         command = [sys.executable, f"benchmarks/{words[0]}", *words[1:]]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 1 and line in done.stderr
+
+
+def documented_commands() -> Iterator[tuple[str, list[str]]]:
+    """Each benchmark that a document runs, with the options that it gives."""
+    for path in (*(ROOT / "docs").glob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").glob("*.py")):
+        for name, words in re.findall(r"python benchmarks/([a-z_]+)\.py([^`#|\n]*)", path.read_text()):
+            yield name, re.findall(r"--([a-z-]+)", words)
+
+
+def test_documented_options_are_there() -> None:
+    commands = list(documented_commands())
+    assert {"bench", "convergence", "growth", "id_memory", "scale_model"} <= {name for name, _ in commands}
+    for name, options in commands:
+        source = (ROOT / "benchmarks" / f"{name}.py").read_text()
+        functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
+        of_runner = [one for one in functions if one.name == "measure" and "main(measure" in source]
+        known = {argument.arg for one in of_runner for argument in one.args.args} | {"quick", "json", "help"}
+        own = set(re.findall(r'add_argument\("--([a-z-]+)"', source))
+        for option in options:
+            plain = option.removeprefix("no-").replace("-", "_")
+            assert plain in known or option in own, f"{name}.py --{option}"
