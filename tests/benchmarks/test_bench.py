@@ -80,3 +80,8 @@ def test_an_overhead_is_a_ratio_without_its_1() -> None:
         ("12.0%", "at most 25.0%", True),
         ("12.0%", "at most 10.0%", False),
     ]
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"error: no part steps; there are step, limit"):
+        bench.measure(only=("step", "steps"))

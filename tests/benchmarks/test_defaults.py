@@ -231,3 +231,10 @@ def test_verdicts(tmp_path: Path) -> None:
     assert defaults.judge([high], [good], "logloss").word == "NO"
     assert defaults.judge_calibration([good]) in ("yes", "within interval")
     assert defaults.judge_calibration([high]) == "NO"
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="error: no log nowhere; there are hotels, "):
+        defaults.measure(tmp_path, only=("nowhere",))
+    with pytest.raises(SystemExit, match="error: no system ctx; there are ctr, lr, "):
+        defaults.measure(tmp_path, systems=("ctx",))

@@ -90,16 +90,6 @@ def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path
     assert len(found["targets"]) == 17
 
 
-def test_an_unknown_name_is_refused() -> None:
-    for words, line in (
-        (["bench.py", "--only", "step", "steps"], "bench.py: error: no part steps; there are step, limit"),
-        (["defaults.py", "--only", "nowhere"], "defaults.py: error: no log nowhere; there are hotels, "),
-    ):
-        command = [sys.executable, f"benchmarks/{words[0]}", *words[1:]]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 1 and line in done.stderr
-
-
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
     """Each benchmark that a document runs, with the options that it gives."""
     for path in (*(ROOT / "docs").glob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").glob("*.py")):
@@ -113,7 +103,9 @@ def test_documented_options_are_there() -> None:
     for name, options in commands:
         source = (ROOT / "benchmarks" / f"{name}.py").read_text()
         functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
-        of_runner = [one for one in functions if one.name == "measure" and "main(measure" in source]
+        of_runner = [
+            one for one in functions if one.name == "measure" and re.search(r"main\(\s*measure", source)
+        ]
         known = {argument.arg for one in of_runner for argument in one.args.args} | {"quick", "json", "help"}
         own = set(re.findall(r'add_argument\("--([a-z-]+)"', source))
         for option in options:
