@@ -98,7 +98,7 @@ $(TPU_INSTALLED): NEEDS := : libtpu, the TPU's compiler, is for Linux on x86-64 
 	@touch $@
 
 tpu: $(TPU_INSTALLED)
-	$(TPU_BIN)/python benchmarks/tpu.py --out runs/tpu.json
+	$(TPU_BIN)/python benchmarks/tpu.py --json runs/tpu.json
 
 tpu-small: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/tpu.py --small --chips v5e
