@@ -1,12 +1,11 @@
-"""The map of growing ids: lookups, learned and new ids a second, and bytes an id, beside hash tables of libraries.
+"""The hash table of growing ids: lookups and new ids a second, and bytes an id, beside those of libraries.
 
     python benchmarks/bench_ids.py [--known 2600000] [--distinct 35000] [--new 2000] [--rounds 30]
 
 All arms know the same ids of 26 features, look up the distinct ids of a batch, and add a few new ones. An arm of a
-library gets what the map's own table does as well: one number for a feature and a fingerprint, and the check that the
+library gets what our own table does as well: one number for a feature and a fingerprint, and the check that the
 id found is the one asked for, since it may have been evicted. Times are those of the processor, over all threads:
-TensorFlow's table uses several, which a training step would be without. ``learn`` is all that a batch costs: finding,
-counting, admitting, and for ``churn`` also evicting and rebuilding the table. Its limit: misses of the caches.
+TensorFlow's table uses several, which a training step would be without. Its limit: misses of the caches.
 """
 
 import os
@@ -21,13 +20,9 @@ import tensorflow as tf
 from pandas._libs.hashtable import Int64HashTable
 from runner import Numbers, compare, main
 
-from ctr.training.ids.config import AdmissionConfig, EvictionConfig
-from ctr.training.ids.id_map import GrowingFeature, IdMap
 from ctr.training.ids.id_table import IdTable, mix
 
 FEATURES = 26
-CHURN_SHARE = 1 / 16
-BLOCK = 2**16
 Ids = tuple[np.ndarray, np.ndarray]
 
 
@@ -154,52 +149,13 @@ def tables(known: Ids, made: list[tuple[Ids, Ids]]) -> dict[str, dict[str, Any]]
     return {name: built[name] | row for name, row in found.items()}
 
 
-def make_map(capacity: int, known: Ids) -> IdMap:
-    features = [GrowingFeature(f"f{number}", 9 * number + 1, 8, capacity) for number in range(FEATURES)]
-    made = IdMap(features, 9 * FEATURES, AdmissionConfig(), EvictionConfig(share=CHURN_SHARE))
-    for begin in range(0, len(known[0]), BLOCK):
-        part = [ids[begin : begin + BLOCK] for ids in known]
-        made.learn(*part, np.ones(len(part[0]), np.int64), begin)
-    return made
-
-
-def of_map(capacity: int, known: Ids, made: list[tuple[Ids, Ids]]) -> dict[str, float]:
-    """What a map does with a batch: with room for all ids, or full, so that each new id lets another one go."""
-    counts, one = np.ones(len(made[0][0][0]), np.int64), make_map(capacity, known)
-
-    def evicted() -> int:
-        return sum(feature.evicted for feature in one.counters().values())
-
-    before, look_up, learn = evicted(), [], []
-    for number, (ids, _) in enumerate(made):
-        look_up.append(worked_ms(lambda ids=ids: one.look_up(*ids)))
-        learn.append(worked_ms(lambda ids=ids, at=10**9 + number: one.learn(*ids, counts, at)))
-    saved = one.to_arrays()
-    return {
-        "look_up_ms": float(np.median(look_up)),
-        "learn_ms": float(np.median(learn)),
-        # Evictions are rare and long: the mean has them in proportion.
-        "learn_mean_ms": float(np.mean(learn)),
-        "learn_max_ms": float(np.max(learn)),
-        "evicted": evicted() - before,
-        "bytes_per_id": one.nbytes / len(one.occupants().rows),
-        "save_ms": worked_ms(one.to_arrays),
-        "restore_ms": worked_ms(lambda: one.restore(saved)),
-    }
-
-
 def measure(
     known: int = 2_600_000, distinct: int = 35_000, new: int = 2_000, rounds: int = 30
 ) -> dict[str, Any]:
     """With so many known ids, so many of a batch, and so many new ones among them."""
     random = np.random.default_rng(0)
     ids = draw_ids(random, known)
-    made = batches(random, ids, distinct, new, rounds + 1)
-    capacities = {"roomy": 2**22, "churn": known // FEATURES}
-    return {
-        "tables": tables(ids, made),
-        "map": {name: of_map(capacity, ids, made) for name, capacity in capacities.items()},
-    }
+    return {"tables": tables(ids, batches(random, ids, distinct, new, rounds + 1))}
 
 
 if __name__ == "__main__":

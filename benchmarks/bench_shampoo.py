@@ -6,8 +6,7 @@ training_step          the step of the reference model with AdaGrad and with Sha
                        root interval each; all roots are computed anew at each exchange, on the same processors
 optimizer_step         the optimizer alone, on gradients of those shapes: all blocks of a shape in one product, against
                        a product for each block of each variable, and against whole variables without blocks
-family_step            its relatives alone, statistics as often as by default, without roots
-family_training_step   the training step with each of them, with roots, bases and inverses
+family_training_step   the training step with each of Shampoo's relatives, with roots, bases and inverses
 memory                 bytes of statistics and roots beside PSO table 2
 
 The limit of all but the last is the FLOPs of the products.
@@ -26,12 +25,8 @@ from own import make_model
 from reference import ADAGRAD, REFERENCE, Size, dense_shapes
 from runner import Numbers, compare, main, timed
 
-from ctr.optim.adafactor.core import AdafactorCore
-from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.contrib.presets import soap
 from ctr.optim.shampoo import layout as optimizer_layout
 from ctr.optim.shampoo.blocks import Stack, TensorLayout, lay_out_tensor
-from ctr.optim.shampoo.methods import KL, EigenvalueCorrected
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions, Statistics
 
@@ -168,27 +163,6 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
     return compare(arms, rounds)
 
 
-def family_step(rounds: int) -> dict[str, dict[str, Any]]:
-    """A step of Shampoo's relatives alone, in turns of ten, in which statistics are collected once."""
-    gradients = random_gradients()
-    kinds = {
-        "adagrad": ShampooOptions(start_preconditioning_step=None),
-        "shampoo": ShampooOptions(),
-        "eigenvalue_corrected": ShampooOptions(method=EigenvalueCorrected()),
-        "soap": soap().options,
-        "kl_shampoo": ShampooOptions(method=KL(), beta2=0.95),
-    }
-    steps = {}
-    for name, options in kinds.items():
-        core = ShampooCore(options, zeros())
-        steps[name] = settled_step(core, gradients)
-        core.exchanged.status[0].assign(tf.ones_like(core.exchanged.status[0]))
-    adafactor = AdafactorCore(AdafactorOptions(), zeros())
-    steps["adafactor"] = tf.function(lambda: adafactor.update(gradients, 0.0), autograph=False)
-    arms = {name: timed(lambda step=step: [step() for _ in range(10)], 10) for name, step in steps.items()}
-    return compare(arms, rounds)
-
-
 def memory() -> dict[str, dict[str, float]]:
     """Entries of the statistics, by PSO table 2 of order m n in blocks and m^2 + n^2 whole; bytes with roots."""
     shapes = [shape for shape in dense_shapes() if len(shape) == 2 and 1 not in shape]
@@ -213,13 +187,12 @@ def measure(
     blocks: tuple[int, ...] = (256, 128, 64),
     turn: int = 0,
 ) -> dict[str, Any]:
-    """All five; ``turn`` steps make a turn, by default those from one exchange of roots to the next."""
+    """All four; ``turn`` steps make a turn, by default those from one exchange of roots to the next."""
     turn = turn or ShampooOptions().precondition_frequency
     sizes = {batch: replace(REFERENCE, batch=batch) for batch in batches}
     return {
         "memory": memory(),
         "optimizer_step": {f"blocks of {size}": optimizer_step(20 * rounds, size) for size in blocks},
-        "family_step": family_step(2 * rounds),
         "family_training_step": family_training_step(sizes[batches[0]], rounds, turn),
         "training_step": {str(batch): training_step(size, rounds, turn) for batch, size in sizes.items()},
     }
