@@ -1,13 +1,11 @@
 """The logs of ``defaults.py``: twenty simulated worlds, and the real logs of a folder where they are.
 
-Each is ingested twice from the same raw files: as anyone would, without a number of buckets; and with 2^31 buckets
-for what is hashed, so that practically each value has its own id, for systems outside of this project.
+Each is ingested as anyone would, without a number of buckets, so that practically each value has its own id.
 
 ::
 
     FOLDER/raw/      of a simulated world: its table and its mapping
     FOLDER/log/      the example log
-    FOLDER/exact.npz the columns in the order of the log (``ExactLog``)
     FOLDER/log.json  its shape, written last
 """
 
@@ -21,19 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
-import yaml
 from runner import kept
 
-from ctr.config import read_yaml
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import FORMATS_FOLDER, load_mapping
 from ctr.data.reader import join_rows, read_rows
-from ctr.io.files import write_atomic
 from ctr.pipelines.ingest.run import ingest
 from many_logs.generate import write_world
 from many_logs.worlds import TO_CHOOSE, TO_REPORT, World
-
-EXACT_BUCKETS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -131,13 +124,29 @@ class Log:
 
     @cached_property
     def exact(self) -> ExactLog:
-        """Its columns."""
-        with np.load(self.folder / "exact.npz") as file:
-            arrays = dict(file)
-        names = [key.removeprefix("values.") for key in arrays if key.startswith("values.")]
-        multivalent = {name: (arrays.pop(f"values.{name}"), arrays.pop(f"offsets.{name}")) for name in names}
-        features = tuple(map(str, arrays.pop("features")))
-        return ExactLog(features, multivalent=multivalent, **arrays)
+        """Its columns, the ids of each feature numbered."""
+        schema = read_schema(self.path)
+        rows = join_rows(list(read_rows(self.path, schema, read_manifests(self.path))))
+        begins = rows.query_begins()
+        raw, probability = self.folder / "raw" / "rows.parquet", None
+        if raw.exists():
+            truth = pq.read_table(raw, columns=["example_id", "probability"])
+            probability = np.empty(len(rows))
+            probability[truth.column("example_id").to_numpy()] = truth.column("probability").to_numpy()
+            probability = probability[rows.example_id]
+        ids = np.empty(rows.ids.shape, np.int32)
+        for place, column in enumerate(rows.ids.T):
+            ids[:, place] = _numbered(column)
+        return ExactLog(
+            tuple(schema.single_valued),
+            ids,
+            {name: (_numbered(values), offsets) for name, (values, offsets) in rows.multivalent.items()},
+            rows.label,
+            np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(rows)))),
+            rows.query_id,
+            rows.example_id,
+            probability,
+        )
 
 
 def absent(source: Source, data: Path | None) -> str:
@@ -173,49 +182,16 @@ def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | No
             raw, mapping = data / source.path, FORMATS_FOLDER / f"{source.format}.yaml"
         # What `ctr ingest` calls; not the command, whose start takes longer than a small log.
         ingest(load_mapping(mapping), [raw], folder / "log")
-        return _write_exact(folder, mapping, raw)
+        exact = Log(source, folder, {}).exact
+        return {
+            "rows": exact.rows,
+            "queries": len(exact.query_begins) - 1,
+            "clicks": int(exact.label.sum()),
+            "features": len(exact.features) + len(exact.multivalent),
+        }
 
     return Log(source, folder, kept(folder / "log.json", make))
 
 
-def _write_exact(folder: Path, mapping: Path, raw: Path) -> dict[str, Any]:
-    """Writes ``exact.npz`` from a log with as many buckets as there can be, which is then removed."""
-    content = read_yaml(mapping, "mapping")
-    for feature in content["features"]:
-        if feature["kind"] != "number" and "vocabulary" not in feature:
-            feature["buckets"] = EXACT_BUCKETS
-    exact_mapping, log = folder / "exact.yaml", folder / "exact_log"
-    exact_mapping.write_text(yaml.safe_dump(content, sort_keys=False))
-    ingest(load_mapping(exact_mapping), [raw], log)
-    schema = read_schema(log)
-    rows = join_rows(list(read_rows(log, schema, read_manifests(log))))
-    begins = rows.query_begins()
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "features": np.array(schema.single_valued),
-        "ids": np.stack([_numbered(column) for column in rows.ids.T], axis=1)
-        if rows.ids.size
-        else np.zeros(rows.ids.shape, np.int32),
-        "label": rows.label,
-        "query": np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(rows)))),
-        "query_id": rows.query_id,
-        "example_id": rows.example_id,
-    }
-    for name, (values, offsets) in rows.multivalent.items():
-        arrays |= {f"values.{name}": _numbered(values), f"offsets.{name}": offsets}
-    if (raw / "rows.parquet").exists():
-        truth = pq.read_table(raw / "rows.parquet", columns=["example_id", "probability"])
-        by_id = np.empty(len(rows))
-        by_id[truth.column("example_id").to_numpy()] = truth.column("probability").to_numpy()
-        arrays["probability"] = by_id[rows.example_id]
-    write_atomic(folder / "exact.npz", lambda file: np.savez(file, **arrays))
-    shutil.rmtree(log)
-    return {
-        "rows": len(rows),
-        "queries": len(begins),
-        "clicks": int(rows.label.sum()),
-        "features": len(schema.single_valued) + len(schema.multivalent),
-    }
-
-
-def _numbered(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _numbered(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     return np.unique(ids, return_inverse=True)[1].astype(np.int32)

@@ -16,15 +16,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import tensorflow as tf
 from processes import run_command
 from runner import kept
 
 from ctr.config import apply_settings, parse_model
-from ctr.data.log import create_log
-from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition, shard_schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import read_run
 from ctr.io.errors import InputError
@@ -139,12 +135,9 @@ def _train_linear(log: Log, rate: float, scratch: Path) -> ProgressiveMetrics:
         "compute_dtype=float32",
         "record_predictions=false",
     )
-    write_numbered_log(log.exact, scratch / "log")
     try:
         # In this process: to start another one takes longer than most logs.
-        train(
-            scratch / "log", parse_model(TrainConfig, apply_settings({}, sets), "benchmark"), scratch / "run"
-        )
+        train(log.path, parse_model(TrainConfig, apply_settings({}, sets), "benchmark"), scratch / "run")
     finally:
         tf.keras.backend.clear_session()
     return read_run(scratch / "run").metrics
@@ -170,32 +163,3 @@ def scored(log: ExactLog, logit: npt.NDArray[np.float64]) -> ProgressiveMetrics:
         metrics.update(log.label[part], logit[part], np.ones(last - first), log.query_id[part])
         first = last
     return metrics
-
-
-def write_numbered_log(log: ExactLog, folder: Path) -> None:
-    """Writes an example log in which each value of a feature has its own id."""
-    sizes = dict(zip(log.features, log.ids.max(axis=0, initial=0) + 1, strict=True))
-    features = [Category(name=name, source=name, buckets=max(int(size), 2)) for name, size in sizes.items()]
-    for name, (values, _) in log.multivalent.items():
-        buckets = max(int(values.max(initial=0)) + 1, 2)
-        features.append(Category(name=name, source=name, buckets=buckets, multivalent=True))
-    schema = Schema(features=tuple(features))
-    ones = np.ones(log.rows, np.float32)
-    columns: dict[str, Any] = {
-        # The order is all that a learner without features of time sees of it.
-        "query_time": log.query + 1,
-        "timestamp": log.query + 1,
-        "query_id": log.query_id,
-        "example_id": log.example_id,
-        "label": log.label.astype(np.int8),
-        "train_weight": ones,
-        "metric_weight": ones,
-    }
-    if log.features:
-        columns["ids"] = pack_ids(log.ids)
-    for name, (values, offsets) in log.multivalent.items():
-        columns[name] = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, pa.int32()))
-    form = shard_schema(schema)
-    table = pa.table([pa.array(columns[name]) for name in form.names], names=form.names).cast(form)
-    create_log(folder, schema)
-    publish_partition(folder, schema, 0, int(log.query[-1]) + 2, table)

@@ -1,4 +1,4 @@
-"""The benchmark of the defaults: its worlds, the text that Vowpal Wabbit reads, its verdicts, and a tiny run."""
+"""The benchmark of the defaults: its worlds, the text that Vowpal Wabbit reads, and its verdicts."""
 
 import tempfile
 from collections.abc import Iterator
@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from many_logs import generate, logs, systems, vowpal, worlds
 
-from ctr.data.log import read_manifests, read_schema
+from ctr.data.log import read_manifests
 from ctr.data.mapping import Mapping
-from ctr.data.reader import read_rows
 from ctr.eval.progressive import ProgressiveMetrics
 
 WORLDS = {world.name: world for world in (*worlds.TO_CHOOSE, *worlds.TO_REPORT)}
@@ -182,17 +181,6 @@ def test_vowpal_wabbit_predicts_a_query_before_it_learns_any_of_it(tmp_path: Pat
             workspace.finish_example(example)
         begin += size
     np.testing.assert_allclose(found, expected, atol=2e-6)
-
-
-def test_a_numbered_log_has_every_value_apart(tmp_path: Path) -> None:
-    log = small_log([2, 3, 1, 4])
-    systems.write_numbered_log(log, tmp_path)
-    (rows,) = read_rows(tmp_path, read_schema(tmp_path), read_manifests(tmp_path))
-    assert not rows.fault.any()
-    np.testing.assert_array_equal(rows.ids, log.ids)
-    np.testing.assert_array_equal(rows.multivalent["tags"][0], log.multivalent["tags"][0])
-    np.testing.assert_array_equal(rows.label, log.label)
-    np.testing.assert_array_equal(rows.query_id, log.query_id)
 
 
 def result(folder: Path, name: str, label: np.ndarray, logit: np.ndarray) -> Any:

@@ -56,11 +56,13 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_campaign_goes_on_where_it_stood(tmp_path: Path) -> None:
     words = ["--out", str(tmp_path), "--only", "coupons", "questions", "mind"]
-    first = run("defaults", tmp_path / "a.json", *words, "--systems", "truth")
+    first = run("defaults", tmp_path / "a.json", *words)
     assert set(first["logs"]) == {"coupons-600", "questions-600"}
+    assert all({"truth", "lr_best"} <= set(row) for row in first["logs"].values())
     kept = {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")}
-    assert len(kept) == 2
-    again = run("defaults", tmp_path / "b.json", *words, "--systems", "truth")
+    # Of two logs the truth and three rates.
+    assert len(kept) == 8
+    again = run("defaults", tmp_path / "b.json", *words)
     assert {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")} == kept
     assert again["logs"] == first["logs"]
 
