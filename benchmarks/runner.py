@@ -284,8 +284,9 @@ def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -
     given: dict[str, Any] = {"default": argparse.SUPPRESS, "help": shown}
     if isinstance(default, bool):
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
-    elif isinstance(default, tuple):
-        parser.add_argument(flag, nargs="*", type=type(default[0]) if default else str, **given)
+        return
+    kind = get_args(parameter.annotation)
+    if isinstance(default, tuple):
+        parser.add_argument(flag, nargs="*", type=kind[0], **given)
     else:
-        kind = get_args(parameter.annotation)[0] if default is None else type(default)
-        parser.add_argument(flag, type=kind, **given)
+        parser.add_argument(flag, type=kind[0] if default is None else type(default), **given)
