@@ -98,10 +98,10 @@ $(TPU_INSTALLED): NEEDS := : libtpu, the TPU's compiler, is for Linux on x86-64 
 	@touch $@
 
 tpu: $(TPU_INSTALLED)
-	$(TPU_BIN)/python benchmarks/tpu.py --out runs/tpu.json
+	$(TPU_BIN)/python benchmarks/tpu.py --json runs/tpu.json
 
 tpu-small: $(TPU_INSTALLED)
-	$(TPU_BIN)/python benchmarks/tpu.py --small --chips v5e
+	$(TPU_BIN)/python benchmarks/tpu.py --small --chips v5e --json runs/tpu-small.json
 	$(TPU_BIN)/python benchmarks/logical_devices.py
 	$(TPU_BIN)/python benchmarks/accelerator.py --small --steps 12 --out runs/accelerator-small
 	$(TPU_BIN)/python runs/accelerator-small/run.py --seconds 0.1

@@ -1,74 +1,211 @@
 """How fast it is, beside what people use and beside what the machine could do. `make bench` runs it whole.
 
-    python benchmarks/bench.py [--only step,limit] [--rounds 6] [--json runs/bench.json] [--quick] [--no-compile]
+    python benchmarks/bench.py [--only step limit] [--rounds 6] [--json runs/bench.json] [--quick] [--no-compile]
 
-Arms of a comparison take turns after a first turn of each; a ratio is the median over the rounds of the ratio within a
-round, with its quartiles. At the end a table says which targets are met. docs/speed.md says what each number means.
+Arms of a comparison take turns after a first turn of each; a ratio is the geometric mean of the ratios within a round,
+with its 95% interval. At the end a table says which targets are met. docs/speed.md says what each number means.
 """
 
-import argparse
-import json
 import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from parts import end_to_end, ids, limit, memory, metrics, objective, profile, scaling, shampoo, start, step
+import bench_objective
+import bench_shampoo
+from parts import limit, log, profile, scaling, start, step
 from parts.setting import Setting
-from targets import judge, targets_report
+from reference import ADAGRAD
+from runner import Found, main, show, table
 
-from ctr.training.config import TrainConfig
-from ctr.training.device import describe_environment
+ALL_LOSSES = "ranking, distillation, constraints"
+
+
+def shampoo(setting: Setting) -> dict[str, Any]:
+    """By the size of the batch. Rounds are long: a whole interval of roots each."""
+    rounds = max(2, setting.rounds // 3)
+    size = replace(setting.size, feeds=2) if setting.quick else setting.size
+    return {
+        str(batch): bench_shampoo.training_step(
+            replace(size, batch=64 if setting.quick else batch), rounds, 4 if setting.quick else None
+        )
+        for batch in (4096, 16384)
+    }
+
+
+def objective(setting: Setting) -> dict[str, Any]:
+    """What ranking, distillation and bias constraints add together, on a simulated log."""
+    with tempfile.TemporaryDirectory() as folder:
+        simulated = bench_objective.make_log(
+            Path(folder) / "log", (bench_objective.FEEDS + 1) * setting.size.batch
+        )
+        return bench_objective.steps(
+            simulated, setting.size.batch, setting.rounds, ("logistic", ALL_LOSSES), ADAGRAD
+        )
+
 
 PARTS = {
-    "step": step,
-    "limit": limit,
-    "end_to_end": end_to_end,
-    "profile": profile,
-    "scaling": scaling,
+    "step": step.measure,
+    "limit": limit.measure,
+    "end_to_end": log.end_to_end,
+    "profile": profile.measure,
+    "scaling": scaling.measure,
     "shampoo": shampoo,
     "objective": objective,
-    "metrics": metrics,
-    "start": start,
-    "memory": memory,
-    "ids": ids,
+    "metrics": log.metrics,
+    "start": start.start,
+    "memory": start.memory,
+    "ids": log.ids,
 }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", type=_parts, default=list(PARTS), help=f"of {','.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=Setting.rounds, help="turns of each arm")
-    parser.add_argument(
-        "--quick", action="store_true", help="a small run of every part, whose numbers mean nothing"
-    )
-    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
-    parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), help="where the numbers go")
-    arguments = parser.parse_args(argv)
-    setting = Setting(1 if arguments.quick else arguments.rounds, arguments.quick, not arguments.no_compile)
-    found: dict[str, Any] = {"environment": describe_environment(TrainConfig()), "rounds": setting.rounds}
-    for name in arguments.only:
+@dataclass(frozen=True)
+class Target:
+    """A promise.
+
+    Attributes:
+        what: it is about.
+        path: of its number in what was found; the first name is that of the part.
+        limit: the number is at least this, or with ``below`` at most.
+        unit: as a format of the number.
+        minus: what is taken from it: 1 of a ratio of which only the overhead counts.
+    """
+
+    what: str
+    path: tuple[str, ...]
+    limit: float
+    unit: str
+    below: bool = False
+    minus: float = 0.0
+
+    def value(self, found: Found) -> float:
+        node: Any = found
+        for name in self.path:
+            node = node[name]
+        return float(node["ratio"] if isinstance(node, Mapping) else node) - self.minus
+
+
+def has_matrix_units() -> bool:
+    """Whether this processor has AMX."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()
+
+
+AMX = has_matrix_units()
+TARGETS = (
+    Target(
+        "step, over the fastest of Keras and PyTorch in bfloat16",
+        ("step", "over_fastest_bfloat16", "times_as_fast"),
+        1.2 if AMX else 1.5,
+        "{:.2f}x",
+    ),
+    Target(
+        "step in float32, over the fastest of Keras and PyTorch in float32",
+        ("step", "over_fastest_float32", "times_as_fast"),
+        1.3,
+        "{:.2f}x",
+    ),
+    Target(
+        "step, of what its matrix products alone allow", ("limit", "share"), 0.6 if AMX else 0.8, "{:.0%}"
+    ),
+    Target("a pass over a log, of the step alone", ("end_to_end", "over_step"), 0.9, "{:.2f}x"),
+    Target(
+        "reader, examples/s",
+        ("end_to_end", "reader_examples_per_second", "feeds, all that the reading thread does"),
+        1e6,
+        "{:,.0f}",
+    ),
+    Target(
+        "row update, of the step",
+        ("profile", "adagrad", "parts", "row_update", "share"),
+        0.15,
+        "{:.1%}",
+        True,
+    ),
+    Target("Shampoo over AdaGrad, batch 4096", ("shampoo", "4096", "over_adagrad"), 0.25, "{:.1%}", True, 1),
+    Target(
+        "Shampoo over AdaGrad, batch 16384", ("shampoo", "16384", "over_adagrad"), 0.10, "{:.1%}", True, 1
+    ),
+    Target(
+        "ranking, distillation and constraints, over the logistic loss alone",
+        ("objective", ALL_LOSSES, "ms_ratio"),
+        0.05,
+        "{:.1%}",
+        True,
+        1,
+    ),
+    Target("metrics, of the step", ("metrics", "share"), 0.03, "{:.1%}", True),
+    Target("step with growing ids, over buckets", ("ids", "growing_over_buckets"), 1.1, "{:.2f}x", True),
+    Target("reader with growing ids, of buckets", ("ids", "reader_buckets_over_growing"), 0.9, "{:.2f}x"),
+    Target("ctr --help, seconds", ("start", "commands", "help", "seconds"), 0.3, "{:.2f}", True),
+    Target(
+        "summary of a finished run, seconds",
+        ("start", "commands", "finished_run", "seconds"),
+        0.5,
+        "{:.2f}",
+        True,
+    ),
+    Target("ctr score of one row, seconds", ("start", "commands", "one_row", "seconds"), 2, "{:.2f}", True),
+    Target(
+        "ctr train until the first batch, seconds",
+        ("start", "commands", "first_batch", "seconds"),
+        3,
+        "{:.2f}",
+        True,
+    ),
+    Target("first step, seconds", ("start", "first_step_seconds"), 20, "{:.1f}", True),
+)
+
+
+def judge(found: Found) -> list[dict[str, Any]]:
+    """For each target whose part was run what was measured, and whether it is met.
+
+    Nothing is exactly 0 that was measured: a part of the step that no operation bears the name of was not.
+    """
+    judged = []
+    for target in TARGETS:
+        if target.path[0] in found:
+            value = target.value(found)
+            judged.append(
+                {
+                    "what": target.what,
+                    "limit": f"{'at most' if target.below else 'at least'} {target.unit.format(target.limit)}",
+                    "measured": target.unit.format(value) if value else "not measured",
+                    "value": value,
+                    "met": value != 0 and (value <= target.limit if target.below else value >= target.limit),
+                }
+            )
+    return judged
+
+
+def targets_report(judged: list[dict[str, Any]]) -> str:
+    """The table."""
+    names = ("what", "limit", "measured")
+    rows = [[*(one[name] for name in names), "met" if one["met"] else "NOT met"] for one in judged]
+    return table(["target", "limit", "measured", ""], rows)
+
+
+def measure(
+    only: tuple[str, ...] = tuple(PARTS), rounds: int = 6, compile: bool = True, small: bool = False
+) -> dict[str, Any]:
+    """Runs parts, each of which prints its tables at once."""
+    if unknown := [name for name in only if name not in PARTS]:
+        raise SystemExit(f"bench.py: error: no part {unknown[0]}; there are {', '.join(PARTS)}")
+    setting, found = Setting(rounds, small, compile), {}
+    for name in only:
         begun = time.perf_counter()
-        found[name] = PARTS[name].measure(setting)
-        print(f"## {name}\n\n{PARTS[name].report(found[name])}\n", flush=True)
+        found[name] = PARTS[name](setting)
+        print(f"## {name}\n\n{show(found[name])}\n", flush=True)
         found[name]["seconds_taken"] = time.perf_counter() - begun
     found["targets"] = judge(found)
     print(f"## targets\n\n{targets_report(found['targets'])}", flush=True)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def _parts(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"no part {unknown[0]}; there are {', '.join(PARTS)}")
-    return names
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rounds": 1, "small": True}, shown=False)

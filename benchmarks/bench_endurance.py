@@ -1,6 +1,6 @@
-"""Memory, threads, open files and speed along one long pass.
+"""Memory, threads, open files and speed along one long pass: what grows with the log, and is to be limited.
 
-    python benchmarks/bench_endurance.py [--examples 20000000] [--log LOG | --capacity SLOTS] [--json]
+    python benchmarks/bench_endurance.py [--examples 20000000] [--log LOG | --capacity SLOTS]
 
 One pass of a DCNv2 over a simulated log, or over LOG, with everything that a run does: metrics, predictions, windows,
 checkpoints and Shampoo's roots. At each twentieth of it: the resident memory, the threads, the open files, and the
@@ -11,8 +11,6 @@ With --capacity the log has four features whose ids grow, a new one of each ever
 many slots: all are soon taken, and from then on ids are evicted as fast as new ones come. Memory then may not grow.
 """
 
-import argparse
-import json
 import os
 import tempfile
 import threading
@@ -22,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+from reference import publish_rows
+from runner import main, resident_bytes
 
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.documents import read_json_object
 from ctr.io.hashing import splitmix64
 from ctr.simulator.config import SimulatorConfig
@@ -58,35 +56,22 @@ def make_growing_log(folder: Path, examples: int) -> Path:
         age = (random.pareto(1.1, (len(row), GROWING)) * 2000).astype(np.int64)
         numbers = (row[:, np.newaxis] // ROWS_PER_ID - age) * GROWING + np.arange(GROWING)
         ids = splitmix64(numbers.view(np.uint64)).view(np.int64)
-        query, ones = row // SLATE, np.ones(len(row), np.float32)
         click = random.random(len(row)) < 0.1 + 0.2 * (ids[:, 0] % 2)
-        columns = {
-            "query_time": query,
-            "timestamp": query,
-            "query_id": query,
-            "example_id": row,
-            "label": click.astype(np.int8),
-            "train_weight": ones,
-            "metric_weight": ones,
-            "ids": pack_ids(ids),
-        }
-        publish_partition(folder, schema, int(query[0]), int(query[-1]) + 1, pa.table(columns))
+        publish_rows(folder, schema, ids, click, row // SLATE, first)
     return folder
 
 
 def resources() -> dict[str, int]:
     """Of this process now: resident memory in MB, threads of the system and of Python, open files."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    values = {words[0]: words[1] for words in map(str.split, status) if len(words) > 1}
     return {
-        "memory_mb": int(values["VmRSS:"]) // 1024,
-        "threads": int(values["Threads:"]),
+        "memory_mb": resident_bytes() // 2**20,
+        "threads": len(os.listdir("/proc/self/task")),
         "python_threads": threading.active_count(),
         "open_files": len(os.listdir("/proc/self/fd")),
     }
 
 
-def measure(log: Path, run: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+def endure(log: Path, run: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Makes the pass; a line for each mark, and what grew from the first fifth to the end."""
     rows = sum(manifest.rows for manifest in read_manifests(log))
     lines: list[dict[str, float]] = []
@@ -111,44 +96,29 @@ def measure(log: Path, run: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     rates = [line["examples_per_second"] for line in lines]
     fifth = MARKS // 5
     return {
-        "lines": lines,
+        "marks": {f"{line['examples']:,}": line for line in lines},
         "growth_per_million_examples": slopes,
         "most_memory_over_most_of_first_fifth": round(most, 4),
         "speed_end_over_start": round(float(np.median(rates[-fifth:]) / np.median(rates[1 : fifth + 1])), 3),
     }
 
 
-def main() -> None:
-    """Prints a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--examples", type=int, default=20_000_000)
-    parser.add_argument("--log", type=Path)
-    parser.add_argument(
-        "--capacity", type=int, metavar="SLOTS", help="ids grow, with so many slots a feature"
-    )
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        log, run, changes = arguments.log or Path(folder) / "log", Path(folder) / "run", {}
-        if arguments.capacity:
-            changes = {"ids": {"capacity": arguments.capacity}}
-            make_growing_log(log, arguments.examples)
-        elif arguments.log is None:
-            simulate(parse_model(SimulatorConfig, {"examples": arguments.examples}, "benchmark"), log)
-        result = measure(log, run, changes)
-        if arguments.capacity:
-            ids = read_json_object(run / "summary.json", "no summary")["ids"]
-            result["ids"] = {key: ids[key] for key in ("occupancy", "capacity", "admitted", "evicted")}
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-        return
-    for number, line in enumerate(result.pop("lines")):
-        if not number:
-            print("  ".join(f"{name:>19}" for name in line))
-        print("  ".join(f"{value:>19,}" for value in line.values()))
-    for name, value in result.items():
-        print(name, value)
+def measure(examples: int = 20_000_000, log: Path | None = None, capacity: int = 0) -> dict[str, Any]:
+    """Makes the log, unless it is given, and the pass."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, changes = Path(name), {}
+        if capacity:
+            changes = {"ids": {"capacity": capacity}}
+            log = make_growing_log(folder / "log", examples)
+        elif log is None:
+            log = folder / "log"
+            simulate(parse_model(SimulatorConfig, {"examples": examples}, "benchmark"), log)
+        found = endure(log, folder / "run", changes)
+        if capacity:
+            ids = read_json_object(folder / "run" / "summary.json", "no summary")["ids"]
+            found["ids"] = {key: ids[key] for key in ("occupancy", "capacity", "admitted", "evicted")}
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"examples": 20_000})

@@ -3,11 +3,9 @@
 Makes predictions of whole queries in files of a million rows, as a training run writes them, and measures both
 ways over them, reading included.
 
-    python benchmarks/bench_evaluate.py [--rows 4000000] [--json]
+    python benchmarks/bench_evaluate.py [--rows 4000000]
 """
 
-import argparse
-import json
 import logging
 import resource
 import tempfile
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from runner import main
 
 from ctr.eval.progressive import ProgressiveMetrics
 
@@ -59,16 +58,13 @@ def evaluate_locally(paths: list[Path]) -> dict[str, Any]:
     return metrics.summary()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def measure(rows: int = 4_000_000) -> dict[str, Any]:
+    """Both ways, and that they agree."""
     logging.disable(logging.CRITICAL)
     from ctr.pipelines.evaluate.run import evaluate
 
     with tempfile.TemporaryDirectory() as folder:
-        paths = make_predictions(Path(folder), arguments.rows)
+        paths = make_predictions(Path(folder), rows)
         evaluate(paths[:1])  # Beam loads much of itself with its first pipeline.
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begun = time.perf_counter()
@@ -82,19 +78,15 @@ def main() -> None:
         assert summary[name] == expected[name], name
     for name in ("auc", "per_query_auc", "logloss", "normalized_entropy", "calibration_bias"):
         assert abs(summary[name] - expected[name]) < 1e-9, name
-    result = {
-        "rows": arguments.rows,
-        "rows_per_second": arguments.rows / with_beam,
-        "rows_per_second_local": arguments.rows / locally,
+    return {
+        "rows": rows,
+        "rows_per_second": rows / with_beam,
+        "rows_per_second_local": rows / locally,
         "ratio": with_beam / locally,
         "peak_mb": peak / 1024,
         "peak_mb_before": before / 1024,
     }
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-    else:
-        print("\n".join(f"{key:<24}{value:,.1f}" for key, value in result.items()))
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rows": 10_000})

@@ -6,16 +6,11 @@ Beside it, on fewer events, the join as Beam's users write it: dictionaries, `Co
 what the machine needs to read the events and write the same shards, without a join: no job could be faster. With --raw
 also the simulator's raw strings, with --memory the peak for this log and for one of ten times its length.
 
-    python benchmarks/bench_events.py [--impressions 4000000] [--raw] [--memory] [--json]
+    python benchmarks/bench_events.py [--impressions 4000000] [--raw] [--memory]
 """
 
-import argparse
-import json
 import logging
 import os
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from apache_beam.options.pipeline_options import PipelineOptions
+from processes import run_python
+from runner import main
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
@@ -66,13 +63,12 @@ def mapping() -> EventMapping:
     )
 
 
-def make_events(folder: Path, impressions: int) -> int:
+def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) -> int:
     """Files of an hour each, in the order of arrival; returns how many events they hold."""
     rng = np.random.default_rng(1)
     events = 0
-    for hour in range(max(1, impressions // INTERVAL_ROWS)):
-        count = INTERVAL_ROWS
-        shown = np.sort(rng.integers(0, HOUR_US, count // PER_QUERY)) + START_US + hour * HOUR_US
+    for hour in range(max(1, impressions // hour_rows)):
+        shown = np.sort(rng.integers(0, HOUR_US, hour_rows // PER_QUERY)) + START_US + hour * HOUR_US
         shown = np.repeat(shown, PER_QUERY)
         count = len(shown)
         number = np.arange(hour * count, (hour + 1) * count)
@@ -160,67 +156,43 @@ def raw_events(folder: Path, examples: int) -> tuple[int, float]:
 
 def peak_megabytes(impressions: int) -> float:
     """The peak memory of a process of its own that joins so many impressions."""
-    code = f"import bench_events as b; b.ingest_once({impressions})"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, capture_output=True, text=True
-    )
-    return float(found.stdout.split()[-1])
-
-
-def ingest_once(impressions: int) -> None:
-    """Joins events and prints the peak of the memory that took, in MB."""
-    logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"import bench_events as b, pathlib; b.make_events(pathlib.Path({folder!r}), {impressions})",
-            ],
-            check=True,
-        )
-        ingest_events(mapping(), [Path(folder)], Path(folder) / "log")
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        run_python(["-c", f"from bench_events import *; make_events(Path({folder!r}), {impressions})"])
+        joined = f"from bench_events import *; ingest_events(mapping(), [Path({folder!r})], Path({folder!r}) / 'log')"
+        return run_python(["-c", joined])[0].peak_bytes / 2**20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--impressions", type=int, default=4_000_000)
-    parser.add_argument("--raw", action="store_true")
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def measure(
+    impressions: int = 4_000_000, raw: bool = False, memory: bool = False, partition_rows: int = INTERVAL_ROWS
+) -> dict[str, Any]:
+    """Events a second; with ``raw`` also of raw strings, with ``memory`` also peaks."""
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_events(folder / "first", INTERVAL_ROWS)
-        ingest_events(
-            mapping(), [folder / "first"], folder / "warm"
-        )  # Beam loads much with its first pipeline.
-        events = make_events(folder / "events", arguments.impressions)
+        make_events(folder / "first", partition_rows, partition_rows)
+        # Beam loads much with its first pipeline.
+        ingest_events(mapping(), [folder / "first"], folder / "warm")
+        events = make_events(folder / "events", impressions, partition_rows)
         begun = time.perf_counter()
         ingest_events(mapping(), [folder / "events"], folder / "log")
-        seconds = time.perf_counter() - begun
+        rate = events / (time.perf_counter() - begun)
         least = read_and_write(folder / "events", folder / "log")
         rows, rows_seconds = rowwise(folder / "first")
-        result = {
+        found = {
             "events": events,
-            "events_per_second": events / seconds,
-            "times_read_and_write_alone": seconds / least,
+            "events_per_second": rate,
+            "times_read_and_write_alone": events / rate / least,
             "rowwise_events_per_second": rows / rows_seconds,
-            "ratio_to_rowwise": events / seconds / (rows / rows_seconds),
+            "ratio_to_rowwise": rate / (rows / rows_seconds),
         }
-        if arguments.raw:
-            count, raw_seconds = raw_events(folder / "raw", 1_000_000)
-            result["raw_events_per_second"] = count / raw_seconds
-    if arguments.memory:
-        result["peak_mb"] = peak_megabytes(arguments.impressions)
-        result["peak_mb_ten_times"] = peak_megabytes(10 * arguments.impressions)
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-    else:
-        print("\n".join(f"{key:<28}{value:,.1f}" for key, value in result.items()))
+        if raw:
+            count, raw_seconds = raw_events(folder / "raw", impressions // 4)
+            found["raw_events_per_second"] = count / raw_seconds
+    if memory:
+        found["peak_mb"] = peak_megabytes(impressions)
+        found["peak_mb_ten_times"] = peak_megabytes(10 * impressions)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"impressions": 2000, "partition_rows": 1000})

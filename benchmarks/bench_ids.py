@@ -1,19 +1,15 @@
-"""The map of growing ids: lookups, learned and new ids a second, and bytes an id, beside hash tables of libraries.
+"""The hash table of growing ids: lookups and new ids a second, and bytes an id, beside those of libraries.
+
+    python benchmarks/bench_ids.py [--known 2600000] [--distinct 35000] [--new 2000] [--rounds 30]
 
 All arms know the same ids of 26 features, look up the distinct ids of a batch, and add a few new ones. An arm of a
-library gets what the map's own table does as well: one number for a feature and a fingerprint, and the check that the
-id found is the one asked for, since it may have been evicted. Arms take turns. Times are those of the processor, over
-all threads: TensorFlow's table uses several, which a training step would be without. ``learn`` is all that a batch
-costs: finding, counting, admitting, and for ``churn`` also evicting and rebuilding the table.
-
-    python benchmarks/bench_ids.py [--known 2600000] [--distinct 35000] [--new 2000] [--turns 30] [--json]
+library gets what our own table does as well: one number for a feature and a fingerprint, and the check that the
+id found is the one asked for, since it may have been evicted. Times are those of the processor, over all threads:
+TensorFlow's table uses several, which a training step would be without. Its limit: misses of the caches.
 """
 
-import argparse
-import json
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -22,13 +18,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 from pandas._libs.hashtable import Int64HashTable
+from runner import Numbers, compare, main
 
-from ctr.training.ids.config import AdmissionConfig, EvictionConfig
-from ctr.training.ids.id_map import GrowingFeature, IdMap
 from ctr.training.ids.id_table import IdTable, mix
 
 FEATURES = 26
-CHURN_SHARE = 1 / 16
 Ids = tuple[np.ndarray, np.ndarray]
 
 
@@ -40,34 +34,20 @@ def draw_ids(random: np.random.Generator, count: int) -> Ids:
 class Table(Protocol):
     """What an arm can do."""
 
-    def find(self, ids: Ids) -> np.ndarray: ...
-    def add(self, ids: Ids) -> None: ...
-    def bytes_used(self) -> int: ...
+    def find(self, *ids: np.ndarray) -> np.ndarray: ...
+    def add(self, *ids: np.ndarray) -> object: ...
+    @property
+    def nbytes(self) -> int: ...
 
 
-class Own:
-    def __init__(self) -> None:
-        self.table = IdTable()
-
-    def find(self, ids: Ids) -> np.ndarray:
-        return self.table.find(*ids)
-
-    def add(self, ids: Ids) -> None:
-        self.table.add(*ids)
-
-    def bytes_used(self) -> int:
-        return self.table.nbytes
-
-
-class OfLibrary(ABC):
-    """What a library's table lacks: pairs as keys, and knowing which id is at a place."""
+class OfLibrary:
+    """A library's table with what it lacks: pairs as keys, and knowing which id is at a place."""
 
     def __init__(self, most: int) -> None:
         self.features, self.fingerprints = np.zeros(most, np.int16), np.zeros(most, np.int64)
         self.places = 0
 
-    def find(self, ids: Ids) -> np.ndarray:
-        features, fingerprints = ids
+    def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         places = self.find_keys(mix(features, fingerprints).view(np.int64))
         hits = np.flatnonzero(places >= 0)
         at = places[hits]
@@ -75,31 +55,27 @@ class OfLibrary(ABC):
         places[hits[~same]] = -1
         return places
 
-    def add(self, ids: Ids) -> None:
+    def add(self, *ids: np.ndarray) -> None:
         places = np.arange(self.places, self.places + len(ids[0]))
         self.places += len(places)
         self.features[places], self.fingerprints[places] = ids
         self.add_keys(mix(*ids).view(np.int64), places)
 
-    @abstractmethod
-    def find_keys(self, keys: np.ndarray) -> np.ndarray: ...
+    def find_keys(self, keys: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
 
-    @abstractmethod
-    def add_keys(self, keys: np.ndarray, places: np.ndarray) -> None: ...
+    def add_keys(self, keys: np.ndarray, places: np.ndarray) -> None:
+        raise NotImplementedError
 
 
 class OfPandas(OfLibrary):
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self.table = Int64HashTable()
+        self.find_keys, self.add_keys = self.table.lookup, self.table.map_keys_to_values
 
-    def find_keys(self, keys: np.ndarray) -> np.ndarray:
-        return self.table.lookup(keys)
-
-    def add_keys(self, keys: np.ndarray, places: np.ndarray) -> None:
-        self.table.map_keys_to_values(keys, places)
-
-    def bytes_used(self) -> int:
+    @property
+    def nbytes(self) -> int:
         return self.table.sizeof() + 10 * self.places
 
 
@@ -114,23 +90,24 @@ class OfTensorFlow(OfLibrary):
     def add_keys(self, keys: np.ndarray, places: np.ndarray) -> None:
         self.table.insert(tf.constant(keys), tf.constant(places))
 
-    def bytes_used(self) -> int:
+    @property
+    def nbytes(self) -> int:
         # It doubles when 4/5 are filled; a key and a value have 8 bytes each.
         return 16 * 2 ** int(np.ceil(np.log2(self.places / 0.8))) + 10 * self.places
 
 
-def seconds(call: Callable[[], object]) -> float:
+def worked_ms(call: Callable[[], object]) -> float:
     begin = time.process_time()
     call()
-    return time.process_time() - begin
+    return 1000 * (time.process_time() - begin)
 
 
 def batches(
-    random: np.random.Generator, known: Ids, distinct: int, new: int, turns: int
+    random: np.random.Generator, known: Ids, distinct: int, new: int, count: int
 ) -> list[tuple[Ids, Ids]]:
-    """For each turn the ids that are looked up, ``new`` of them unknown, and these alone."""
+    """For each round the ids that are looked up, ``new`` of them unknown, and these alone."""
     made = []
-    for _ in range(turns):
+    for _ in range(count):
         fresh = draw_ids(random, new)
         old = random.choice(len(known[0]), distinct - new, replace=False)
         both = tuple(np.concatenate([part[old], added]) for part, added in zip(known, fresh, strict=True))
@@ -139,85 +116,47 @@ def batches(
     return made
 
 
-def measure_tables(known: Ids, made: list[tuple[Ids, Ids]]) -> dict[str, dict[str, float]]:
-    """Milliseconds of a lookup and of adding, for each arm the median over the turns."""
+def tables(known: Ids, made: list[tuple[Ids, Ids]]) -> dict[str, dict[str, Any]]:
+    """A lookup and adding, in turns."""
     most = len(known[0]) + sum(len(fresh[0]) for _, fresh in made)
-    arms: Mapping[str, Table] = {"own": Own(), "pandas": OfPandas(most), "TensorFlow": OfTensorFlow(most)}
-    found: dict[str, dict[str, float]] = {}
-    for name, arm in arms.items():
-        build = seconds(lambda arm=arm: arm.add(known))
-        found[name] = {"build_seconds": build, "bytes_per_id": arm.bytes_used() / len(known[0])}
-    times: dict[tuple[str, str], list[float]] = {}
-    for ids, fresh in made:
-        for name, arm in arms.items():
-            times.setdefault((name, "lookup_ms"), []).append(seconds(lambda arm=arm, ids=ids: arm.find(ids)))
-            times.setdefault((name, "add_ms"), []).append(seconds(lambda arm=arm, new=fresh: arm.add(new)))
-    for (name, what), taken in times.items():
-        found[name][what] = 1e3 * float(np.median(taken))
-    return found
-
-
-def make_map(capacity: int, known: Ids) -> IdMap:
-    features = [GrowingFeature(f"f{number}", 9 * number + 1, 8, capacity) for number in range(FEATURES)]
-    made = IdMap(features, 9 * FEATURES, AdmissionConfig(), EvictionConfig(share=CHURN_SHARE))
-    ones = np.ones(2**16, np.int64)
-    for begin in range(0, len(known[0]), 2**16):
-        part = slice(begin, begin + 2**16)
-        features_, fingerprints = known[0][part], known[1][part]
-        made.learn(features_, fingerprints, ones[: len(features_)], begin)
-    return made
-
-
-def measure_map(capacity: int, known: Ids, made: list[tuple[Ids, Ids]]) -> dict[str, float]:
-    """What a map does with a batch: with room for all ids, or full, so that each new id lets another one go."""
-    counts, one = np.ones(len(made[0][0][0]), np.int64), make_map(capacity, known)
-
-    def evicted() -> int:
-        return sum(feature.evicted for feature in one.counters().values())
-
-    before, look_up, learn = evicted(), [], []
-    for number, (ids, _) in enumerate(made):
-        look_up.append(seconds(lambda ids=ids: one.look_up(*ids)))
-        learn.append(seconds(lambda ids=ids, at=10**9 + number: one.learn(*ids, counts, at)))
-    saved = one.to_arrays()
-    return {
-        "look_up_ms": 1e3 * float(np.median(look_up)),
-        "learn_ms": 1e3 * float(np.median(learn)),
-        # Evictions are rare and long: the mean has them in proportion.
-        "learn_mean_ms": 1e3 * float(np.mean(learn)),
-        "learn_max_ms": 1e3 * float(np.max(learn)),
-        "evicted": evicted() - before,
-        "bytes_per_id": one.nbytes / len(one.occupants().rows),
-        "save_ms": 1e3 * seconds(one.to_arrays),
-        "restore_ms": 1e3 * seconds(lambda: one.restore(saved)),
+    kinds: Mapping[str, Table] = {
+        "own": IdTable(),
+        "pandas": OfPandas(most),
+        "TensorFlow": OfTensorFlow(most),
     }
+    built = {}
+    for name, one in kinds.items():
+        build = worked_ms(lambda one=one: one.add(*known))
+        built[name] = {"build_seconds": build / 1000, "bytes_per_id": one.nbytes / len(known[0])}
+
+    def arm(one: Table) -> Callable[[], Numbers]:
+        rounds = iter(made)
+
+        def turn() -> Numbers:
+            ids, fresh = next(rounds)
+            found = worked_ms(lambda: one.find(*ids))
+            added = worked_ms(lambda: one.add(*fresh))
+            return {
+                "lookup_ms": found,
+                "add_ms": added,
+                "lookups_per_second": 1000 * len(ids[0]) / max(found, 1e-9),
+                "adds_per_second": 1000 * len(fresh[0]) / max(added, 1e-9),
+            }
+
+        return turn
+
+    found = compare({name: arm(one) for name, one in kinds.items()}, len(made) - 1)
+    return {name: built[name] | row for name, row in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--known", type=int, default=2_600_000, help="ids that are known")
-    parser.add_argument("--distinct", type=int, default=35_000, help="ids of a batch")
-    parser.add_argument("--new", type=int, default=2_000, help="of them new")
-    parser.add_argument("--turns", type=int, default=30, help="batches")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    given = parser.parse_args()
+def measure(
+    known: int = 2_600_000, distinct: int = 35_000, new: int = 2_000, rounds: int = 30
+) -> dict[str, Any]:
+    """With so many known ids, so many of a batch, and so many new ones among them."""
     random = np.random.default_rng(0)
-    known = draw_ids(random, given.known)
-    made = batches(random, known, given.distinct, given.new, given.turns)
-    found: dict[str, Any] = {"tables": measure_tables(known, made), "map": {}}
-    for name, capacity in (("roomy", 2**22), ("churn", given.known // FEATURES)):
-        found["map"][name] = measure_map(capacity, known, made)
-    for row in found["tables"].values():
-        row["lookups_per_second"] = given.distinct / row["lookup_ms"] * 1e3
-        row["adds_per_second"] = given.new / row["add_ms"] * 1e3
-    if given.json:
-        print(json.dumps(found))
-        return
-    for title, rows in found.items():
-        print(f"\n{title}: {given.distinct} distinct ids of which {given.new} new, {given.known} known")
-        for name, row in rows.items():
-            print(f"  {name:10}", "  ".join(f"{what} {value:,.2f}" for what, value in row.items()))
+    ids = draw_ids(random, known)
+    return {"tables": tables(ids, batches(random, ids, distinct, new, rounds + 1))}
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"known": 26_000, "distinct": 1000, "new": 100, "rounds": 2})

@@ -1,22 +1,20 @@
-"""Rows a second of ``ctr ingest criteo``, from a text file to a published log.
+"""Rows a second of ``ctr ingest criteo``, from a text file to a published log. Its limit: parsing the file alone.
 
 Generates a file in the Criteo format with the missing shares and the numbers of distinct values of the
 Kaggle set (45.8 million rows; a column of ten million values keeps its head and its long tail), ingests it,
 and measures beside it what the same machine needs for parsing the file alone.
 
-    python benchmarks/bench_ingest.py [--rows 2000000] [--json]
+    python benchmarks/bench_ingest.py [--rows 2000000]
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import resource
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -24,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+from runner import main
 
 from ctr.data.mapping import Mapping, load_format
 from ctr.pipelines.ingest.run import BLOCK_BYTES, ingest
@@ -33,15 +32,8 @@ DISTINCT = (
     *(27, 14_992, 5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
 )
 MISSING_CATEGORIES = {
-    3: 0.034,
-    4: 0.034,
-    6: 0.12,
-    12: 0.034,
-    16: 0.034,
-    19: 0.44,
-    20: 0.44,
-    21: 0.034,
-    22: 0.76,
+    **dict.fromkeys((3, 4, 12, 16, 21), 0.034),
+    **{6: 0.12, 19: 0.44, 20: 0.44, 22: 0.76},
 }
 MISSING_NUMBERS = (0.45, 0.0, 0.21, 0.22, 0.03, 0.22, 0.04, 0.0, 0.04, 0.45, 0.04, 0.76, 0.22)
 NUMBER_SCALES = (3.5, 106.0, 27.0, 7.3, 18_500.0, 116.0, 16.0, 12.5, 106.0, 0.6, 2.7, 1.0, 8.2)
@@ -108,55 +100,37 @@ def peak_memory_mb() -> int:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where the files go (default: a temporary folder)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    arguments = parser.parse_args()
+def measure(rows: int = 2_000_000, seed: int = 0, folder: Path | None = None) -> dict[str, Any]:
+    """From the text file to the log; files go to ``folder``, by default a temporary one."""
     mapping = load_format("criteo")
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        folder = Path(name)
-        small, large = folder / "warm.tsv", folder / "train.tsv"
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        small, large, log = (Path(name) / file for file in ("warm.tsv", "train.tsv", "log"))
         # In a process of its own, so that the peak of memory is that of the ingest.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            process.submit(write_criteo, small, 1000, arguments.seed).result()
-            process.submit(write_criteo, large, arguments.rows, arguments.seed).result()
+            process.submit(write_criteo, small, 1000, seed).result()
+            process.submit(write_criteo, large, rows, seed).result()
         # The first use of TensorFlow's kernels takes a second or two, whatever the size of the input.
-        ingest(mapping, [small], folder / "warm")
+        ingest(mapping, [small], Path(name) / "warm")
         memory_before = peak_memory_mb()
-        cpu_before = time.process_time()
-        result = ingest(mapping, [large], folder / "log")
-        cpu = time.process_time() - cpu_before
-        memory = peak_memory_mb()
-        parse_seconds = parse_alone(large, mapping)
-        seconds = result.seconds["total"]
-        megabytes = large.stat().st_size / 1e6
-        log_megabytes = sum(path.stat().st_size for path in (folder / "log" / "shards").iterdir()) / 1e6
-    report = {
-        "rows": result.rows,
-        "input_mb": round(megabytes, 1),
-        "log_mb": round(log_megabytes, 1),
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu, 2),
-        "rows_per_second": round(result.rows / seconds),
-        "mb_per_second": round(megabytes / seconds, 1),
-        "parse_alone_rows_per_second": round(result.rows / parse_seconds),
-        "peak_rss_mb": memory,
-        "rss_before_mb": memory_before,
-        "busy_seconds": {
-            stage: round(value, 2) for stage, value in result.seconds.items() if stage != "total"
-        },
-        "cores": len(os.sched_getaffinity(0)),
-    }
-    if arguments.json:
-        json.dump(report, sys.stdout)
-        print()
-        return
-    for key, value in report.items():
-        print(f"{key:28} {value}")
+        worked = time.process_time()
+        result = ingest(mapping, [large], log)
+        worked = time.process_time() - worked
+        seconds, memory = result.seconds, peak_memory_mb()
+        total = seconds["total"]
+        return {
+            "rows": result.rows,
+            "input_mb": large.stat().st_size / 1e6,
+            "log_mb": sum(path.stat().st_size for path in (log / "shards").iterdir()) / 1e6,
+            "seconds_in_all": total,
+            "cpu_us_per_row": 1e6 * worked / result.rows,
+            "rows_per_second": result.rows / total,
+            "mb_per_second": large.stat().st_size / 1e6 / total,
+            "parse_alone_rows_per_second": result.rows / parse_alone(large, mapping),
+            "peak_rss_mb": memory,
+            "rss_before_mb": memory_before,
+            "busy": {"seconds": {stage: value for stage, value in seconds.items() if stage != "total"}},
+        }
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rows": 3000})

@@ -1,14 +1,13 @@
-"""Seconds from the moment at which an interval is closed until the trainer has learned from it, all programs live.
+"""Seconds from the close of an interval until the trainer has learned from it. Its limit: starts of processes, files.
 
 Three processes: one writes impressions (26 features of 100,000 buckets, ids already) and clicks that happen now, a
 file of each kind a second; `ctr ingest events --follow` joins and publishes intervals of ten seconds; `ctr train
 --follow` trains on them. An interval is closed when its end, the click window and the allowed delay of arrivals have
 passed by the clock on the wall: from then on nobody has to wait for anything but machines.
 
-    python benchmarks/bench_live.py [--seconds 180] [--events-per-second 2000] [--json]
+    python benchmarks/bench_live.py [--seconds 180] [--events-per-second 2000]
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import yaml
+from runner import main
 
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.shards import pack_ids
@@ -86,7 +86,7 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
         number, moment = number + len(shown), now
 
 
-def measure(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
+def run_live(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
     """Runs it all, and tells the delays of the intervals after the first three, while programs still warm up."""
     (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping()))
     (folder / "train.yaml").write_text(yaml.safe_dump(CONFIG))
@@ -135,19 +135,11 @@ def measure(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--events-per-second", type=int, default=2000)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def measure(seconds: float = 180.0, events_per_second: int = 2000) -> dict[str, Any]:
+    """In a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), arguments.seconds, arguments.events_per_second)
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-    else:
-        print("\n".join(f"{key:<16}{value:,.2f}" for key, value in result.items()))
+        return run_live(Path(folder), seconds, events_per_second)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"seconds": 75.0, "events_per_second": 200})

@@ -1,119 +1,80 @@
-"""What tables cost each worker in memory: the peak of each process, with large tables and with hardly any.
+"""What tables, and the map of growing ids, cost each worker in memory. Its limit: the bytes of one process.
 
-    python benchmarks/bench_workers_memory.py [--rows 4000000] [--workers 1 2 4] [--json]
-    python benchmarks/bench_workers_memory.py --map [--examples 100000] [--workers 1 2 4] [--json]
+    python benchmarks/bench_workers_memory.py [--rows 4000000] [--workers 1 2 4]
+    python benchmarks/bench_workers_memory.py --map [--examples 100000] [--workers 1 2 4]
 
-All arms are `ctr train` over the same rows. What tables cost is the peak with them less that with tables of a few rows.
-It has two parts: the table with its accumulators, and the copy of both that a checkpoint writes.
+All arms are `ctr train` over the same rows. What tables cost is the peak of each process with them less that with
+tables of a few rows. It has two parts: the table with its accumulators, and the copy of both that a checkpoint writes.
 
 With --map, instead: what the map of growing ids takes in each worker at the end of a pass, with admission at the second
 occurrence and capacities so small that ids are evicted. These are bytes of arrays, not peaks.
 """
 
-import argparse
-import json
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parts.gang import run_workers
-from reference import ADAGRAD, Size, make_log, reference_config, table
+from bench_workers import write_config
+from processes import FOLDER, run_python
+from reference import Size, make_log
+from runner import main
 
-from ctr.config import dump_yaml, parse_model
-from ctr.training.config import TrainConfig
-
-FEATURES, WIDTH, BATCH, STEPS = 4, 16, 1024, 8
-FEW = 1000
-MODEL = {"crosses": {"layers": 1, "rank": 4}, "deep": {"units": [16]}}
+FEATURES, WIDTH, BATCH, STEPS, FEW = 4, 16, 1024, 8, 1000
+CHANGES = {
+    "model": {"crosses": {"layers": 1, "rank": 4}, "deep": {"units": [16]}},
+    "workers": {"divided_from_mb": 0.0},
+}
 
 
 def peaks(folder: Path, rows: int, workers: int) -> list[int]:
     """The peak of each worker, bytes."""
-    log = folder / f"log-{rows}"
+    size = Size(features=FEATURES, buckets=rows, width=WIDTH, batch=BATCH)
+    log, run = folder / f"log-{rows}", folder / f"run-{rows}-{workers}"
     if not log.exists():
-        make_log(log, STEPS * BATCH, Size(features=FEATURES, buckets=rows, width=WIDTH, batch=BATCH))
-    changes = {**ADAGRAD, "model": MODEL, "workers": {"divided_from_mb": 0.0}, "record_predictions": False}
-    config = folder / f"config-{rows}.yaml"
-    config.write_text(dump_yaml(parse_model(TrainConfig, reference_config(changes, BATCH), "benchmark")))
-    run = folder / f"run-{rows}-{workers}"
-    command = ["-m", "ctr", "train", str(log), "--config", str(config), "--out", str(run), "-q"]
-    return [ended.peak_bytes for ended in run_workers(command, workers)]
+        make_log(log, STEPS * BATCH, size)
+    config = write_config(folder / f"config-{rows}.yaml", CHANGES, BATCH)
+    command = ["-m", "ctr", "train", log, "--config", config, "--out", run, "-q"]
+    return [ended.peak_bytes for ended in run_python(command, workers, threads=1)]
 
 
-def maps(folder: Path, examples: int, workers: Sequence[int]) -> dict[str, list[dict[str, int]]]:
-    """What ``parts/map_worker.py`` prints, by the number of workers, of each worker."""
+def tables(folder: Path, rows: int, workers: tuple[int, ...]) -> dict[str, Any]:
+    """The peaks with tables of so many rows, and what of it they cost."""
+    found: dict[str, Any] = {}
+    for number in workers:
+        large, small = (peaks(folder, size, number) for size in (rows, FEW))
+        cost = max(a - b for a, b in zip(large, small, strict=True))
+        found[str(number)] = {"peak_mib": max(large) / 2**20, "of_tables_mib": cost / 2**20}
+    # Weights of the width, a linear weight, and an accumulator of each.
+    return {"tables_with_accumulators_mib": FEATURES * rows * (WIDTH + 1) * 4 * 2 / 2**20, "workers": found}
+
+
+def maps(folder: Path, examples: int, workers: tuple[int, ...]) -> dict[str, Any]:
+    """The most that a worker has of what ``parts/map_worker.py`` finds."""
     size = Size(features=FEATURES, buckets=2**31 - 1, width=4, batch=BATCH, growing=True)
     log = make_log(folder / "log", examples, size)
-    ids = {"capacity": examples // 64, "admission": {"rule": "count", "count": 2}}
-    changes = {**ADAGRAD, "model": MODEL, "workers": {"divided_from_mb": 0.0}, "record_predictions": False}
-    config = folder / "config.yaml"
-    content = reference_config({**changes, "ids": ids}, BATCH)
-    config.write_text(dump_yaml(parse_model(TrainConfig, content, "benchmark")))
-    script = Path(__file__).parent / "parts" / "map_worker.py"
+    ids = {"capacity": max(examples // 64, 2), "admission": {"rule": "count", "count": 2}}
+    config = write_config(folder / "config.yaml", CHANGES | {"ids": ids}, BATCH)
     found = {}
     for number in workers:
-        ended = run_workers([str(script), str(log), str(config), str(folder / f"run-{number}")], number)
-        found[str(number)] = [json.loads(one.output.partition("RESULT ")[2]) for one in ended]
-    return found
+        command = [FOLDER / "parts/map_worker.py", log, config, folder / f"run-{number}"]
+        ended = [one.result for one in run_python(command, number, threads=1)]
+        found[str(number)] = {name: max(one[name] for one in ended) for name in ended[0]}
+    return {"workers": found}
 
 
-def report_maps(found: Mapping[str, Sequence[Mapping[str, int]]]) -> str:
-    """The table."""
-    rows = []
-    for size, own in found.items():
-        most = {name: max(one[name] for one in own) for name in own[0]}
-        shares = [f"{most[name] / found['1'][0][name]:.1%}" if "1" in found else "" for name in most]
-        rows.append([size, *(f"{most[name]:,} ({share})" for name, share in zip(most, shares, strict=True))])
-    return table(
-        ["workers", "ids with a slot that a worker keeps", "entries of its arrays", "their bytes"], rows
-    )
-
-
-def measure(rows: int, workers: Sequence[int]) -> dict[str, Any]:
-    """Peaks with tables of ``rows`` rows and of a few, by the number of workers."""
+def measure(
+    rows: int = 4_000_000, workers: tuple[int, ...] = (1, 2, 4), map: bool = False, examples: int = 100_000
+) -> dict[str, Any]:
+    """Tables or maps, by the number of workers, with shares of what the first number has."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {
-            str(size): {"large": peaks(Path(folder), rows, size), "small": peaks(Path(folder), FEW, size)}
-            for size in workers
-        }
-    # Weights of the width, a linear weight, and an accumulator of each.
-    return {"rows": rows, "table_bytes": FEATURES * rows * (WIDTH + 1) * 4 * 2, "peaks": found}
-
-
-def report(found: Mapping[str, Any]) -> str:
-    """The table."""
-    rows = []
-    costs = {
-        size: max(a - b for a, b in zip(one["large"], one["small"], strict=True))
-        for size, one in found["peaks"].items()
+        found = maps(Path(folder), examples, workers) if map else tables(Path(folder), rows, workers)
+    rows_of, base = found["workers"], next(iter(found["workers"].values()))
+    shares = {
+        number: {f"{name}_share": value / base[name] for name, value in row.items()}
+        for number, row in rows_of.items()
     }
-    base = costs.get("1")
-    for size, one in found["peaks"].items():
-        share = "" if base is None else f"{costs[size] / base:.1%}"
-        rows.append([size, f"{max(one['large']) / 2**20:,.0f}", f"{costs[size] / 2**20:,.0f}", share])
-    head = ["workers", "peak of a worker, MiB", "of it for tables", "of one process"]
-    return f"tables with accumulators: {found['table_bytes'] / 2**20:,.0f} MiB\n\n{table(head, rows)}"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=4_000_000, help=f"of each of {FEATURES} tables")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--json", action="store_true", help="print all numbers")
-    parser.add_argument("--map", action="store_true", help="measure the map of growing ids")
-    parser.add_argument("--examples", type=int, default=100_000, help="rows of the log, with --map")
-    arguments = parser.parse_args(argv)
-    if arguments.map:
-        with tempfile.TemporaryDirectory() as folder:
-            of_maps = maps(Path(folder), arguments.examples, arguments.workers)
-        print(json.dumps(of_maps, indent=1) if arguments.json else report_maps(of_maps))
-        return
-    found = measure(arguments.rows, arguments.workers)
-    print(json.dumps(found, indent=1) if arguments.json else report(found))
+    return {**found, "workers": {number: row | shares[number] for number, row in rows_of.items()}}
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rows": 2000, "workers": (1,)})

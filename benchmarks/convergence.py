@@ -1,121 +1,412 @@
-"""Convergence of dense-weight optimizers in a single pass over a simulated log: who needs fewer steps?
+"""Convergence of dense-weight optimizers in a single pass over a log: who needs fewer steps?
 
-    python benchmarks/convergence.py --out runs/convergence [--mind LOG]
+    python benchmarks/convergence.py [--out runs/convergence] [--optimizers NAME ...] [--batches 2048 8192]
+    python benchmarks/convergence.py --mind LOG        # of `ctr ingest mind`: the four main ones at equal steps
 
-AdaGrad, AdaGrad + Nesterov, Shampoo and Shampoo + Nesterov at batches of 512 to 32768, or the ``--optimizers`` that are
-named: among them Adam, Muon, Shampoo with exponents 1/4, SOAP, KL-Shampoo, K-FAC and Adafactor. For each batch size,
-2048 and 8192 first:
+For each batch size, 2048 first:
 
-1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal
-   numbers of tries (convergence_search.py), on a short log, by the excess of its last half.
-2. *Confirmation*: the winner, and it with its dense rate doubled and halved, on a long log of another world
-   with a seed of its own, and then up to three further tries beside the best so far, in dense and embedding
-   rate; the best of them with further seeds. From these runs come the excess (whole
-   pass, last half), and the steps to a baseline's final excess (convergence_curves.py says how).
-3. *Ablations* of Shampoo + Nesterov on the short log with another seed.
-4. With ``--mind``, the four on a real log at equal steps, tuned on its first half (convergence_mind.py).
+1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal numbers of
+   tries (convergence_search.py), on a short simulated log, by the excess of its last half.
+2. *Confirmation*: the winner, and it with its dense rate doubled and halved, on a long log of another world; the
+   best of them with further seeds. From these runs come the steps to a baseline's final excess (convergence_curves.py).
+3. *Ablations* of Shampoo + Nesterov at batch 2048, on the short log with another seed.
 
-The same command again goes on after the last finished run. ``--report`` prints the tables of what is there,
-also while another process computes.
-The excess is KL(truth || prediction), in nats x 1000; intervals are over queries (jackknife, 95%).
+On MIND everything but the optimizer is examples/replay/mind.yaml; tuning, by the same rule, is by the logloss of the
+first half of the log. The same command again goes on after the last finished run. The excess is KL(truth ||
+prediction), in nats x 1000; intervals are over queries (jackknife, 95%).
 """
 
-import argparse
-import fcntl
+import gc
+import hashlib
+import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from convergence_campaign import Campaign
-from convergence_mind import MindCampaign, mind_report
-from convergence_report import simulated_report
-from convergence_settings import OPTIMIZERS, PLANS, Plan
-from convergence_store import Runner, Store
+import numpy as np
+import pyarrow.parquet as pq
+import tensorflow as tf
+from convergence_curves import (
+    BINS,
+    expected_excess,
+    mean_ratio,
+    relative_excess,
+    smooth_levels,
+    steps_ratio,
+    sum_by_cell,
+)
+from convergence_search import EXTRA_TRIES, Point, best_point, is_settled, next_point
+from convergence_settings import (
+    BASELINES,
+    HALF,
+    MAIN,
+    OPTIMIZERS,
+    PARENT,
+    QUICK,
+    RETUNED,
+    Plan,
+    dense_settings,
+    train_config,
+)
+from runner import kept, main
 
-from ctr.config import apply_settings
+from ctr.config import load_model, parse_model
+from ctr.data.log import log_sha256, read_manifests, read_schema
+from ctr.data.reader import read_rows
+from ctr.data.sidecar import read_sidecar_partition
+from ctr.eval.intervals import Estimate, difference, mean
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.run_files import prediction_parts, read_run
+from ctr.eval.states import BUCKETS, query_bucket
+from ctr.io.files import write_atomic
+from ctr.simulator.simulate import TRUTH, simulate
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
 
-STAGES = ("simulated", "mind")
+SWEEP_WORLD, CONFIRM_WORLD = 1, 2
+SWEEP_SEED, ABLATION_SEED = 1, 2
+START = Point(embedding=2, accumulator=-2)
+"""Where the search begins at the first batch size, with the optimizer's own rate: 0.2 for embeddings, an accumulator of
+1e-8."""
+MIND = Path(__file__).resolve().parent.parent / "examples" / "replay" / "mind.yaml"
+MIND_BATCHES, MIND_TRIES, MIND_LIMIT, MIND_SEEDS = (64, 512), 11, 19, (2, 3, 4)
+MIND_START = Point(rate=0, embedding=2, accumulator=4)
+"""Near examples/replay/mind.yaml: 0.01, 0.2, 0.01."""
+SHOWN = ("logloss", "per_query_auc")
+Record = dict[str, Any]
+Attempt = Callable[[str, Point], float]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+@dataclass(frozen=True)
+class SimulatedLog:
+    """A simulated log and its truth."""
+
+    folder: Path
+
+    @cached_property
+    def sha256(self) -> str:
+        return log_sha256(read_manifests(self.folder))
+
+    @cached_property
+    def truth(self) -> tuple[np.ndarray, np.ndarray]:
+        """example_id int64 [N], and the true click probability float64 [N]."""
+        parts = [read_sidecar_partition(self.folder, TRUTH, one) for one in read_manifests(self.folder)]
+        ids, probability = (
+            np.concatenate([part.column(name).to_numpy() for part in parts])
+            for name in ("example_id", "probability")
+        )
+        return ids, probability.astype(np.float64)
 
 
-@contextmanager
-def only_process(folder: Path) -> Iterator[None]:
-    """Two at a time would slow each other down and take each other's run directory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SystemExit(f"{folder}: another process is at work there") from None
-        yield
+def obtain_log(out: Path, plan: Plan, world: int, examples: int) -> SimulatedLog:
+    """The log of a world; made when it is not there."""
+    folder, settings = out / "logs" / f"world-{world}-{examples}", plan.simulator(examples, world)
+    done = folder.with_suffix(".json")
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        simulate(settings, folder)
+    if kept(done, lambda: settings.model_dump(mode="json")) != settings.model_dump(mode="json"):
+        raise SystemExit(f"{folder}: a log of other settings; use another --out")
+    return SimulatedLog(folder)
 
 
-def chosen_plan(arguments: argparse.Namespace) -> Plan:
-    """The plan of the command line."""
-    plan = PLANS[arguments.plan]
-    batches = tuple(b for b in plan.batches if b in arguments.batches) if arguments.batches else plan.batches
-    return replace(
-        plan,
-        batches=batches,
-        ablation_batches=tuple(batch for batch in plan.ablation_batches if batch in batches),
-        seeds=arguments.seeds or plan.seeds,
-        optimizers=tuple(arguments.optimizers or plan.optimizers),
-        tries=arguments.tries or plan.tries,
-        limit=max(plan.limit, arguments.tries or plan.tries),
+def run_once(
+    out: Path,
+    log: Path,
+    sha256: str,
+    config: TrainConfig,
+    title: str,
+    measure_run: Callable[[Path, Path], Record],
+) -> Record:
+    """The record of a configuration on a log; made when it is not there.
+
+    Args:
+        measure_run: of the run's folder, and the path for arrays beside the record.
+    """
+    content = json.dumps([sha256, config.model_dump(mode="json")], sort_keys=True)
+    path = out / "runs" / f"{hashlib.sha256(content.encode()).hexdigest()[:20]}.json"
+
+    def compute() -> Record:
+        begun, ends = time.perf_counter(), []
+        with tempfile.TemporaryDirectory(dir=out) as name:
+            try:
+                summary = train(log, config, Path(name) / "run", lambda *_: ends.append(time.perf_counter()))
+            finally:
+                # Keras and its graphs live in cycles; without this the memory of hundreds of runs adds up.
+                tf.keras.backend.clear_session()
+                gc.collect()
+            found = measure_run(Path(name) / "run", path.with_suffix(".npz"))
+        # From a tenth of the steps on: compiling is not what a step costs.
+        late = ends[len(ends) // 10 :]
+        step = 1000 * (late[-1] - late[0]) / (len(late) - 1) if len(late) > 1 else None
+        record = {"title": title, "steps": summary["batches"], "ms_per_step": step, **found}
+        print(f"{title}: {found}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+        return record
+
+    return kept(path, compute) | {"arrays": str(path.with_suffix(".npz"))}
+
+
+def measure_excess(log: SimulatedLog, run: Path, arrays: Path) -> Record:
+    """The excess of a run; keeps its sums by position and query bucket, and those of the log."""
+    names = ["example_id", "query_id", "logit"]
+    parts = [pq.read_table(path, columns=names) for path in prediction_parts(run)]
+    example, query, logit = (
+        np.concatenate([part.column(name).to_numpy() for part in parts]) for name in names
     )
+    truth_of, probability = log.truth
+    if not np.array_equal(example, truth_of):
+        raise SystemExit(f"{run}: the predictions are not of the examples of {log.folder}")
+    excess = 1000 * expected_excess(probability, logit.astype(np.float64))
+    cell = np.arange(len(excess), dtype=np.int64) * BINS // len(excess) * BUCKETS + query_bucket(query)
+    sums = {
+        "excess": sum_by_cell(cell, excess),
+        "examples": sum_by_cell(cell, np.ones(len(excess))),
+        "control": sum_by_cell(cell, probability * (1 - probability)),
+    }
+    write_atomic(arrays, lambda file: np.savez_compressed(file, **sums))
+    return {"excess": float(excess.mean()), "excess_half": float(excess[len(excess) // 2 :].mean())}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/convergence"), help="where results are kept")
-    parser.add_argument("--mind", type=Path, help="a log made by `ctr ingest mind`")
-    parser.add_argument(
-        "--optimizers", nargs="+", choices=OPTIMIZERS, help="those that are compared; by default four"
-    )
-    parser.add_argument("--only", choices=STAGES, help="simulated logs or MIND alone")
-    parser.add_argument("--batches", type=_numbers, help="of the simulated logs: 2048,8192")
-    parser.add_argument("--seeds", type=_numbers, help="of the confirmation: 2,3")
-    parser.add_argument("--tries", type=int, help="of each optimizer at each batch size")
-    parser.add_argument(
-        "--shampoo", nargs="+", default=[], metavar="KEY=VALUE", help="options of all Shampoo runs"
-    )
-    parser.add_argument(
-        "--plan",
-        choices=PLANS,
-        default="full",
-        help="how large: half is a smaller network and log with more seeds; quick is tiny, and shows that it works",
-    )
-    parser.add_argument("--report", action="store_true", help="compute nothing, print what is there")
-    arguments = parser.parse_args(argv)
-    plan = chosen_plan(arguments)
-    changes = apply_settings({}, arguments.shampoo)
+def measure_states(run: Path, arrays: Path) -> Record:
+    """The headline of a run; keeps its metrics' states."""
+    metrics = read_run(run).metrics
+    states = metrics.to_arrays()
+    write_atomic(arrays, lambda file: np.savez_compressed(file, **states))
+    headline = metrics.headline()
+    return {name: headline[name] for name in SHOWN}
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
-    compute = not arguments.report
-    with only_process(arguments.out) if compute else nullcontext():
-        store = Store(arguments.out, write=compute)
-        runner = Runner(store)
-        texts = []
-        if arguments.only != "mind":
-            results = Campaign(plan, runner, compute, changes, say).run()
-            texts.append(simulated_report(results, plan, store))
-        if arguments.mind is not None and arguments.only != "simulated":
-            mind = MindCampaign(arguments.mind, store, compute, changes, say, arguments.plan == "quick")
-            texts.append(mind_report(mind.run(), store))
-    print("\n\n".join(texts))
+def read_arrays(record: Record) -> dict[str, np.ndarray]:
+    with np.load(record["arrays"]) as file:
+        return dict(file)
+
+
+def search_alike(starts: Mapping[str, Point], tries: int, limit: int, attempt: Attempt) -> dict[str, Point]:
+    """Tunes all optimizers, turn by turn, by one rule and with the same number of tries; returns the best of each.
+
+    Args:
+        starts: where each optimizer's search begins.
+        tries: of each.
+        limit: of tries, when one of them is not settled.
+        attempt: makes a run; smaller is better, and what is not finite is worse.
+    """
+    done: dict[str, dict[Point, float]] = {name: {} for name in starts}
+    while True:
+        for name, own in done.items():
+            while len(own) < tries:
+                point = next_point(own, starts[name], OPTIMIZERS[name].accumulator)
+                if point is None:
+                    break
+                value = attempt(name, point)
+                own[point] = value if np.isfinite(value) else float("inf")
+        settled = (is_settled(own, starts[name], OPTIMIZERS[name].accumulator) for name, own in done.items())
+        if tries >= limit or all(settled):
+            return {name: best_point(own) for name, own in done.items()}
+        tries = min(tries + EXTRA_TRIES, limit)
+
+
+class Simulated:
+    """The runs on simulated logs."""
+
+    def __init__(self, out: Path, plan: Plan) -> None:
+        self.out, self.plan = out, plan
+        self._logs: dict[tuple[int, int], SimulatedLog] = {}
+
+    def run(
+        self,
+        stage: str,
+        name: str,
+        batch: int,
+        values: Mapping[str, float],
+        seed: int,
+        changes: Mapping[str, Any] | None = None,
+    ) -> Record:
+        """One run of an optimizer; ``sweep``, ``confirm`` or ``ablation``."""
+        config = train_config(self.plan, OPTIMIZERS[name], batch, values, seed, changes or {})
+        title = f"{stage} {OPTIMIZERS[name].title} batch {batch} seed {seed} {dict(values)} {changes or ''}"
+        return self.run_config(stage, batch, config, title)
+
+    def run_config(self, stage: str, batch: int, config: TrainConfig, title: str) -> Record:
+        plan, is_long = self.plan, stage == "confirm"
+        key = (CONFIRM_WORLD, plan.confirm_examples) if is_long else (SWEEP_WORLD, plan.sweep_examples[batch])
+        log = self._logs[key] = self._logs.get(key) or obtain_log(self.out, plan, *key)
+        return run_once(
+            self.out,
+            log.folder,
+            log.sha256,
+            config,
+            title,
+            lambda run, arrays: measure_excess(log, run, arrays),
+        )
+
+    def logistic_regression(self, batch: int) -> Record:
+        """How far the long log's truth is from main effects."""
+        linear = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": self.plan.model["prior"]}
+        values = START._replace(rate=OPTIMIZERS["adagrad"].start).values
+        plan = replace(self.plan, model=linear)
+        config = train_config(plan, OPTIMIZERS["adagrad"], batch, values, self.plan.seeds[0], {})
+        return self.run_config("confirm", batch, config, "logistic regression")
+
+    def confirm(self, name: str, batch: int, best: Point) -> list[Record]:
+        """The runs of the best of some rates on the long log, by seed."""
+        first, *others = self.plan.seeds
+        tried = {
+            factor: self.run("confirm", name, batch, scaled(best, factor), first)
+            for factor in self.plan.rates
+        }
+        factor = min(tried, key=lambda one: tried[one]["excess_half"])
+        return [
+            tried[factor],
+            *(self.run("confirm", name, batch, scaled(best, factor), seed) for seed in others),
+        ]
+
+    def ablate(self, batch: int, best: Point) -> dict[str, Any]:
+        """What changes of the tuned Shampoo + Nesterov do to the excess of the last half."""
+        found = {}
+        base = self.run("ablation", "shampoo_nesterov", batch, best.values, ABLATION_SEED)
+        theirs = read_arrays(base)["excess"][BINS // 2 :]
+        for title, change in self.plan.ablations.items():
+            for factor in (1.0, 2.0, 0.5) if title in RETUNED else (1.0,):
+                record = self.run(
+                    "ablation", "shampoo_nesterov", batch, scaled(best, factor), ABLATION_SEED, change
+                )
+                relative = relative_excess([theirs], [read_arrays(record)["excess"][BINS // 2 :]])
+                shown = title if factor == 1 else f"{title}, rate x {factor:g}"
+                found[shown] = {"excess_half": record["excess_half"], "relative": cell(relative)}
+        return found
+
+
+def scaled(point: Point, factor: float) -> dict[str, float]:
+    return point.values | {"rate": float(f"{point.values['rate'] * factor:.3g}")}
+
+
+def cell(estimate: Estimate) -> dict[str, float]:
+    low, high = estimate.interval()
+    return {"ratio": float(estimate.point), "low": float(low), "high": float(high)}
+
+
+def steps_table(runs: Mapping[str, list[Record]]) -> dict[str, dict[str, Any]]:
+    """The steps of optimizers relative to each baseline's, geometric means over seeds; and single seeds."""
+    arrays = {name: [read_arrays(record) for record in own] for name, own in runs.items()}
+    first = next(iter(arrays.values()))[0]
+    curves = np.stack([one["excess"] for own in arrays.values() for one in own])
+    smooth = iter(smooth_levels(curves, first["examples"], first["control"]))
+    levels = {name: [next(smooth) for _ in own] for name, own in arrays.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, own in runs.items():
+        row = found[name] = {"excess": float(np.mean([record["excess"] for record in own]))}
+        for baseline in BASELINES:
+            if baseline in runs and name != baseline and not (name in BASELINES and baseline != BASELINES[0]):
+                ratios = [steps_ratio(a, b) for a, b in zip(levels[baseline], levels[name], strict=True)]
+                row[f"steps_over_{baseline}"] = cell(mean_ratio(ratios))
+                row[f"by_seed_over_{baseline}"] = [float(one[0]) for one in ratios]
+        row["ms_per_step"] = float(np.mean([record["ms_per_step"] or np.nan for record in own]))
+    return found
+
+
+def simulated(out: Path, plan: Plan, optimizers: tuple[str, ...]) -> dict[str, Any]:
+    """All batch sizes, one after the other."""
+    campaign, found = Simulated(out, plan), {}
+    best: dict[int, dict[str, Point]] = {}
+    for batch in plan.batches:
+        before = best.get(PARENT.get(batch, -1), {})
+        starts = {name: before.get(name, START._replace(rate=OPTIMIZERS[name].start)) for name in optimizers}
+
+        def attempt(name: str, point: Point, batch: int = batch) -> float:
+            return campaign.run("sweep", name, batch, point.values, SWEEP_SEED)["excess_half"]
+
+        best[batch] = search_alike(starts, plan.tries, plan.limit, attempt)
+        runs = {name: campaign.confirm(name, batch, point) for name, point in best[batch].items()}
+        found[f"batch {batch}"] = steps_table(runs)
+        if batch in plan.ablation_batches and "shampoo_nesterov" in optimizers:
+            ablations = campaign.ablate(batch, best[batch]["shampoo_nesterov"])
+            found[f"ablations of Shampoo + Nesterov, batch {batch}"] = ablations
+    linear = campaign.logistic_regression(plan.batches[0])
+    return {"logistic regression's excess": linear["excess"], **found}
+
+
+def mind_config(name: str, batch: int, point: Point, seed: int, end: str | None) -> TrainConfig:
+    """``end`` of the log, if not all of it is read."""
+    base = load_model(TrainConfig, MIND, "config").model_dump(mode="json")
+    rows = {"rows": batch, "max_query_rows": max(batch, base["batch"]["max_query_rows"])}
+    embeddings = {**base["optimizer"]["embeddings"], "learning_rate": point.values["embedding"]}
+    content = {
+        **base,
+        "seed": seed,
+        "batch": {**base["batch"], **rows},
+        "optimizer": {
+            "embeddings": embeddings,
+            "dense": dense_settings(OPTIMIZERS[name], point.values, {}),
+        },
+        "metrics": {"window_examples": 2**40},
+        "checkpoint": {"every_examples": 2**40, "keep": 1},
+        **({} if end is None else {"time_range": {"end": end}}),
+    }
+    return parse_model(TrainConfig, content, "benchmark")
+
+
+def on_mind(out: Path, log: Path, batches: tuple[int, ...], quick: bool) -> dict[str, Any]:
+    """The main optimizers on a real log, tuned on its first half; metrics of whole passes with other seeds."""
+    manifests = read_manifests(log)
+    sha256 = log_sha256(manifests)
+    times = np.concatenate([rows.query_time for rows in read_rows(log, read_schema(log), manifests)])
+    half = f"{np.datetime64(int(times[len(times) // 2]), 'us')}+00:00"
+    tries, limit, seeds = (1, 1, (2,)) if quick else (MIND_TRIES, MIND_LIMIT, MIND_SEEDS)
+
+    def run(name: str, batch: int, point: Point, seed: int, end: str | None) -> Record:
+        title = f"mind {OPTIMIZERS[name].title} batch {batch} seed {seed} {point.values}"
+        return run_once(out, log, sha256, mind_config(name, batch, point, seed, end), title, measure_states)
+
+    found = {}
+    for batch in batches or MIND_BATCHES:
+
+        def attempt(name: str, point: Point, batch: int = batch) -> float:
+            return run(name, batch, point, SWEEP_SEED, half)["logloss"]
+
+        best = search_alike(dict.fromkeys(MAIN, MIND_START), tries, limit, attempt)
+        estimates = {}
+        for name, point in best.items():
+            records = [read_arrays(run(name, batch, point, seed, None)) for seed in seeds]
+            of_seeds = [ProgressiveMetrics.from_arrays(arrays).estimates() for arrays in records]
+            estimates[name] = {metric: mean([one[metric] for one in of_seeds]) for metric in SHOWN}
+        rows: dict[str, dict[str, Any]] = {}
+        for name, own in estimates.items():
+            rows[name] = {metric: f"{float(own[metric].point):.5f}" for metric in SHOWN}
+            for metric in SHOWN if name != BASELINES[0] else ():
+                change = difference(estimates[BASELINES[0]][metric], own[metric])
+                low, high = change.interval()
+                rows[name][f"{metric}_change"] = f"{float(change.point):+.5f} [{low:+.5f}, {high:+.5f}]"
+        found[f"MIND, batch {batch}"] = rows
+    return found
+
+
+def measure(
+    out: Path = Path("runs/convergence"),
+    mind: Path | None = None,
+    optimizers: tuple[str, ...] = MAIN,
+    batches: tuple[int, ...] = (),
+    small: bool = False,
+) -> dict[str, Any]:
+    """The simulated logs, or MIND; ``small`` shows that it works."""
+    if unknown := [name for name in optimizers if name not in OPTIMIZERS]:
+        raise SystemExit(
+            f"convergence.py: error: no optimizer {unknown[0]}; there are {', '.join(OPTIMIZERS)}"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    if mind is not None:
+        return on_mind(out, mind, batches, small)
+    plan = QUICK if small else HALF
+    return simulated(out, replace(plan, batches=batches or plan.batches), optimizers)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"small": True})

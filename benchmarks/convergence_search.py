@@ -15,13 +15,12 @@ All optimizers get ``tries`` tries at a batch size. When one of them is not sett
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 EXTRA_TRIES = 4
 
 
-@dataclass(frozen=True, order=True)
-class Point:
+class Point(NamedTuple):
     """A point of the grid, in half steps.
 
     Attributes:
@@ -38,38 +37,28 @@ class Point:
     def values(self) -> dict[str, float]:
         """The settings, rounded to what is worth writing down."""
         return {
-            "rate": _rounded(0.01 * 2 ** (self.rate / 2)),
-            "embedding": _rounded(0.1 * 2 ** (self.embedding / 2)),
-            "accumulator": _rounded(1e-6 * 10.0**self.accumulator),
+            "rate": float(f"{0.01 * 2 ** (self.rate / 2):.3g}"),
+            "embedding": float(f"{0.1 * 2 ** (self.embedding / 2):.3g}"),
+            "accumulator": float(f"{1e-6 * 10.0**self.accumulator:.3g}"),
         }
 
-    def moved(self, rate: int = 0, embedding: int = 0, accumulator: int = 0) -> "Point":
-        """The point so many half steps away."""
-        return Point(self.rate + rate, self.embedding + embedding, self.accumulator + accumulator)
 
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
+def _moved(point: Point, size: int, accumulator: bool, *both: tuple[int, int]) -> Iterator[Point]:
+    """The points so many half steps away along one axis, rates first, and along both rates together."""
+    rate, embedding, initial = point
+    yield from (Point(rate + sign, embedding, initial) for sign in (size, -size))
+    yield from (Point(rate, embedding + sign, initial) for sign in (size, -size))
+    yield from (Point(rate + a, embedding + b, initial) for a, b in both)
+    if accumulator:
+        yield from (Point(rate, embedding, initial + sign) for sign in (size, -size))
 
 
 def _full_steps(point: Point, accumulator: bool) -> Iterator[Point]:
-    for sign in (2, -2):
-        yield point.moved(rate=sign)
-    for sign in (2, -2):
-        yield point.moved(embedding=sign)
-    for sign in (2, -2) if accumulator else ():
-        yield point.moved(accumulator=sign)
+    return _moved(point, 2, accumulator)
 
 
 def _half_steps(point: Point, accumulator: bool) -> Iterator[Point]:
-    for sign in (1, -1):
-        yield point.moved(rate=sign)
-    for sign in (1, -1):
-        yield point.moved(embedding=sign)
-    for rate, embedding in ((1, 1), (-1, -1), (1, -1), (-1, 1)):
-        yield point.moved(rate=rate, embedding=embedding)
-    for sign in (1, -1) if accumulator else ():
-        yield point.moved(accumulator=sign)
+    return _moved(point, 1, accumulator, (1, 1), (-1, -1), (1, -1), (-1, 1))
 
 
 def best_point(done: Mapping[Point, float]) -> Point:
@@ -78,17 +67,8 @@ def best_point(done: Mapping[Point, float]) -> Point:
 
 
 def _best_full(done: Mapping[Point, float], start: Point) -> Point:
-    def is_full(point: Point) -> bool:
-        return not any(
-            (ours - theirs) % 2
-            for ours, theirs in (
-                (point.rate, start.rate),
-                (point.embedding, start.embedding),
-                (point.accumulator, start.accumulator),
-            )
-        )
-
-    return best_point({point: result for point, result in done.items() if is_full(point)})
+    full = [point for point in done if not any((a - b) % 2 for a, b in zip(point, start, strict=True))]
+    return best_point({point: done[point] for point in full})
 
 
 def is_settled(done: Mapping[Point, float], start: Point, accumulator: bool = True) -> bool:

@@ -6,18 +6,13 @@ topic, taste x topic, ...), and nothing drifts. A logistic regression stays at t
 of DCNv2, which still falls at the end of the log.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctr.config import parse_model
 from ctr.simulator.config import SimulatorConfig
 from ctr.training.config import TrainConfig
-
-VERSION = 1
-"""Raised when a change of this benchmark or of the trainer makes earlier results worthless."""
 
 MOMENTUM = 0.9
 
@@ -87,7 +82,7 @@ _ADAGRAD = {"exponent_override": None, "start_preconditioning_step": None}
 # The default is every tenth step, once exchanges of roots are tau1 apart; that is one of the ablations.
 _STATISTICS_FREQUENCY = 1
 
-PARENT = {8192: 2048, 512: 2048, 32768: 8192}
+PARENT = {8192: 2048, 32768: 8192}
 """Where each optimizer's search begins: at its own best of this batch size."""
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -122,12 +117,9 @@ class Plan:
         sweep_examples: length of the log of the sweep, by batch.
         confirm_examples: length of the log of the confirmation, which is of another world.
         tries, limit: of each optimizer at each batch; ``limit`` when one of them is not settled.
-        confirm_rates: factors of the dense rate tried on the long log with the first seed.
-        confirm_extensions: further tries there of each optimizer, beside the best so far: rates, then
-            embedding rates.
+        rates: factors of the dense rate tried on the long log with the first seed.
         seeds: of the confirmation; the sweep's is 1.
         ablation_batches: batches at which the ablations of Shampoo + Nesterov are made, if it is compared.
-        optimizers: those that are compared.
     """
 
     world: Mapping[str, Any]
@@ -137,12 +129,10 @@ class Plan:
     confirm_examples: int
     tries: int
     limit: int
-    confirm_rates: tuple[float, ...]
-    confirm_extensions: int
+    rates: tuple[float, ...]
     seeds: tuple[int, ...]
     ablation_batches: tuple[int, ...]
     ablations: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: ABLATIONS)
-    optimizers: tuple[str, ...] = MAIN
 
     def simulator(self, examples: int, seed: int) -> SimulatorConfig:
         """The world ``seed``, so many examples of it."""
@@ -155,42 +145,24 @@ _WORLD = {
     "users": 300, "ads": 120, "advertisers": 30, "words": 80, "topics": 20,
 }  # fmt: skip
 
-FULL = Plan(
+HALF = Plan(
     world=_WORLD,
-    model={
-        "prior": 0.15,
-        "crosses": {"layers": 3, "rank": 64, "ramp": 20_000},
-        "deep": {"units": [512, 256]},
-    },
-    batches=(2048, 8192, 32768, 512),
-    # 500,000 examples are 15 steps of 32768, too few to say anything of a pass of 61.
-    sweep_examples={512: 500_000, 2048: 500_000, 8192: 500_000, 32768: 1_000_000},
-    confirm_examples=2_000_000,
-    tries=9,
-    limit=13,
-    confirm_rates=(1.0, 2.0, 0.5),
-    confirm_extensions=2,
-    seeds=(2, 3),
-    ablation_batches=(2048, 8192),
-)
-
-HALF = replace(
-    FULL,
     model={
         "prior": 0.15,
         "crosses": {"layers": 2, "rank": 32, "ramp": 20_000},
         "deep": {"units": [256, 128]},
     },
     batches=(2048, 8192, 32768),
+    # 300,000 examples are 9 steps of 32768, too few to say anything of a pass of 31.
     sweep_examples={2048: 300_000, 8192: 300_000, 32768: 600_000},
     confirm_examples=1_000_000,
     tries=8,
     limit=12,
-    confirm_extensions=0,
+    rates=(1.0, 2.0, 0.5),
     seeds=(2, 3, 4, 5, 6),
-    ablation_batches=(2048, 8192),
+    ablation_batches=(2048,),
 )
-"""A smaller network and a shorter log, for all optimizers with more seeds in a night."""
+"""For all optimizers in a night."""
 
 QUICK = Plan(
     world={**_WORLD, "queries_per_day": 200},
@@ -205,25 +177,22 @@ QUICK = Plan(
     confirm_examples=6_000,
     tries=1,
     limit=1,
-    confirm_rates=(1.0,),
-    confirm_extensions=0,
+    rates=(1.0,),
     seeds=(2,),
     ablation_batches=(256,),
     ablations={"damping 1e-2": ABLATIONS["damping 1e-2"]},
 )
-PLANS = {"full": FULL, "half": HALF, "quick": QUICK}
 
 
 def dense_settings(
-    optimizer: Optimizer, batch: int, values: Mapping[str, float], changes: Mapping[str, Any]
+    optimizer: Optimizer, values: Mapping[str, float], changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """``optimizer.dense`` of a configuration.
 
     Args:
         optimizer: which one.
-        batch: rows of a batch.
         values: ``rate`` and ``accumulator``.
-        changes: of Shampoo's options; without Shampoo, those of momentum alone count.
+        changes: of Shampoo's options; they count where it preconditions.
     """
     if optimizer.rule in ("adafactor", "muon"):
         rule = optimizer.rule
@@ -256,16 +225,7 @@ def train_config(
     seed: int,
     changes: Mapping[str, Any],
 ) -> TrainConfig:
-    """The whole configuration of a run on a simulated log.
-
-    Args:
-        plan: whose model is taken.
-        optimizer: of the dense weights.
-        batch: rows of a batch.
-        values: ``rate``, ``embedding`` and ``accumulator``.
-        seed: of the run.
-        changes: of Shampoo's options.
-    """
+    """The whole configuration of a run on a simulated log; ``changes`` are of Shampoo's options."""
     never = 2**40
     content = {
         "seed": seed,
@@ -277,16 +237,10 @@ def train_config(
                 **{"learning_rate": values["embedding"], "initial_accumulator": 0.1},
                 **{"linear_learning_rate": 0.1, "linear_initial_accumulator": 0.1},
             },
-            "dense": dense_settings(optimizer, batch, values, changes),
+            "dense": dense_settings(optimizer, values, changes),
         },
         # One window, one checkpoint: a run costs little besides its training.
         "metrics": {"window_examples": never},
         "checkpoint": {"every_examples": never, "keep": 1},
     }
     return parse_model(TrainConfig, content, "benchmark")
-
-
-def run_key(config: TrainConfig, log_hash: str) -> str:
-    """Identifies a run: same key, same result."""
-    content = json.dumps([VERSION, log_hash, config.model_dump(mode="json")], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:20]

@@ -1,161 +1,160 @@
 """The defaults on any log: `ctr train LOG` without a configuration, beside Vowpal Wabbit and logistic regression.
 
-    python benchmarks/defaults.py --out runs/defaults [--data FOLDER] [--to-choose | --to-report] [--only hotels,mind]
+    python benchmarks/defaults.py --out runs/defaults [--data FOLDER] [--only hotels mind] [--systems ctr vw_best]
 
 Twenty simulated logs of very different shape, and the real ones in FOLDER (or in what the environment variable CTR_DATA
 names): half for choosing defaults, half for reporting what they do. Each is ingested without a number of buckets, and
 every system makes one pass over it, scoring each query before it learns any of it. The same command again goes on after
-the last finished pass; what was computed with other code, of another log or with another setting is computed anew.
-``--report`` prints the table of what is there. Vowpal Wabbit is needed for its own part alone:
+the last finished pass; for other code take another folder. Vowpal Wabbit is needed for its own part alone:
 ``pip install 'clicktrain[benchmark]'``.
+
+Cells: AUC (PerQueryAUC) / logloss / predicted over actual clicks with its 95% interval; of several settings the best
+AUC, and the best logloss with its clicks and its setting. Verdicts: ctr minus the best of the rival by that metric, ±
+half of the interval paired by query bucket; `within interval`: behind, but not beyond chance. Clicks right: within 3%,
+or the interval holds 1.
 """
 
-import argparse
+import math
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from convergence import only_process
-from defaults import vowpal
-from defaults.logs import SOURCES, Log, Source, absent, find_log, obtain_log
-from defaults.report import table
-from defaults.results import Result, Results
-from defaults.systems import SYSTEMS, VOWPAL_TEXT, FailedError, Work, carry_out, works
+from many_logs.logs import SOURCES, Log, absent, obtain_log
+from many_logs.systems import SYSTEMS, Result, results
+from runner import main
 
-from ctr.io.files import write_atomic_bytes
+from ctr.eval.compare import compare
 
-SMALL_ROWS = 200_000
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    arguments = _parser().parse_args(argv)
-    out, compute = arguments.out, not arguments.report
-    max_rows = arguments.rows or (SMALL_ROWS if arguments.small else None)
-    with only_process(out) if compute else nullcontext():
-        campaign = Campaign(out, arguments.set)
-        ready: list[Log] = []
-        for source in _chosen(arguments):
-            if not compute:
-                ready += filter(None, [find_log(source, out / "logs", max_rows)])
-            elif reason := absent(source, arguments.data):
-                _say(f"{source.name}: skipped: {reason}")
-            else:
-                ready.append(obtain_log(source, out / "logs", arguments.data, max_rows))
-        # What is quick first: a table of most logs is soon there.
-        for log in sorted(ready, key=lambda one: one.facts["rows"]):
-            campaign.run(log, arguments.systems, compute)
-        entries = [(log, campaign.run(log, SYSTEMS, False)) for log in ready]
-        text = table(entries)
-        if compute:
-            write_atomic_bytes(out / "table.md", (text + "\n").encode())
-    print(text)
+RIVALS = {"Vowpal Wabbit": ("vw", "vw_best"), "logistic regression": ("lr", "lr_best")}
+"""What the defaults have to be at least as good as: the best pass of these systems, for each metric by itself."""
+TOLERANCE = 0.03
+"""Of predicted over actual clicks, where the interval does not hold 1."""
 
 
-class Campaign:
-    """Passes of systems over logs, each made once.
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the defaults are at least as good as a rival by a metric.
 
-    Args:
-        out: where results are kept.
-        sets: changes of this project's defaults, as ``ctr train --set`` takes them.
+    Attributes:
+        word: ``yes``; ``within interval``: it is behind, by less than the paired interval excludes; ``NO``: behind by
+            more, or by what no interval is known of; or ``-`` where one of the two is not there.
+        change: the defaults minus the rival.
+        margin: half of the paired 95% interval; NaN where it is unknown, as for the AUC of predictions that hardly
+            differ.
     """
 
-    def __init__(self, out: Path, sets: Sequence[str] = ()) -> None:
-        self._results = Results(out / "results")
-        self._scratch = out / "scratch"
-        self._sets = sets
+    word: str
+    change: float = 0.0
+    margin: float = 0.0
 
-    def run(self, log: Log, systems: Sequence[str], compute: bool) -> dict[str, list[Result]]:
-        """What the systems did on a log; passes that are missing are made, if ``compute``."""
-        found: dict[str, list[Result]] = {}
-        try:
-            for system in systems:
-                if compute and system.startswith("vw") and not vowpal.version():
-                    _say(f"{log.folder.name}: {system} skipped: Vowpal Wabbit is not installed")
-                    continue
-                results = [self._obtain(work, compute) for work in works(log, system, self._sets)]
-                found[system] = [result for result in results if result is not None]
-        finally:
-            if compute:
-                (log.folder / VOWPAL_TEXT).unlink(missing_ok=True)
-        return found
-
-    def _obtain(self, work: Work, compute: bool) -> Result | None:
-        result = self._results.find(work)
-        if result is not None or not compute:
-            return result
-        who = f"{work.log.folder.name}: {work.system} ({work.setting})"
-        try:
-            result = self._results.add(work, *carry_out(work, self._scratch))
-        except FailedError as error:
-            _say(f"{who} failed: {error}")
-            return None
-        numbers = " ".join(f"{name} {result.record[name]}" for name in ("auc", "logloss"))
-        _say(f"{who}: {numbers}, {result.seconds:.0f} s")
-        return result
+    def __str__(self) -> str:
+        margin = "?" if math.isnan(self.margin) else f"{self.margin:.4f}"
+        return self.word if self.word == "-" else f"{self.word} ({self.change:+.4f} ± {margin})"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = os.environ.get("CTR_DATA")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/defaults"), help="where logs and results are kept"
-    )
-    parser.add_argument(
-        "--data", type=Path, default=Path(data) if data else None, help="the folder of real logs"
-    )
-    parser.add_argument("--only", type=_names, help="these logs: hotels,mind")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--to-choose", action="store_true", help="the logs for choosing defaults")
-    group.add_argument("--to-report", action="store_true", help="the logs for reporting what defaults do")
-    parser.add_argument("--systems", type=_systems, default=list(SYSTEMS), help=f"of {','.join(SYSTEMS)}")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a change of the defaults, to try another one",
-    )
-    parser.add_argument("--small", action="store_true", help=f"at most {SMALL_ROWS:,} rows of simulated logs")
-    parser.add_argument("--rows", type=int, help="at most so many rows of simulated logs")
-    parser.add_argument(
-        "--report", action="store_true", help="compute nothing, print the table of what is there"
-    )
-    return parser
+def best(found: Sequence[Result], metric: str) -> Result:
+    """The best of at least one result by ``auc`` or ``logloss``; without AUC the first."""
+    sign = 1 if metric == "logloss" else -1
+    defined = [result for result in found if result.record[metric] is not None]
+    return min(defined, key=lambda result: sign * result.record[metric]) if defined else found[0]
 
 
-def _chosen(arguments: argparse.Namespace) -> list[Source]:
-    group = "choose" if arguments.to_choose else "report" if arguments.to_report else ""
-    return [
-        source
-        for source in SOURCES
-        if (not group or source.group == group) and (arguments.only is None or source.name in arguments.only)
-    ]
+def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> Verdict:
+    """The verdict by ``auc`` or ``logloss``."""
+    if not ours or not rivals:
+        return Verdict("-")
+    row = compare(best(rivals, metric).metrics, ours[0].metrics).loc[metric]
+    change = float(row["difference"])
+    margin = float(row["ci95_high"]) - change
+    if math.isnan(change):
+        return Verdict("-")
+    ahead = change <= 0 if metric == "logloss" else change >= 0
+    excused = not math.isnan(margin) and not row["significant"]
+    return Verdict("yes" if ahead else "within interval" if excused else "NO", change, margin)
 
 
-def _names(text: str) -> list[str]:
-    return _of(text, [source.name for source in SOURCES], "log")
+def judge_calibration(ours: Sequence[Result]) -> str:
+    """Whether predicted over actual clicks is within ``TOLERANCE`` of 1, or its interval holds 1."""
+    ratio = ours[0].record["calibration_ratio"] if ours else None
+    if ratio is None:
+        return "-"
+    low, high = ours[0].record["calibration_ratio_ci95"]
+    if abs(ratio - 1) <= TOLERANCE:
+        return "yes"
+    return "within interval" if low is not None and high is not None and low <= 1 <= high else "NO"
 
 
-def _systems(text: str) -> list[str]:
-    return _of(text, SYSTEMS, "system")
+def row_of(log: Log, found: Mapping[str, list[Result]]) -> dict[str, Any]:
+    """The row of a log."""
+    facts, ours = log.facts, found.get("ctr", [])
+    row = {
+        "group": log.source.group,
+        "rows": facts["rows"],
+        "clicks": f"{100 * facts['clicks'] / facts['rows']:.3g}%",
+        "features": facts["features"],
+        "rows a query": facts["rows"] / facts["queries"],
+    }
+    row |= {system: _cell(own) for system, own in found.items() if own}
+    for rival, systems in RIVALS.items():
+        rivals = [result for system in systems for result in found.get(system, [])]
+        row |= {f"≥ {rival}: {metric}": judge(ours, rivals, metric) for metric in ("auc", "logloss")}
+    seconds = ["{:.0f}".format(sum(one.record["seconds"] for one in own)) for own in found.values()]
+    return {**row, "clicks right": judge_calibration(ours), "seconds": " / ".join(seconds)}
 
 
-def _of(text: str, allowed: Sequence[str], what: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in allowed]:
-        raise argparse.ArgumentTypeError(f"no {what} {unknown[0]}; there are {', '.join(allowed)}")
-    return names
+def _cell(found: Sequence[Result]) -> str:
+    by_auc, by_logloss = best(found, "auc"), best(found, "logloss")
+    auc, per_query = (_number(by_auc.record[name]) for name in ("auc", "per_query_auc"))
+    low, high = (_number(end, 2) for end in by_logloss.record["calibration_ratio_ci95"])
+    clicks = f"{_number(by_logloss.record['calibration_ratio'], 3)} [{low}, {high}]"
+    setting = f", {by_logloss.setting}" if len(found) > 1 else ""
+    return f"{auc} ({per_query}) / {_number(by_logloss.record['logloss'], 5)} / {clicks}{setting}"
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _number(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def count(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """How often each verdict was given."""
+    names = [name for name in next(iter(rows.values()), {}) if name.startswith("≥") or name == "clicks right"]
+    return {name: dict(Counter(str(row[name]).partition(" (")[0] for row in rows.values())) for name in names}
+
+
+def measure(
+    out: Path = Path("runs/defaults"),
+    data: Path | None = Path(os.environ["CTR_DATA"]) if "CTR_DATA" in os.environ else None,
+    only: tuple[str, ...] = tuple(source.name for source in SOURCES),
+    systems: tuple[str, ...] = SYSTEMS,
+    rows: int | None = None,
+) -> dict[str, Any]:
+    """The table of all logs; of simulated ones at most so many rows."""
+    for what, given, allowed in (
+        ("log", only, [source.name for source in SOURCES]),
+        ("system", systems, SYSTEMS),
+    ):
+        if unknown := [name for name in given if name not in allowed]:
+            raise SystemExit(f"defaults.py: error: no {what} {unknown[0]}; there are {', '.join(allowed)}")
+    ready = []
+    for source in SOURCES:
+        if source.name in only:
+            if reason := absent(source, data):
+                print(f"{source.name}: skipped: {reason}", file=sys.stderr, flush=True)
+            else:
+                ready.append(obtain_log(source, out / "logs", data, rows))
+    # What is quick first.
+    found = {
+        log.folder.name: row_of(log, {system: results(log, system, out / "results") for system in systems})
+        for log in sorted(ready, key=lambda one: one.facts["rows"])
+    }
+    return {"logs": found, "verdicts": count(found)}
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"only": ("coupons",), "systems": ("truth", "lr_best"), "rows": 600})

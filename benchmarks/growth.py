@@ -14,25 +14,23 @@ same time however much there is, 1 where its time is proportional. What is finis
 command goes on with the rest.
 """
 
-import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import bench_workers
 import matplotlib as mpl
 import numpy as np
-from bench_workers import examples_per_second
+from bench_workers import write_config
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from parts.scaling import step_row
-from reference import ADAGRAD, REFERENCE, make_log, reference_config, table
-
-from ctr.config import dump_yaml, parse_model
-from ctr.io.files import write_atomic_bytes
-from ctr.training.config import TrainConfig
+from reference import REFERENCE, make_log
+from runner import kept, main
 
 TITLES = {"rows": "rows of the log", "features": "features", "ids": "ids", "workers": "workers"}
 Speeds = Mapping[int, float]
@@ -48,12 +46,12 @@ def exponent(speeds: Speeds) -> float | None:
 
 def pass_speed(rows: int, workers: int, threads: int) -> float:
     """Examples a second of a pass over a log of so many rows, the median over its windows but the first two."""
-    changes = {**ADAGRAD, "metrics": {"window_examples": max(rows // 16, REFERENCE.batch)}}
+    changes = {"metrics": {"window_examples": max(rows // 16, REFERENCE.batch)}, "record_predictions": True}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         log, config = make_log(folder / "log", rows), folder / "config.yaml"
-        config.write_text(dump_yaml(parse_model(TrainConfig, reference_config(changes), "benchmark")))
-        return float(np.median(examples_per_second(log, config, folder / "run", workers, threads, None)))
+        write_config(config, changes, REFERENCE.batch)
+        return bench_workers.pass_speed(log, config, folder / "run", workers, threads)["examples_per_second"]
 
 
 def feature_speed(features: int) -> float:
@@ -67,7 +65,7 @@ def id_speed(ids: int) -> float:
     return step_row(size)["examples_per_second"]
 
 
-def plot(found: Mapping[str, Speeds], path: Path) -> None:
+def draw(found: Mapping[str, Speeds], path: Path) -> None:
     """Examples a second over each quantity, on logarithmic scales."""
     with mpl.rc_context({"svg.hashsalt": "growth", "font.size": 8}):
         figure = Figure(figsize=(9, 2.6), layout="constrained")
@@ -84,53 +82,38 @@ def plot(found: Mapping[str, Speeds], path: Path) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def report(found: Mapping[str, Speeds]) -> str:
-    """The table."""
-    lines = []
-    for axis, speeds in found.items():
-        slope = exponent(speeds)
-        for number, (value, speed) in enumerate(speeds.items()):
-            shown = "" if number or slope is None else f"{slope:+.2f}"
-            lines.append(["" if number else TITLES[axis], f"{value:,}", f"{speed:,.0f}", shown])
-    return table(["grows", "to", "examples/s", "exponent"], lines)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/growth"), help="where results are kept")
-    parser.add_argument("--rows", type=int, nargs="*", default=[1_000_000, 3_000_000, 10_000_000])
-    parser.add_argument("--features", type=int, nargs="*", default=[10, 26, 50, 100, 200, 500])
-    parser.add_argument("--ids", type=int, nargs="*", default=[10**5, 10**6, 10**7, 10**8])
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--plot", type=Path, help="an SVG")
-    arguments = parser.parse_args(argv)
+def measure(
+    out: Path = Path("runs/growth"),
+    rows: tuple[int, ...] = (1_000_000, 3_000_000, 10_000_000),
+    features: tuple[int, ...] = (10, 26, 50, 100, 200, 500),
+    ids: tuple[int, ...] = (10**5, 10**6, 10**7, 10**8),
+    workers: tuple[int, ...] = (1, 2),
+    plot: Path | None = None,
+) -> dict[str, Any]:
+    """Examples a second along each axis, and the exponents; results are kept in ``out``."""
     threads = os.cpu_count() or 1
-    measures: dict[str, Callable[[int], float]] = {
-        "rows": lambda rows: pass_speed(rows, 1, threads),
-        "features": feature_speed,
-        "ids": id_speed,
-        "workers": lambda workers: pass_speed(500_000, workers, 1),
+    axes: dict[str, tuple[tuple[int, ...], Callable[[int], float]]] = {
+        "rows": (rows, lambda number: pass_speed(number, 1, threads)),
+        "features": (features, feature_speed),
+        "ids": (ids, id_speed),
+        "workers": (workers, lambda number: pass_speed(500_000, number, 1)),
     }
-    path = arguments.out / "growth.json"
-    kept: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for axis, measure in measures.items():
-        of_axis = kept.setdefault(axis, {})
-        for value in getattr(arguments, axis):
-            if str(value) not in of_axis:
-                of_axis[str(value)] = measure(value)
-                write_atomic_bytes(path, json.dumps(kept, indent=1).encode())
-    found = {
-        axis: {int(value): speed for value, speed in sorted(own.items(), key=lambda one: int(one[0]))}
-        for axis, own in kept.items()
-        if own
+    found: dict[str, dict[int, float]] = {}
+    for axis, (values, speed) in axes.items():
+        for value in values:
+            kept(out / axis / f"{value}.json", lambda value=value, speed=speed: speed(value))
+        files = sorted((out / axis).glob("*.json"), key=lambda file: int(file.stem))
+        if files:
+            found[axis] = {int(file.stem): json.loads(file.read_text()) for file in files}
+    if plot is not None and found:
+        draw(found, plot)
+    exponents = {axis: {"exponent": exponent(speeds)} for axis, speeds in found.items()}
+    shown = {
+        axis: {f"{value:,}": {"examples_per_second": speed} for value, speed in own.items()}
+        for axis, own in found.items()
     }
-    print(report(found))
-    if arguments.plot is not None and found:
-        plot(found, arguments.plot)
+    return {**shown, "exponents": exponents}
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rows": (), "ids": (), "workers": (), "features": (2, 3)})

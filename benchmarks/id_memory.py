@@ -11,7 +11,6 @@ optimizer's state, and where ids grow the map that finds them. Runs are compared
 plot are of all results there, so that seeds may have other policies and shares.
 """
 
-import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,14 +19,13 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import pyarrow as pa
 from matplotlib.figure import Figure
-from reference import table
+from reference import INTERVAL_ROWS, publish_rows
+from runner import kept, main
 
 from ctr.config import parse_model
 from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.compare import compare
 from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64
@@ -39,11 +37,9 @@ from ctr.training.run.directory import read_run_model
 QUERY_ROWS = 4
 DAY = 86_400_000_000
 DAYS = 30
-PARTITION_ROWS = 200_000
 FEATURES = ("user", "item", "term")
 WIDTH = 4
 MODEL = {"crosses": {"layers": 0}, "deep": {"units": [32]}}
-SHARES = (0.5, 0.25, 0.125, 0.0625)
 POLICIES = ("score", "least_recent", "least_frequent", "none")
 
 
@@ -95,25 +91,11 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
         )
     )
     create_log(folder, schema)
-    row = np.arange(len(users))
-    query = row // QUERY_ROWS
-    time = query * (DAYS * DAY // queries)
-    ids, ones = np.stack(columns, axis=1), np.ones(len(row), np.float32)
-    for first in range(0, len(row), PARTITION_ROWS):
-        part = slice(first, first + PARTITION_ROWS)
-        content = pa.table(
-            {
-                "query_time": time[part],
-                "timestamp": time[part],
-                "query_id": query[part],
-                "example_id": row[part],
-                "label": label[part],
-                "train_weight": ones[part],
-                "metric_weight": ones[part],
-                "ids": pack_ids(ids[part]),
-            }
-        )
-        publish_partition(folder, schema, int(time[part][0]), int(time[part][-1]) + 1, content)
+    query = np.arange(len(users)) // QUERY_ROWS
+    time, ids = query * (DAYS * DAY // queries), np.stack(columns, axis=1)
+    for first in range(0, len(query), INTERVAL_ROWS):
+        part = slice(first, first + INTERVAL_ROWS)
+        publish_rows(folder, schema, ids[part], label[part], query[part], first, time[part])
     np.save(folder / "distinct.npy", [len(np.unique(one)) for one in together])
     return folder
 
@@ -152,64 +134,63 @@ def _newest_arrays(run: Path) -> Path:
     return max((run / "checkpoints").iterdir()) / "arrays.npz"
 
 
-class Campaign:
-    """The runs of a seed, made where they are missing."""
-
-    def __init__(self, out: Path, rows: int, seed: int) -> None:
-        self.folder, self.rows, self.seed = out / f"seed-{seed}", rows, seed
-
-    def log(self, name: str, buckets: Sequence[int | None]) -> Path:
-        folder = self.folder / f"log-{name}"
-        if not (folder / "distinct.npy").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            make_log(folder, self.rows, self.seed, buckets)
-        return folder
-
-    def run(self, name: str, log: Path, ids: Mapping[str, Any]) -> Path:
-        """Trains once over a log; without predictions, whose metrics are in the run's states."""
-        run = self.folder / name
-        content = {"seed": self.seed, "model": MODEL, "ids": ids, "record_predictions": False}
-        train(log, parse_model(TrainConfig, content, name), run)
-        return run
-
-    def measure(self, policies: Sequence[str], shares: Sequence[float]) -> list[dict[str, Any]]:
-        """All runs, each with its bytes, and its logloss against the one without eviction."""
-        growing = self.log("growing", (None,) * len(FEATURES))
-        distinct = [int(one) for one in np.load(growing / "distinct.npy")]
-        unbounded = self.run("unbounded", growing, {"capacity": 2**24})
-        lines = [self._line("unbounded", 1.0, unbounded, unbounded)]
-        for share in shares:
-            sizes = [max(2, round(share * one)) for one in distinct]
-            capacities = {"capacities": dict(zip(FEATURES, sizes, strict=True))}
-            for policy in policies:
-                ids = {**capacities, "eviction": {"policy": policy}}
-                run = self.run(f"{policy}-{share}", growing, ids)
-                lines.append(self._line(policy, share, run, unbounded))
-            best = self.folder / f"{policies[0]}-{share}"
-            tables, rows = table_size(best)
-            # As many buckets as fit into the memory that slots with their map take.
-            more = (tables + map_bytes(best)) / tables * rows / sum(sizes)
-            log = self.log(f"buckets-{share}", [round(one * more) for one in sizes])
-            lines.append(self._line("buckets", share, self.run(f"buckets-{share}", log, {}), best))
-            shutil.rmtree(log)
-        return lines
-
-    def _line(self, policy: str, share: float, run: Path, against: Path) -> dict[str, Any]:
-        own, base = read_run(run), read_run(against)
-        change = compare(base.metrics, own.metrics).loc["logloss"]
-        return {
-            "seed": self.seed,
-            "policy": policy,
-            "share": share,
-            "bytes": table_size(run)[0] + map_bytes(run),
-            "logloss": own.number("logloss"),
-            "examples_per_second": own.number("examples_per_second"),
-            "against": against.name,
-            **{key: float(change[key]) for key in ("difference", "ci95_low", "ci95_high")},
-        }
+def train_once(folder: Path, name: str, log: Path, seed: int, ids: Mapping[str, Any]) -> Path:
+    """Trains once over a log; without predictions, whose metrics are in the run's states."""
+    content = {"seed": seed, "model": MODEL, "ids": ids, "record_predictions": False}
+    train(log, parse_model(TrainConfig, content, name), folder / name)
+    return folder / name
 
 
-def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+def describe(seed: int, policy: str, share: float, run: Path, against: Path) -> dict[str, Any]:
+    """A run's bytes, and its logloss against another one's."""
+    own, base = read_run(run), read_run(against)
+    change = compare(base.metrics, own.metrics).loc["logloss"]
+    return {
+        **{"seed": seed, "policy": policy, "share": share},
+        "bytes": table_size(run)[0] + map_bytes(run),
+        "logloss": own.number("logloss"),
+        "examples_per_second": own.number("examples_per_second"),
+        **{key: float(change[key]) for key in ("difference", "ci95_low", "ci95_high")},
+    }
+
+
+def measure_seed(
+    folder: Path, rows: int, seed: int, policies: Sequence[str], shares: Sequence[float]
+) -> None:
+    """Makes the runs of a seed that are missing; each is kept as RUN.json in its folder."""
+
+    def log(name: str, buckets: Sequence[int | None]) -> Path:
+        path = folder / f"log-{name}"
+        if not (path / "distinct.npy").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            make_log(path, rows, seed, buckets)
+        return path
+
+    def keep(policy: str, share: float, run: Path, against: Path) -> None:
+        kept(folder / f"{run.name}.json", lambda: describe(seed, policy, share, run, against))
+
+    growing = log("growing", (None,) * len(FEATURES))
+    distinct = [int(one) for one in np.load(growing / "distinct.npy")]
+    unbounded = train_once(folder, "unbounded", growing, seed, {"capacity": 2**24})
+    keep("unbounded", 1.0, unbounded, unbounded)
+    for share in shares:
+        sizes = [max(2, round(share * one)) for one in distinct]
+        capacities = {"capacities": dict(zip(FEATURES, sizes, strict=True))}
+        for policy in policies:
+            ids = {**capacities, "eviction": {"policy": policy}}
+            keep(policy, share, train_once(folder, f"{policy}-{share}", growing, seed, ids), unbounded)
+        if (folder / f"buckets-{share}.json").exists():
+            continue
+        best = folder / f"{policies[0]}-{share}"
+        tables, count = table_size(best)
+        # As many buckets as fit into the memory that slots with their map take.
+        more = (tables + map_bytes(best)) / tables * count / sum(sizes)
+        buckets = log(f"buckets-{share}", [round(one * more) for one in sizes])
+        keep("buckets", share, train_once(folder, f"buckets-{share}", buckets, seed, {}), best)
+        shutil.rmtree(buckets)
+
+
+def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Memory against logloss, a curve for each policy: of the first seed; the second time without ``none``."""
     first = [line for line in lines if line["seed"] == lines[0]["seed"]]
     (whole,) = (line for line in first if line["policy"] == "unbounded")
@@ -235,64 +216,45 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def report(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The table: a line for each policy and share of the ids, the mean over seeds.
+def report(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A row for each policy and share of the ids, the mean over seeds.
 
     Paired intervals of the logloss, one a seed, are against the run without eviction; of buckets against the slots of
     the first policy that take as much memory.
     """
-    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
-    for line in lines:
-        groups.setdefault((line["policy"], line["share"]), []).append(line)
     base = {line["seed"]: line["logloss"] for line in lines if line["policy"] == "unbounded"}
-    rows = []
-    for (policy, share), own in groups.items():
-        change = [line["logloss"] / base[line["seed"]] - 1 for line in own]
-        rows.append(
-            [
-                policy,
-                f"{share:.4g}",
-                f"{np.mean([line['bytes'] for line in own]) / 1e6:,.1f}",
-                f"{np.mean([line['logloss'] for line in own]):.5f}",
-                f"{100 * np.mean(change):+.3f}%",
-                f"{100 * min(change):+.3f}% to {100 * max(change):+.3f}%",
-                ", ".join(f"{line['ci95_low']:+.5f} to {line['ci95_high']:+.5f}" for line in own),
-            ]
-        )
-    head = ["ids", "slots / ids", "MB", "logloss", "against unbounded", "over seeds", "paired interval"]
-    return table(head, rows)
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(f"{line['policy']}, slots / ids {line['share']:.4g}", []).append(line)
+    found = {}
+    for name, own in groups.items():
+        change = [100 * (line["logloss"] / base[line["seed"]] - 1) for line in own]
+        found[name] = {
+            "megabytes": float(np.mean([line["bytes"] for line in own])) / 1e6,
+            "logloss": f"{np.mean([line['logloss'] for line in own]):.5f}",
+            "against_unbounded": f"{np.mean(change):+.3f}% ({min(change):+.3f}% to {max(change):+.3f}%)",
+            "paired_intervals": [f"{line['ci95_low']:+.5f} to {line['ci95_high']:+.5f}" for line in own],
+        }
+    return {"ids": found}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=3_000_000, help="rows of the log")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--out", type=Path, default=Path("runs/id_memory"))
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES), help="slots over ids")
-    parser.add_argument("--plot", type=Path, help="an SVG file to write; by default in OUT")
-    arguments = parser.parse_args(argv)
-    path = arguments.out / "results.json"
-    lines = json.loads(path.read_text()) if path.exists() else []
-    for seed in arguments.seeds:
-        found = Campaign(arguments.out, arguments.rows, seed).measure(arguments.policies, arguments.shares)
-        lines = sorted(merged(lines, found), key=lambda line: line["seed"])
-        path.write_text(json.dumps(lines, indent=1) + "\n")
-    plot(lines, arguments.plot or arguments.out / "id_memory.svg")
-    print(report(lines))
-
-
-def merged(lines: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results with new ones, which take the place of those of the same runs."""
-
-    def run(line: Mapping[str, Any]) -> tuple[Any, ...]:
-        return line["seed"], line["policy"], line["share"]
-
-    new = {run(line) for line in found}
-    return [*(line for line in lines if run(line) not in new), *found]
+def measure(
+    rows: int = 3_000_000,
+    seeds: tuple[int, ...] = (1, 2, 3),
+    out: Path = Path("runs/id_memory"),
+    policies: tuple[str, ...] = POLICIES,
+    shares: tuple[float, ...] = (0.5, 0.25, 0.125, 0.0625),
+    plot: Path | None = None,
+) -> dict[str, Any]:
+    """Makes what is missing; the table and the plot, by default in ``out``, are of all results there."""
+    for seed in seeds:
+        measure_seed(out / f"seed-{seed}", rows, seed, policies, shares)
+    lines = [json.loads(path.read_text()) for path in out.glob("seed-*/*.json")]
+    order = ["unbounded", *POLICIES, "buckets"]
+    lines.sort(key=lambda line: (line["seed"], -line["share"], order.index(line["policy"])))
+    draw(lines, plot or out / "id_memory.svg")
+    return report(lines)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rows": 2000, "seeds": (1,), "policies": ("score",), "shares": (0.5,)})

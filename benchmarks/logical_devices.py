@@ -9,10 +9,8 @@ default damping its steps make differences of rounding a thousand times larger, 
 to 0.02.
 """
 
-import argparse
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -25,9 +23,10 @@ from accelerators.folder import portable, shampoo_facts
 from accelerators.kinds import DAMPED, KINDS, SMALL, Built, build
 from accelerators.lowering import CHIP, Lowered, argument_values
 from accelerators.replicas import Replicas
-from accelerators.runner import Roots, function_of
+from accelerators.run import Roots, function_of
 from jax.sharding import Mesh, PartitionSpec
 from reference import TINY
+from runner import main
 
 from ctr.experiments.config import merged
 from ctr.workers.collectives import ALONE
@@ -122,22 +121,18 @@ def _arguments(built: Built, number: int) -> list[np.ndarray]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Compare steps on one device and on several.")
-    parser.add_argument("--kinds", nargs="+", choices=COMPARED, default=list(COMPARED), metavar="KIND")
-    parser.add_argument("--steps", type=int, default=10)
-    arguments = parser.parse_args(argv)
+def measure(kinds: tuple[str, ...] = COMPARED, steps: int = 10) -> dict[str, Any]:
+    """By how much logits of some steps on several devices differ at most from those on one."""
     jax.config.update("jax_enable_x64", True)
-    good = True
-    for kind in arguments.kinds:
-        alone, *others = [logits_on(count, kind, arguments.steps) for count in COUNTS]
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        alone, *others = [logits_on(count, kind, steps) for count in COUNTS]
         apart = [float(np.abs(other - alone).max()) for other in others]
-        shown = ", ".join(f"{one:.2g} on {count}" for count, one in zip(COUNTS[1:], apart, strict=True))
-        good &= max(apart) <= TOLERANCE
-        said = "as expected" if max(apart) <= TOLERANCE else "TOO MUCH"
-        print(f"{kind}: logits differ from those of one device by at most {shown}: {said}", flush=True)
-    sys.exit(not good)
+        found[kind] = {f"{count} devices": one for count, one in zip(COUNTS[1:], apart, strict=True)}
+        found[kind]["state"] = "as expected" if max(apart) <= TOLERANCE else "TOO MUCH"
+    return {"differences": found}
 
 
 if __name__ == "__main__":
-    main()
+    rows = main(measure, {"kinds": ("AdaGrad",), "steps": 2})["differences"].values()
+    sys.exit(any(row["state"] == "TOO MUCH" for row in rows))

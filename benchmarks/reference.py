@@ -4,8 +4,9 @@ DCNv2 (three crosses of rank 64, layers of 1024, 512 and 256) on 26 features of 
 batches of 4096 rows; ids by Zipf's law. Loads no TensorFlow: other frameworks take the same ids from here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ ADAGRAD = {
 """The configuration of plain AdaGrad, without Shampoo and momentum."""
 RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
 """How all frameworks learn, on the gradient of a batch's mean loss, and the standard deviation of fresh embeddings."""
-_INTERVAL_ROWS = 200_000
-MODEL = {
+INTERVAL_ROWS = 200_000
+MODEL: dict[str, Any] = {
     "network_loss": "joint",
     "prior": 0.5,
     "init_scale": SCALE,
@@ -90,6 +91,15 @@ def reference_schema(size: Size = REFERENCE) -> Schema:
     return Schema(features=tuple(features))
 
 
+def dense_shapes(size: Size = REFERENCE) -> list[tuple[int, ...]]:
+    """The dense weights of the reference model."""
+    inputs, rank = size.features * size.width, MODEL["crosses"]["rank"]
+    shapes: list[tuple[int, ...]] = [(inputs, rank), (rank, inputs), (inputs,)] * MODEL["crosses"]["layers"]
+    for before, after in pairwise([inputs, *MODEL["deep"]["units"], 1]):
+        shapes += [(before, after), (after,)]
+    return shapes
+
+
 def zipf_ids(random: np.random.Generator, rows: int, size: Size = REFERENCE) -> np.ndarray:
     """int32 [rows, features]."""
     return ((random.zipf(ZIPF, (rows, size.features)) - 1) % size.buckets).astype(np.int32)
@@ -139,25 +149,41 @@ def make_log(folder: Path, rows: int, size: Size = REFERENCE) -> Path:
     schema = reference_schema(size)
     create_log(folder, schema)
     random = np.random.default_rng(1)
-    for first in range(0, rows, _INTERVAL_ROWS):
-        row = np.arange(first, min(first + _INTERVAL_ROWS, rows))
-        query, ones = row // SLATE, np.ones(len(row), np.float32)
-        ids = zipf_ids(random, len(row), size)
-        columns = {
-            "query_time": query,
-            "timestamp": query,
-            "query_id": query,
-            "example_id": row,
-            "label": click_labels(random, ids).astype(np.int8),
-            "train_weight": ones,
-            "metric_weight": ones,
-            "ids": pack_ids(log_ids(ids, size)),
-        }
-        publish_partition(folder, schema, int(query[0]), int(query[-1]) + 1, pa.table(columns))
+    for first in range(0, rows, INTERVAL_ROWS):
+        ids = zipf_ids(random, min(INTERVAL_ROWS, rows - first), size)
+        label = click_labels(random, ids)
+        query = (first + np.arange(len(ids))) // SLATE
+        publish_rows(folder, schema, log_ids(ids, size), label, query, first)
     return folder
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+def publish_rows(
+    folder: Path,
+    schema: Schema,
+    ids: np.ndarray,
+    label: np.ndarray,
+    query: np.ndarray,
+    first: int = 0,
+    time: np.ndarray | None = None,
+) -> None:
+    """Publishes a partition of whole queries.
+
+    Args:
+        ids: [N, F].
+        label: [N], 0 or 1.
+        query: int64 [N], ascending.
+        first: the number of the first row.
+        time: int64 [N] in microseconds; by default the number of the query.
+    """
+    time, ones = query if time is None else time, np.ones(len(label), np.float32)
+    columns = {
+        "query_time": time,
+        "timestamp": time,
+        "query_id": query,
+        "example_id": first + np.arange(len(label)),
+        "label": label.astype(np.int8),
+        "train_weight": ones,
+        "metric_weight": ones,
+        "ids": pack_ids(ids),
+    }
+    publish_partition(folder, schema, int(time[0]), int(time[-1]) + 1, pa.table(columns))

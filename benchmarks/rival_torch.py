@@ -1,55 +1,27 @@
-"""The reference model in PyTorch, in float32 and under bfloat16 autocast: a rival of ``rivals``.
-
-One fused table with sparse gradients, linear weights beside the embeddings, tensors in memory, AdaGrad, whose dense
-part is the fused one. Compiled is what ``torch.compile`` takes: all but the table, whose gradient is sparse.
-"""
+"""The reference model in PyTorch, in float32 and under bfloat16 autocast: a rival of ``rivals``."""
 
 import time
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
 import torch
-from accelerators.torch_model import Network
-from reference import INITIAL_ACCUMULATOR, RATE, SCALE, Size, reference_examples
+from accelerators.torch_model import make_step
+from reference import Size, reference_examples
 from rivals import Turn, serve
-from torch import nn
 
 
 def make_turn(size: Size, dtype: torch.dtype, compiled: bool) -> Turn:
-    torch.manual_seed(0)
-    rows = nn.Embedding(size.features * size.buckets, size.width + 1, sparse=True)
-    nn.init.normal_(rows.weight, std=SCALE)
-    network = Network(size.features * size.width)
-    dense: Any = torch.compile(network) if compiled else network
-    settings: dict[str, Any] = {"lr": RATE, "initial_accumulator_value": INITIAL_ACCUMULATOR}
-    optimizers = [
-        torch.optim.Adagrad(rows.parameters(), **settings),
-        torch.optim.Adagrad(network.parameters(), fused=True, **settings),
-    ]
-    loss_of = nn.BCEWithLogitsLoss()
+    forward, step = make_step(asdict(size), {}, dtype, compiled, "cpu")
     offsets = np.arange(size.features, dtype=np.int32) * size.buckets
     data = [
         (torch.from_numpy(ids + offsets), torch.from_numpy(label)) for ids, label in reference_examples(size)
     ]
-
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            return dense(rows(ids), dtype)
-
     # Where it cannot be compiled, this says so.
     forward(data[0][0])
 
     def turn() -> tuple[float, list[float]]:
-        losses = []
         begun = time.perf_counter()
-        for ids, label in data:
-            loss = loss_of(forward(ids), label)
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            losses.append(loss.item())
+        losses = [step(ids, label).item() for ids, label in data]
         return (time.perf_counter() - begun) / size.feeds, losses
 
     return turn

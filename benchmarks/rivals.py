@@ -1,8 +1,8 @@
 """Models of other frameworks, each in a process of its own, that take turns with ours.
 
 A process apart keeps thread pools and process-wide settings (deterministic operations, Keras 2 or 3) apart. It reads
-the names of its arms from its standard input, and for each answers with the seconds of a step and the losses of one
-turn, as a line of JSON. While others have their turn, it waits for input.
+the names of its arms from its standard input, and for each answers with the numbers of one turn, as a line of JSON.
+While others have their turn, it waits for input.
 """
 
 import json
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from reference import Size
+from runner import Numbers
 
 Turn = Callable[[], tuple[float, list[float]]]
 """Takes a turn; returns the mean seconds of a step, and losses, the first ever being that of the first step."""
@@ -34,30 +35,22 @@ def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
     size = Size(**settings.pop("size"))
     turns = make(size, **settings)
     print(json.dumps(list(turns)), file=answers, flush=True)
-    waiting = 0.0
-    worked = time.process_time()
+    waiting, ended = 0.0, time.process_time()
     for line in sys.stdin:
-        waiting += time.process_time() - worked
-        worked = time.process_time()
+        begun = time.process_time()
+        waiting += begun - ended
         seconds, losses = turns[line.strip()]()
-        began, worked = worked, time.process_time()
-        answer = {
-            "seconds": seconds,
-            "losses": losses,
-            "processor_seconds": (worked - began) / size.feeds,
-            "waiting_processor_seconds": waiting,
-        }
-        print(json.dumps(answer), file=answers, flush=True)
+        ended = time.process_time()
+        answer = {"ms": 1000 * seconds, "processor_ms": 1000 * (ended - begun) / size.feeds}
+        print(json.dumps([answer, losses, waiting]), file=answers, flush=True)
 
 
 class Rival:
     """A rival's process.
 
     Attributes:
-        arms: the names of its arms.
-        losses: for each arm those of its turns.
-        processor_seconds: for each arm those of a step, over all threads, in each of its turns.
-        waiting_processor_seconds: what it took while it was not its turn.
+        losses: for each of its arms those of its turns.
+        waiting_seconds: of the processor, while it was not its turn.
     """
 
     def __init__(self, script: str, size: Size, environment: Mapping[str, str], **settings: Any) -> None:
@@ -70,16 +63,12 @@ class Rival:
         self.process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
-        self.arms: list[str] = []
         self.losses: dict[str, list[list[float]]] = {}
-        self.processor_seconds: dict[str, list[float]] = {}
-        self.waiting_processor_seconds = 0.0
+        self.waiting_seconds = 0.0
 
     def wait(self) -> None:
         """Until its models are there."""
-        self.arms = self._answer()
-        self.losses = {arm: [] for arm in self.arms}
-        self.processor_seconds = {arm: [] for arm in self.arms}
+        self.losses = {arm: [] for arm in self._answer()}
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
@@ -89,15 +78,13 @@ class Rival:
             raise RuntimeError(f"a rival ended with {self.process.wait()}:\n{self._errors.read()}")
         return json.loads(line)
 
-    def seconds(self, arm: str) -> float:
+    def turn(self, arm: str) -> Numbers:
         """Has an arm take its turn."""
         assert self.process.stdin is not None
         print(arm, file=self.process.stdin, flush=True)
-        answer = self._answer()
-        self.losses[arm].append(answer["losses"])
-        self.processor_seconds[arm].append(answer["processor_seconds"])
-        self.waiting_processor_seconds = answer["waiting_processor_seconds"]
-        return float(answer["seconds"])
+        numbers, losses, self.waiting_seconds = self._answer()
+        self.losses[arm].append(losses)
+        return numbers
 
 
 @contextmanager

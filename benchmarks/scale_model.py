@@ -27,19 +27,18 @@ groups do the same work.
     python benchmarks/scale_model.py [--group 16] [--collectives tree] [--plot docs/scale.svg]
 """
 
-import argparse
-import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from reference import MODEL, REFERENCE, ZIPF, Size, table
+from reference import REFERENCE, ZIPF, Size, dense_shapes
+from runner import main
 from scipy.special import zeta
 
 from ctr.optim.balance import loads
@@ -120,16 +119,6 @@ class Step:
     @property
     def communication(self) -> float:
         return self.dense + self.rows + self.directions
-
-
-def dense_shapes(size: Size = REFERENCE) -> list[tuple[int, ...]]:
-    """The dense weights of the reference model."""
-    inputs, rank = size.features * size.width, MODEL["crosses"]["rank"]
-    shapes: list[tuple[int, ...]] = [(inputs, rank), (rank, inputs), (inputs,)] * MODEL["crosses"]["layers"]
-    widths = [inputs, *MODEL["deep"]["units"], 1]
-    for before, after in itertools.pairwise(widths):
-        shapes += [(before, after), (after,)]
-    return shapes
 
 
 def flops_per_example(shapes: Sequence[tuple[int, ...]]) -> int:
@@ -236,22 +225,29 @@ def stop(steps: Sequence[Step], batch: int, fixed_global: bool) -> tuple[int, st
     return WORKERS[place], max(excess, key=excess.__getitem__)
 
 
-def report(network: Network, compute: Compute, batch: int, fixed_global: bool) -> str:
-    """A table, and the line that says where it stops."""
+def _where(fixed_global: bool) -> str:
+    return "in all" if fixed_global else "for each worker"
+
+
+def report(network: Network, compute: Compute, batch: int, fixed_global: bool) -> dict[str, Any]:
+    """A row for each number of workers, and where it stops."""
     steps = curve(network, compute, batch, fixed_global)
     found = speeds(steps, batch, fixed_global)
-    lines = []
-    for workers, one, speed in zip(WORKERS, steps, found, strict=True):
-        parts = [f"{1e3 * seconds:.1f}" for seconds in asdict(one).values()]
-        share = one.communication / one.seconds
-        efficiency = speed / found[0] / workers
-        total = f"{1e3 * one.seconds:.1f}"
-        lines.append([workers, *parts, total, f"{share:.0%}", f"{speed:,.0f}", f"{efficiency:.0%}"])
-    head = ["workers", *PARTS, "step, ms", "communication", "examples/s", "efficiency"]
-    where = "in all" if fixed_global else "for each worker"
+    rows = {
+        str(workers): {
+            **{f"{part}_ms": 1e3 * seconds for part, seconds in asdict(one).items()},
+            "step_ms": 1e3 * one.seconds,
+            "communication": one.communication / one.seconds,
+            "examples_per_second": speed,
+            "efficiency": speed / found[0] / workers,
+        }
+        for workers, one, speed in zip(WORKERS, steps, found, strict=True)
+    }
     workers, part = stop(steps, batch, fixed_global)
-    end = "It does not stop here." if workers == WORKERS[-1] else f"It stops at {workers} workers: {part}."
-    return f"\n{network.name}, {batch} examples {where}\n\n{table(head, lines)}\n\n{end}"
+    return {
+        "workers": rows,
+        "stops_at": "nowhere" if workers == WORKERS[-1] else f"{workers} workers: {part}",
+    }
 
 
 def draw(compute: Compute, batch: int, global_batch: int, networks: Sequence[Network], path: Path) -> None:
@@ -269,7 +265,7 @@ def draw(compute: Compute, batch: int, global_batch: int, networks: Sequence[Net
                 workers, _ = stop(steps, size, fixed_global)
                 upper.plot(workers, found[WORKERS.index(workers)], "o", color=line.get_color())
             upper.plot(WORKERS, [found[0] * w for w in WORKERS], ":", color="gray", label="linear")
-            where = "in all" if fixed_global else "for each worker"
+            where = _where(fixed_global)
             upper.set(xscale="log", yscale="log", ylabel="examples/s", title=f"{size:,} examples {where}")
             upper.set_ylim(top=found[0] * WORKERS[-1] * 2)
             steps = curve(networks[0], compute, size, fixed_global)
@@ -284,39 +280,44 @@ def draw(compute: Compute, batch: int, global_batch: int, networks: Sequence[Net
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--step-ms", type=float, default=58.6, help=f"a measured step of {BATCH} examples")
-    parser.add_argument("--fixed-ms", type=float, default=9.8, help="of which do not shrink with the batch")
-    parser.add_argument("--cores", type=int, default=2, help="of a worker, for Shampoo's work")
-    parser.add_argument("--reader", type=float, default=1.04e6, help="rows per second of the reading thread")
-    parser.add_argument("--batch", type=int, default=BATCH, help="examples for each worker")
-    parser.add_argument(
-        "--global-batch", type=int, default=4 * BATCH, help="examples for all workers together"
-    )
-    parser.add_argument("--group", type=int, help="workers that divide Shampoo's blocks; by default all")
-    parser.add_argument("--collectives", choices=["ring", "tree"], help="on all networks")
-    parser.add_argument("--plot", type=Path, help="an SVG file to write")
-    parser.add_argument("--json", action="store_true", help="one JSON object for each network and batch")
-    arguments = parser.parse_args()
-    fixed = arguments.fixed_ms / 1e3
-    rate = BATCH * flops_per_example(dense_shapes()) / (arguments.step_ms / 1e3 - fixed)
-    compute = Compute(fixed, rate, arguments.cores, arguments.group, arguments.reader)
-    networks = [replace(one, collectives=arguments.collectives or one.collectives) for one in NETWORKS]
-    sizes = [(arguments.batch, False), (arguments.global_batch, True)]
-    for network in networks:
-        for batch, fixed_global in sizes:
-            if arguments.json:
-                steps = curve(network, compute, batch, fixed_global)
-                workers, part = stop(steps, batch, fixed_global)
-                content = {"network": asdict(network), "batch": batch, "fixed_global": fixed_global}
-                content |= {"steps": dict(zip(WORKERS, map(asdict, steps), strict=True))}
-                print(json.dumps(content | {"stops_at": workers, "because_of": part}))
-            else:
-                print(report(network, compute, batch, fixed_global))
-    if arguments.plot:
-        draw(compute, arguments.batch, arguments.global_batch, networks, arguments.plot)
+def measure(
+    step_ms: float = 58.6,
+    fixed_ms: float = 9.8,
+    cores: int = 2,
+    reader: float = 1.04e6,
+    batch: int = BATCH,
+    global_batch: int = 4 * BATCH,
+    group: int | None = None,
+    collectives: str = "",
+    plot: Path | None = None,
+) -> dict[str, Any]:
+    """Tables of all networks, with a fixed batch for each worker and for all together.
+
+    Args:
+        step_ms: a measured step of ``BATCH`` examples, of which ``fixed_ms`` do not shrink with the batch.
+        cores: of a worker, for Shampoo's work.
+        reader: rows per second of the reading thread.
+        batch: examples for each worker.
+        global_batch: examples for all workers together.
+        group: workers that divide Shampoo's blocks; by default all.
+        collectives: ``ring`` or ``tree`` on all networks.
+        plot: an SVG file to write.
+    """
+    fixed = fixed_ms / 1e3
+    rate = BATCH * flops_per_example(dense_shapes()) / (step_ms / 1e3 - fixed)
+    compute = Compute(fixed, rate, cores, group, reader)
+    networks = [replace(one, collectives=collectives or one.collectives) for one in NETWORKS]
+    if plot is not None:
+        draw(compute, batch, global_batch, networks, plot)
+    sizes = [(batch, False), (global_batch, True)]
+    return {
+        f"{network.name}, {size} examples {_where(fixed_global)}": report(
+            network, compute, size, fixed_global
+        )
+        for network in networks
+        for size, fixed_global in sizes
+    }
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {})

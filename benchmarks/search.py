@@ -1,8 +1,9 @@
 """How well a search by weight sharing ranks architectures, beside training each of them alone.
 
-    python benchmarks/search.py --out runs/search [--rows 120000] [--log-seed 11] [--seeds 10]
+    python benchmarks/search.py [--out runs/search] [--rows 120000] [--log-seed 11] [--seeds 10] [--set KEY=VALUE ...]
 
-A space of 81 architectures (``search_world.py``). Each is trained alone with three seeds over the log, and judged by
+A small world in which it matters how a network is built, as its clicks depend on products of two features' vectors, and
+a space of 81 architectures. Each is trained alone with three seeds over the log, and judged by
 its progressive logloss over the last fifth, which no search reads. Then the supernet is trained on the first four
 fifths, by the same code as ``ctr search`` runs, with several seeds:
 
@@ -13,26 +14,25 @@ fifths, by the same code as ``ctr search`` runs, with several seeds:
 
 An architecture alone is the supernet under its masks, which tests prove to be the smaller network, with weights that
 begin as those of the smaller network do; so one compiled step trains all. The same command again goes on after what is
-done. ``--set key=value`` changes the controller.
+done. ``--set KEY=VALUE ...`` changes the controller.
 """
 
-import argparse
-import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-from convergence import only_process
+from reference import publish_rows
+from runner import kept, main
 from scipy.stats import kendalltau
-from search_world import BASE, SPACE, make_log
 
 from ctr.config import apply_settings, parse_model
-from ctr.io.files import write_atomic_bytes
+from ctr.data.log import create_log
+from ctr.data.schema import Category, Schema
 from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
 from ctr.search.cost import Cost, Operations
@@ -49,6 +49,51 @@ from ctr.training.state import architecture
 
 ALONE_SEEDS = (1, 2, 3)
 HELD_BACK = 0.2
+
+
+QUERY_ROWS = 4
+IDS = {"user": 40, "item": 60, "hour": 24, "noise": 500}
+SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=ids) for name, ids in IDS.items()))
+
+BASE: dict[str, Any] = {
+    "batch": {"rows": 200},
+    "model": {
+        "crosses": {"layers": 2, "rank": 8, "ramp": 2000},
+        "deep": {"units": [32, 32]},
+        "init_scale": 0.1,
+        "network_loss": "joint",
+        "prior": 0.2,
+        "widths": {"user": 12, "item": 12, "hour": 2, "noise": 2},
+    },
+    "optimizer": {"dense": {"learning_rate": 0.02}},
+    "compute_dtype": "float32",
+}
+SPACE: dict[str, list[Any]] = {
+    "model.crosses.layers": [0, 1, 2],
+    "model.deep.units.0": [2, 8, 32],
+    "model.deep.units.1": [2, 8, 32],
+    "model.widths.user,item": [1, 4, 12],
+}
+"""81 architectures, of which the base is the largest."""
+
+
+def make_log(folder: Path, rows: int, seed: int) -> Path:
+    """Publishes a log: linear effects, a product of vectors of user and item, and one of hour and user's first."""
+    rng = np.random.default_rng(seed)
+    queries = rows // QUERY_ROWS
+    query = np.repeat(np.arange(queries), QUERY_ROWS)
+    users, hours = rng.integers(1, IDS["user"], queries)[query], rng.integers(1, IDS["hour"], queries)[query]
+    items, noise = (rng.integers(1, IDS[name], len(query)) for name in ("item", "noise"))
+    vectors = {name: rng.normal(size=(IDS[name], 4)) for name in ("user", "item", "hour")}
+    linear = {name: rng.normal(size=IDS[name]) * 0.4 for name in ("user", "item", "hour")}
+    logit = linear["user"][users] + linear["item"][items] + linear["hour"][hours] - 1.8
+    logit += 0.8 * np.sum(vectors["user"][users] * vectors["item"][items], axis=1)
+    logit += 0.5 * np.maximum(vectors["hour"][hours, 0] * vectors["user"][users, 0], 0)
+    label = rng.random(len(query)) < 1 / (1 + np.exp(-logit))
+    ids = np.stack([users, items, hours, noise], axis=1).astype(np.int32)
+    create_log(folder, SCHEMA)
+    publish_rows(folder, SCHEMA, ids, label, query, time=query * 1000)
+    return folder
 
 
 class Bench:
@@ -170,14 +215,6 @@ class Bench:
         return {"choice": self.every.index(found.choice), "passes": found.passes, "losses": losses}
 
 
-def kept(path: Path, compute: Callable[[], Any]) -> Any:
-    """What is in a file, computed where it is not there yet."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic_bytes(path, json.dumps(compute()).encode())
-    return json.loads(path.read_text())
-
-
 def interval(values: Sequence[float], seed: int = 0) -> str:
     """The mean with its 95% interval by the bootstrap over seeds."""
     drawn = np.random.default_rng(seed).choice(values, (10_000, len(values))).mean(axis=1)
@@ -196,81 +233,76 @@ def random_regret(alone: np.ndarray, allowed: np.ndarray, count: int, draws: int
     return np.array(regrets)
 
 
-def report(bench: Bench, alone: np.ndarray, searches: Mapping[str, list[dict[str, Any]]]) -> str:
-    """The table, in Markdown."""
+def rows_of(bench: Bench, alone: np.ndarray, searches: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """A row for each kind of search, and one for random search at equal passes."""
     means, allowed = alone.mean(axis=1), bench.costs <= bench.target
-    ceiling = np.mean([kendalltau(alone[:, i], alone[:, j])[0] for i in range(3) for j in range(i)])
-    lines = [
-        f"{len(means)} architectures alone, {alone.shape[1]} seeds: logloss {means.min():.4f} to {means.max():.4f}, "
-        f"deviation between seeds {alone.std(axis=1, ddof=1).mean():.4f}; tau between seeds {ceiling:.2f}",
-        f"{allowed.sum()} of them cost at most {bench.target:g} of the baseline",
-        "",
-        "| search | tau, all | rank of 81 | above target | cost | regret | passes |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    order = np.argsort(np.argsort(means)) + 1
-    best = means[allowed].min()
+    order, best = np.argsort(np.argsort(means)) + 1, means[allowed].min()
+    found: dict[str, Any] = {}
     for mode, runs in searches.items():
-        taus = [kendalltau(run["losses"], means)[0] for run in runs]
         chosen = np.array([run["choice"] for run in runs])
         # The controller of a fair supernet has no preference: the best by the shared weights is taken.
         if mode == "fair":
             chosen = np.array([np.argmin(np.where(allowed, run["losses"], np.inf)) for run in runs])
-        passes = np.mean([run["passes"] for run in runs])
-        lines.append(
-            f"| {mode} ({len(runs)}) | {np.mean(taus):.2f} ({min(taus):.2f} to {max(taus):.2f}) | "
-            f"{', '.join(map(str, order[chosen]))} | {np.mean(~allowed[chosen]):.0%} | "
-            f"{bench.costs[chosen].mean():.2f} | {interval(list(means[chosen] - best))} | {passes:.2f} |"
-        )
+        passes = float(np.mean([run["passes"] for run in runs]))
+        found[mode] = {
+            "tau of each seed": [round(float(kendalltau(run["losses"], means)[0]), 2) for run in runs],
+            "rank": order[chosen].tolist(),
+            "above target": float(np.mean(~allowed[chosen])),
+            "cost": float(bench.costs[chosen].mean()),
+            "regret": interval(means[chosen] - best),
+            "passes": passes,
+        }
         count = max(1, math.floor(passes / bench.costs[allowed].mean()))
         regrets = random_regret(alone, allowed, count)
         low, high = np.percentile(regrets, [2.5, 97.5])
-        lines.append(
-            f"| random, {count} alone | | | 0% | | {regrets.mean():.4f}, of single searches {low:.4f} to {high:.4f} | "
-            f"{count * bench.costs[allowed].mean():.2f} |"
-        )
-    return "\n".join(lines)
+        found[f"random beside {mode}, {count} alone"] = {
+            "regret": f"{regrets.mean():.4f}, of single searches {low:.4f} to {high:.4f}",
+            "passes": count * float(bench.costs[allowed].mean()),
+        }
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=120_000)
-    parser.add_argument("--log-seed", type=int, default=11)
-    parser.add_argument("--seeds", type=int, default=10, help="of each search")
-    parser.add_argument("--target", type=float, default=0.5)
-    parser.add_argument("--modes", nargs="+", default=["fair", "penalty", "rejection"])
-    parser.add_argument("--set", action="append", default=[], help="of the controller, key=value")
-    arguments = parser.parse_args()
-    controller = apply_settings({}, arguments.set)
-    with only_process(arguments.out):
-        bench = Bench(arguments.out, arguments.rows, arguments.log_seed, controller, arguments.target)
-        alone = [
+def measure(
+    out: Path = Path("runs/search"),
+    rows: int = 120_000,
+    log_seed: int = 11,
+    seeds: int = 10,
+    target: float = 0.5,
+    modes: tuple[str, ...] = ("fair", "penalty", "rejection"),
+    set: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Trains what is missing alone, and makes the searches that are missing."""
+    bench = Bench(out, rows, log_seed, apply_settings({}, set), target)
+    alone = np.array(
+        [
             [
-                kept(
-                    arguments.out / "alone" / f"{at}-{seed}.json", lambda c=choice, s=seed: bench.alone(c, s)
-                )
+                kept(out / "alone" / f"{at}-{seed}.json", lambda c=choice, s=seed: bench.alone(c, s))
                 for seed in ALONE_SEEDS
             ]
             for at, choice in enumerate(bench.every)
         ]
-        folder = arguments.out / "searches" / bench.name
-        searches = {
-            mode: [
-                kept(
-                    folder / f"{mode}-{seed}.json",
-                    lambda m=mode, s=seed: bench.search(m, s),
-                )
-                for seed in range(1, arguments.seeds + 1)
-            ]
-            for mode in arguments.modes
-        }
-        text = report(bench, np.array(alone), searches)
-        write_atomic_bytes(arguments.out / "table.md", (text + "\n").encode())
-    print(text)
+    )
+    folder = out / "searches" / bench.name
+    searches = {
+        mode: [
+            kept(folder / f"{mode}-{seed}.json", lambda m=mode, s=seed: bench.search(m, s))
+            for seed in range(1, seeds + 1)
+        ]
+        for mode in modes
+    }
+    return {
+        "alone": {
+            "architectures": len(alone),
+            "logloss": [float(alone.mean(axis=1).min()), float(alone.mean(axis=1).max())],
+            "deviation between seeds": float(alone.std(axis=1, ddof=1).mean()),
+            "tau between seeds": float(
+                np.mean([kendalltau(alone[:, i], alone[:, j])[0] for i in range(3) for j in range(i)])
+            ),
+            "at most the target": int((bench.costs <= target).sum()),
+        },
+        "searches": rows_of(bench, alone, searches),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rows": 4000, "seeds": 1, "modes": ("fair",)})

@@ -1,8 +1,8 @@
 """Whether a search by weight sharing finds an optimum that is known, and what rejection does beside the penalty.
 
-    python benchmarks/search_planted.py --out runs/planted [--rows 12000] [--seeds 10] [--set learners=1]
+    python benchmarks/search_planted.py [--out runs/planted] [--rows 12000] [--seeds 10] [--set learners=1]
 
-A world of seven features with effects of different sizes (``search_world.Planted``), one of them a noisy copy of the
+A world of seven features with effects of different sizes (``Planted``), one of them a noisy copy of the
 strongest: alone it is worth more than any other, beside the original nothing. The search decides which features the
 model has beside one that it always has; the target is what two of them cost, times ``--slack``, which is too small for
 a third. So the optimum is the strongest and the second one without the copy, which is checked by the world's own
@@ -10,20 +10,21 @@ probabilities, without any training: ``margin`` is by how much the logloss of th
 seed is another world.
 """
 
-import argparse
-import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-from search_world import PLANTED_BASE, PLANTED_SPACE, Planted
+from reference import publish_rows
+from runner import kept, main
 
 from ctr.config import apply_settings, parse_model
+from ctr.data.log import create_log
+from ctr.data.schema import Category, Schema
 from ctr.search.config import SearchConfig
 from ctr.search.cost import Cost, Operations
 from ctr.search.decisions import decisions_of
@@ -31,7 +32,79 @@ from ctr.search.space import Choice, Space
 from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig
 
-BASE = parse_model(TrainConfig, PLANTED_BASE, "benchmark")
+QUERY_ROWS = 4
+EFFECTS = {"a": 0.5, "b": 1.2, "b_copy": 0.0, "c": 0.8, "d": 0.4, "e": 0.2, "f": 0.0}
+"""The standard deviation of each feature's effects; ``b_copy`` is the id of b in a share of the rows."""
+COPIED = 0.85
+EFFECT_IDS = 40
+SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=EFFECT_IDS) for name in EFFECTS))
+CONTENT: dict[str, Any] = {
+    "batch": {"rows": 100},
+    "model": {
+        "crosses": {"layers": 0},
+        "deep": {"units": [16]},
+        "init_scale": 0.05,
+        "network_loss": "joint",
+        "prior": 0.2,
+        "widths": dict.fromkeys(EFFECTS, 8),
+    },
+    "optimizer": {"dense": {"learning_rate": 0.02}},
+    "compute_dtype": "float32",
+}
+SPACE: dict[str, list[Any]] = {f"features.{name}": [True, False] for name in EFFECTS if name != "a"}
+"""64 architectures: every model has the feature a."""
+
+
+class Planted:
+    """Clicks by the sum of independent effects of features.
+
+    Attributes:
+        optimum: of the candidates with at most two features beside a.
+    """
+
+    optimum = frozenset({"b", "c"})
+
+    def __init__(self, rows: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self._ids = {name: rng.integers(1, EFFECT_IDS, rows) for name in EFFECTS}
+        self._ids["b_copy"] = np.where(rng.random(rows) < COPIED, self._ids["b"], self._ids["b_copy"])
+        self._effects = {name: rng.normal(size=EFFECT_IDS) * size for name, size in EFFECTS.items()}
+        parts = [self._effects[name][self._ids[name]] for name in EFFECTS]
+        self._logit = np.sum(parts, axis=0) - 1.5
+        self._label = rng.random(rows) < 1 / (1 + np.exp(-self._logit))
+
+    def logloss(self, features: Collection[str], draws: int = 400) -> float:
+        """The expected logloss of the best prediction by a and these features, on the first rows.
+
+        Effects of other features are averaged over what they may be: any, or, of b, mostly that of its copy.
+        """
+        rows = slice(0, 4000)
+        known = {"a", *features}
+        count = len(self._logit[rows])
+        logit = np.full((draws, count), -1.5)
+        rng = np.random.default_rng(0)
+        for name, effects in self._effects.items():
+            if name in known:
+                logit += effects[self._ids[name][rows]]
+                continue
+            drawn = rng.integers(1, EFFECT_IDS, (draws, count))
+            if name == "b" and "b_copy" in known:
+                drawn = np.where(rng.random((draws, count)) < COPIED, self._ids["b_copy"][rows], drawn)
+            logit += effects[drawn]
+        predicted = (1 / (1 + np.exp(-logit))).mean(axis=0)
+        truth = 1 / (1 + np.exp(-self._logit[rows]))
+        return float(-np.mean(truth * np.log(predicted) + (1 - truth) * np.log1p(-predicted)))
+
+    def publish(self, folder: Path) -> Path:
+        """Publishes the log, four rows a query."""
+        query = np.arange(len(self._logit)) // QUERY_ROWS
+        ids = np.stack([self._ids[name] for name in EFFECTS], axis=1).astype(np.int32)
+        create_log(folder, SCHEMA)
+        publish_rows(folder, SCHEMA, ids, self._label, query, time=query * 1000)
+        return folder
+
+
+BASE = parse_model(TrainConfig, CONTENT, "benchmark")
 
 
 def features_of(space: Space, choice: Choice) -> set[str]:
@@ -43,12 +116,12 @@ def search(
     log: Path, out: Path, controller: Mapping[str, Any], seed: int, slack: float, world: Planted
 ) -> dict[str, Any]:
     """One search, and how it ended."""
-    space = Space(decisions_of(parse_model(SearchConfig, {"space": PLANTED_SPACE}, "benchmark")))
+    space = Space(decisions_of(parse_model(SearchConfig, {"space": SPACE}, "benchmark")))
     cost = Cost(space, BASE, Operations(log, "training"))
     planted = next(one for one in space.candidates() if features_of(space, one) == world.optimum)
     # Operations for an example depend a little on which ids a batch has.
     target = 1.001 * slack * cost.of(planted)
-    given = {"space": PLANTED_SPACE, "target": target, "seed": seed, "controller": dict(controller)}
+    given = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
     config = parse_model(SearchConfig, given, "benchmark")
     base = BASE.model_copy(update={"seed": seed})
     found = search_supernet(config, space, cost, base, log, out, lambda line: None)
@@ -66,55 +139,49 @@ def search(
     }
 
 
-def line(mode: str, slack: float, runs: Sequence[dict[str, Any]]) -> str:
-    """A row of the table."""
-    above = sum(run["cost"] > 1 for run in runs)
-    costs = np.mean([run["cost"] for run in runs])
-    passes, regret = (np.mean([run[name] for run in runs]) for name in ("passes", "regret"))
-    return (
-        f"| {mode} | {slack:g} | {sum(run['planted'] for run in runs)} of {len(runs)} | {above} | {costs:.2f} | "
-        f"{regret:.4f} | {passes:.2f} |"
-    )
+def measure(
+    out: Path = Path("runs/planted"),
+    rows: int = 12_000,
+    seeds: int = 10,
+    slack: tuple[float, ...] = (1.0, 1.2),
+    modes: tuple[str, ...] = ("rejection", "penalty"),
+    set: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """A row for each slack and mode; searches that are there already are not made again."""
+    changes = apply_settings({}, set)
+    names = "-".join([str(rows), *set])
 
+    def one(mode: str, times: float, seed: int) -> dict[str, Any]:
+        world = Planted(rows, seed)
+        with tempfile.TemporaryDirectory() as folder:
+            log = world.publish(Path(folder) / "log")
+            return search(log, Path(folder) / "out", {**changes, "mode": mode}, seed, times, world)
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=12_000)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--slack", type=float, nargs="+", default=[1.0, 1.2])
-    parser.add_argument("--modes", nargs="+", default=["rejection", "penalty"])
-    parser.add_argument("--set", action="append", default=[], help="of the controller, key=value")
-    arguments = parser.parse_args()
-    changes = apply_settings({}, arguments.set)
-    names = "-".join([str(arguments.rows), *arguments.set])
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    lines = [
-        "| mode | target over the optimum's cost | optimum found | above target | cost over target | regret | passes |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    margins = []
-    for slack in arguments.slack:
-        for mode in arguments.modes:
-            runs = []
-            for seed in range(1, arguments.seeds + 1):
-                kept = arguments.out / f"{names}-{mode}-{slack:g}-{seed}.json"
-                if not kept.exists():
-                    world = Planted(arguments.rows, seed)
-                    with tempfile.TemporaryDirectory() as folder:
-                        log = world.publish(Path(folder) / "log")
-                        run = search(log, Path(folder) / "out", {**changes, "mode": mode}, seed, slack, world)
-                    kept.write_text(json.dumps(run))
-                runs.append(json.loads(kept.read_text()))
+    found: dict[str, Any] = {}
+    margins: list[float] = []
+    for times in slack:
+        for mode in modes:
+            runs = [
+                kept(
+                    out / f"{names}-{mode}-{times:g}-{seed}.json",
+                    lambda m=mode, t=times, s=seed: one(m, t, s),
+                )
+                for seed in range(1, seeds + 1)
+            ]
             margins += [run["margin"] for run in runs if run["is_optimum"]]
-            if not all(run["is_optimum"] for run in runs):
-                lines.append(f"(of {mode}, {slack:g}: in some worlds another candidate is better)")
-            lines.append(line(mode, slack, runs))
-    lines.append(f"\nmargin to the second best: {min(margins):.4f} to {max(margins):.4f}")
-    print("\n".join(lines))
+            found[f"{mode}, target {times:g} of the optimum's cost"] = {
+                "optimum found": f"{sum(run['planted'] for run in runs)} of {len(runs)}",
+                "above target": sum(run["cost"] > 1 for run in runs),
+                "cost over target": float(np.mean([run["cost"] for run in runs])),
+                "regret": float(np.mean([run["regret"] for run in runs])),
+                "passes": float(np.mean([run["passes"] for run in runs])),
+                "worlds in which another candidate is better": sum(not run["is_optimum"] for run in runs),
+            }
+    return {
+        "searches": found,
+        "margin to the second best": [min(margins, default=None), max(margins, default=None)],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {"rows": 2000, "seeds": 1, "slack": (1.0,), "modes": ("rejection",)})

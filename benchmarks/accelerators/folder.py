@@ -1,6 +1,6 @@
 """The folder that a machine with jax and an accelerator can run: steps as portable StableHLO, and what they should do.
 
-It holds no TensorFlow and no code of this project but ``runner.py``. Dense weights are stored; tables, which are most
+It holds no TensorFlow and no code of this project but ``run.py``. Dense weights are stored; tables, which are most
 of the state, are drawn anew from a seed, and so are the batches.
 """
 
@@ -18,7 +18,7 @@ from reference import SCALE, SLATE, Size
 
 from accelerators.kinds import DAMPED, KINDS, Built, build
 from accelerators.lowering import Lowered, Spec
-from accelerators.runner import first_value
+from accelerators.run import first_value
 from accelerators.stablehlo import module_of, number_globally
 from ctr.experiments.config import merged
 
@@ -160,7 +160,7 @@ def write_folder(
             measured.append(name)
     np.savez_compressed(folder / "weights.npz", **weights)
     (folder / "contents.json").write_text(json.dumps({"checked": checked, "measured": measured}))
-    shutil.copy(_HERE / "runner.py", folder / "run.py")
+    shutil.copy(_HERE / "run.py", folder / "run.py")
     shutil.copy(_HERE / "torch_model.py", folder / "torch_model.py")
 
 

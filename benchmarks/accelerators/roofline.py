@@ -47,7 +47,9 @@ def touched_bytes(built: Built) -> dict[str, float]:
 
 
 def roofline(chip: str, flops: float, touched: Mapping[str, float], rows: int) -> dict[str, Any]:
-    """The least seconds of a step: with activations that never leave the chip, and with all of them through its memory.
+    """The least microseconds of a step: of operations, and of bytes without and with those of activations.
+
+    At best activations never leave the chip; at worst all of them go through its memory.
 
     Args:
         flops: of the program.
@@ -57,8 +59,8 @@ def roofline(chip: str, flops: float, touched: Mapping[str, float], rows: int) -
     computing, everything = flops / PEAK_FLOPS[chip], sum(touched.values()) / BANDWIDTH[chip]
     state = everything - touched["activations"] / BANDWIDTH[chip]
     return {
-        "computing_us": 1e6 * computing,
+        "operations_us": 1e6 * computing,
         "state_us": 1e6 * state,
-        "everything_us": 1e6 * everything,
-        "examples_per_second": [rows / max(computing, everything), rows / max(computing, state)],
+        "state_and_activations_us": 1e6 * everything,
+        "examples_per_second_at_best": [rows / max(computing, everything), rows / max(computing, state)],
     }

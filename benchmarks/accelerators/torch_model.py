@@ -41,8 +41,8 @@ class Network(nn.Module):
 
 def make_step(
     size: dict[str, int], weights: dict[str, Any], dtype: torch.dtype, compiled: bool, device: str
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A learning step, of ids [B, F] that are rows of the table and labels [B]; returns the loss before it."""
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """The logits of ids [B, F] that are rows of the table; and a step with labels [B], which returns the loss."""
     torch.manual_seed(0)
     rows = nn.Embedding(size["features"] * size["buckets"], size["width"] + 1, sparse=True, device=device)
     nn.init.normal_(rows.weight, std=0.05)
@@ -55,10 +55,12 @@ def make_step(
     ]
     loss_of = nn.BCEWithLogitsLoss()
 
-    def step(ids: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    def forward(ids: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            logit = dense(rows(ids), dtype)
-        loss = loss_of(logit, label)
+            return dense(rows(ids), dtype)
+
+    def step(ids: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(forward(ids), label)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
@@ -66,7 +68,7 @@ def make_step(
             optimizer.step()
         return loss.detach()
 
-    return step
+    return forward, step
 
 
 def compare(
@@ -83,7 +85,7 @@ def compare(
     for compiled in (False, True):
         arm = f"{name}, {'compiled' if compiled else 'eager'}"
         try:
-            step = make_step(size, program["network"], getattr(torch, program["dtype"]), compiled, device)
+            _, step = make_step(size, program["network"], getattr(torch, program["dtype"]), compiled, device)
             losses = [float(step(*feeds[number % 2])) for number in range(4)]
             times, begun = [], time.perf_counter()
             while not times or time.perf_counter() - begun < seconds:

@@ -1,30 +1,29 @@
 """What the machine allows: the rate of its matrix products and of its memory, against the training step."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from own import Model, make_model, median_ms, ratio, show_ratio
+from own import Model, make_model
 from parts.setting import Setting
-from reference import ADAGRAD, Size, table
+from reference import ADAGRAD, Size
+from runner import Arm, ratio, summarize, take_turns, timed
 
-from ctr.training.analysis.speed import take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 
 SQUARES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
 COPIED = 2**28
+COPIES = {"copy, one thread": 1, "copy, two threads": 2}
 REPEATS = 4
 """Times that a turn of products goes over them."""
+Product = tuple[int, int, int, str]
 
-Turn = Callable[[], float]
 
-
-def product_turn(shapes: list[tuple[int, int, int, str]], with_gradients: bool) -> Turn:
-    """Products [m, k] x [k, n] of fresh random matrices, one after the other in one graph; seconds for all of them.
+def product_arm(shapes: list[Product], with_gradients: bool) -> Arm:
+    """Times products [m, k] x [k, n] of fresh random matrices, one after the other in one graph.
 
     Args:
         shapes: m, k, n and the type of each.
@@ -46,39 +45,19 @@ def product_turn(shapes: list[tuple[int, int, int, str]], with_gradients: bool) 
         return results
 
     compiled = tf.function(products, autograph=False)
-
-    def turn() -> float:
-        begun = time.perf_counter()
-        for _ in range(REPEATS):
-            compiled()[-1].numpy()
-        return (time.perf_counter() - begun) / REPEATS
-
-    return turn
+    return timed(lambda: [compiled()[-1].numpy() for _ in range(REPEATS)], REPEATS)
 
 
-def operations(shapes: list[tuple[int, int, int, str]]) -> float:
-    return float(sum(2 * m * k * n for m, k, n, _ in shapes))
-
-
-def model_shapes(model: Model, batch: int, dtype: str) -> list[tuple[int, int, int, str]]:
-    """The forward products of a model."""
-    matrices = [weight for weight in model.state.dense if len(weight.shape) == 2]
-    # Heads compute in float32.
-    return [(batch, *weight.shape, "float32" if weight.shape[1] == 1 else dtype) for weight in matrices]
-
-
-def copy_turn(threads: int, size: int) -> Turn:
-    """Copies memory; seconds for ``size`` bytes, each read and written once."""
+def copy_arm(threads: int, size: int) -> Arm:
+    """Times a copy of ``size`` bytes, each read and written once."""
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     pool, step = ThreadPoolExecutor(threads), -(-size // threads)
     pieces = [slice(begin, begin + step) for begin in range(0, size, step)]
+    return timed(lambda: list(pool.map(lambda piece: np.copyto(target[piece], source[piece]), pieces)))
 
-    def turn() -> float:
-        begun = time.perf_counter()
-        list(pool.map(lambda piece: np.copyto(target[piece], source[piece]), pieces))
-        return time.perf_counter() - begun
 
-    return turn
+def operations(shapes: list[Product]) -> float:
+    return float(sum(2 * m * k * n for m, k, n, _ in shapes))
 
 
 def bytes_of_step(model: Model, size: Size, dtype: str) -> dict[str, float]:
@@ -104,76 +83,44 @@ def bytes_of_step(model: Model, size: Size, dtype: str) -> dict[str, float]:
     }
 
 
-def measure_dtype(setting: Setting, dtype: str, copies: Mapping[str, Turn]) -> dict[str, Any]:
+def measure_dtype(setting: Setting, dtype: str, copies: Mapping[str, Arm], copied: int) -> dict[str, Any]:
     size = setting.size
     model = make_model(size, {**ADAGRAD, "compute_dtype": dtype})
-    own = model_shapes(model, size.batch, dtype)
+    # Heads compute in float32.
+    own = [(size.batch, *shape, "float32" if shape[1] == 1 else dtype) for shape in model.dense_matrices()]
     squares = {
         "x".join(map(str, shape)): [(*shape, dtype)] for shape in (SQUARES[:1] if setting.quick else SQUARES)
     }
-    turns = {"step": model.seconds, "products": product_turn(own, True), **copies}
-    turns |= {name: product_turn(shape, False) for name, shape in squares.items()}
-    seconds = take_turns(turns, setting.rounds)
-    rates = {name: 1e-6 * operations(shape) / median_ms(seconds[name]) for name, shape in squares.items()}
-    work = 3 * operations(own)
-    best = min(squares, key=lambda name: median_ms(seconds[name]) / operations(squares[name]))
-    at_best = [one * work / operations(squares[best]) for one in seconds[best]]
+    arms = {"step": model.turn, "products": product_arm(own, True), **copies}
+    arms |= {name: product_arm(shape, False) for name, shape in squares.items()}
+    turns = take_turns(arms, setting.rounds)
+    found = summarize(turns)
+    rates = {name: 1e-6 * operations(shape) / found[name]["ms"] for name, shape in squares.items()}
+    best, work = max(rates, key=rates.__getitem__), 3 * operations(own)
+    times = {name: [one["ms"] for one in turns[name]] for name in ("step", "products", best)}
+    at_best = [one * work / operations(squares[best]) for one in times[best]]
     touched = bytes_of_step(model, size, dtype)
-    bandwidth = {name: 2e-6 * setting_bytes(setting) / median_ms(seconds[name]) for name in copies}
+    bandwidth = {name: 2e-6 * copied / found[name]["ms"] for name in copies}
     return {
-        "step_ms": median_ms(seconds["step"]),
-        "products_ms": median_ms(seconds["products"]),
-        "products_gflops": 1e-6 * work / median_ms(seconds["products"]),
-        "examples_per_second_of_products": 1000 * size.batch / median_ms(seconds["products"]),
-        "share": ratio(seconds["products"], seconds["step"]),
-        "best_product": best,
-        "best_gflops": rates[best],
-        "gflops": rates,
+        "step_ms": found["step"]["ms"],
+        "products_ms": found["products"]["ms"],
+        "products_gflops": 1e-6 * work / found["products"]["ms"],
+        "examples_per_second_of_products": 1000 * size.batch / found["products"]["ms"],
+        "share": ratio(times["products"], times["step"]),
+        "fastest_product": best,
+        "fastest_gflops": rates[best],
         "gflop_of_step": 1e-9 * work,
-        "share_of_best": ratio(at_best, seconds["step"]),
-        "bytes": touched,
-        "gigabytes_per_second": bandwidth,
+        "share_of_fastest": ratio(at_best, times["step"]),
+        "megabytes_of_step": 1e-6 * sum(touched.values()),
+        **{f"{name}, GB/s": rate for name, rate in bandwidth.items()},
         "memory_ms": 1e-6 * sum(touched.values()) / max(bandwidth.values()),
     }
 
 
-def setting_bytes(setting: Setting) -> int:
-    return COPIED // 64 if setting.quick else COPIED
-
-
 def measure(setting: Setting) -> dict[str, Any]:
     """In the type that the processor is best at, which the targets are about, and in float32."""
-    names = {"copy, one thread": 1, "copy, two threads": 2}
-    copies = {name: copy_turn(threads, setting_bytes(setting)) for name, threads in names.items()}
+    copied = COPIED // 64 if setting.quick else COPIED
+    copies = {name: copy_arm(threads, copied) for name, threads in COPIES.items()}
     dtype = resolve_compute_dtype(TrainConfig())
-    found = {one: measure_dtype(setting, one, copies) for one in dict.fromkeys([dtype, "float32"])}
+    found = {one: measure_dtype(setting, one, copies, copied) for one in dict.fromkeys([dtype, "float32"])}
     return {**found, "own": dtype, "share": found[dtype]["share"]}
-
-
-def report(found: Mapping[str, Any]) -> str:
-    """The table."""
-    dtypes = [name for name in ("bfloat16", "float32") if name in found]
-
-    def row(what: str, show: Callable[[Mapping[str, Any]], str]) -> list[str]:
-        return [what, *(show(found[dtype]) for dtype in dtypes)]
-
-    rows = [
-        row("step, ms", lambda one: f"{one['step_ms']:.1f}"),
-        row("its products alone, ms", lambda one: f"{one['products_ms']:.1f}"),
-        row("their GFLOP/s", lambda one: f"{one['products_gflops']:.0f}"),
-        row(
-            "examples/s if there were only products",
-            lambda one: f"{one['examples_per_second_of_products']:,.0f}",
-        ),
-        row("step, of that rate (quartiles)", lambda one: show_ratio(one["share"])),
-        row("fastest product", lambda one: f"{one['best_product']}: {one['best_gflops']:.0f} GFLOP/s"),
-        row("step, of that rate (quartiles)", lambda one: show_ratio(one["share_of_best"])),
-        row("GFLOP of a step", lambda one: f"{one['gflop_of_step']:.1f}"),
-        row("MB that a step touches", lambda one: f"{1e-6 * sum(one['bytes'].values()):.0f}"),
-        *(
-            row(f"{name}, GB/s", lambda one, name=name: f"{one['gigabytes_per_second'][name]:.1f}")
-            for name in found[dtypes[0]]["gigabytes_per_second"]
-        ),
-        row("ms to touch them", lambda one: f"{one['memory_ms']:.1f}"),
-    ]
-    return table(["limit", *dtypes], rows)

@@ -1,16 +1,14 @@
-"""One worker of a run in which ids grow: what its part of the map takes at the end. Prints JSON.
+"""One worker of a run in which ids grow: what its part of the map takes at the end.
 
 python benchmarks/parts/map_worker.py LOG CONFIG RUN
 """
 
-import json
-import os
 import sys
 from pathlib import Path
 
-import yaml
+from processes import give
 
-from ctr.config import parse_model
+from ctr.config import load_model
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.loop import open_session
@@ -20,9 +18,8 @@ from ctr.workers.seats import read_place
 
 def main(log: Path, config: Path, run: Path) -> dict[str, int]:
     """Trains; returns the ids that this worker keeps, the entries of its arrays, and their bytes."""
-    workers = join(read_place(), 600.0)
-    content = parse_model(TrainConfig, yaml.safe_load(config.read_text()), str(config))
-    with open_session(log, content, run, workers=workers) as session:
+    content = load_model(TrainConfig, config, "config")
+    with open_session(log, content, run, workers=join(read_place(), 600.0)) as session:
         session.advance(partial=True)
         maps = session.trainer.state.tables.id_maps.values()
         arrays = [array for one in maps for name, array in one.to_arrays().items() if name in DIVIDED_ARRAYS]
@@ -34,6 +31,4 @@ def main(log: Path, config: Path, run: Path) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print("RESULT", json.dumps(main(*(Path(argument) for argument in sys.argv[1:]))), flush=True)
-    sys.stdout.flush()
-    os._exit(0)
+    give(main(*(Path(argument) for argument in sys.argv[1:])))

@@ -5,144 +5,161 @@ those of the threads that run operations: with two of them busy, they add up to 
 that others lie in counts without these.
 """
 
+import re
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from bench_shampoo import settle
-from own import Model, make_model, median_ms
+from own import Model, make_model
 from parts.setting import Setting
-from parts.trace import OTHER, by_part, is_operation, own_times, part_of
-from reference import table
+from runner import compare, timed
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.training.feed import make_feed
 from ctr.training.tables.plan import pad_plan, plan_table
 
+SCOPES = (
+    *("gather", "look_up", "crosses", "deep", "loss"),
+    *("row_update", "dense_update", "statistics", "precondition"),
+)
+OTHER = "none of them"
 SHOWN = 12
+_OPERATION = re.compile(r"^([\w./>-]+):(\w+)$")
+_NUMBER = re.compile(r"_\d+$")
+_GRADIENT = "gradient_tape"
+
+
+def read_planes(folder: Path) -> Iterator[tuple[dict[int, str], dict[int, str], Iterable[xplane_pb2.XEvent]]]:
+    """Of each line of a trace the names of its events and of their facts, and the events."""
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(next(folder.rglob("*.xplane.pb")).read_bytes())
+    for plane in space.planes:
+        names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
+        facts = {number: metadata.name for number, metadata in plane.stat_metadata.items()}
+        yield from ((names, facts, line.events) for line in plane.lines)
 
 
 def read_trace(folder: Path) -> tuple[dict[str, float], float]:
     """Milliseconds of each operation in a trace, all runs together, and those of the graph as the caller saw it."""
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(next(folder.rglob("*.xplane.pb")).read_bytes())
     operations: dict[str, float] = defaultdict(float)
     graph = 0.0
-    for plane in space.planes:
-        names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
-        stats = {number: metadata.name for number, metadata in plane.stat_metadata.items()}
-        for line in plane.lines:
-            events = []
-            for event in line.events:
-                name = names[event.metadata_id]
-                if name.startswith("EagerLocalExecute: __inference_"):
-                    graph += event.duration_ps / 1e9
-                elif is_operation(name := _called(name, event, stats)):
-                    events.append((event.offset_ps, event.duration_ps, name))
-            for name, picoseconds in own_times(events):
-                operations[name] += picoseconds / 1e9
+    for names, facts, line in read_planes(folder):
+        events = []
+        for event in line:
+            name = names[event.metadata_id]
+            if name.startswith("EagerLocalExecute: __inference_"):
+                graph += event.duration_ps / 1e9
+            elif is_operation(name := _called(name, event, facts)):
+                events.append((event.offset_ps, event.duration_ps, name))
+        for name, picoseconds in own_times(events):
+            operations[name] += picoseconds / 1e9
     return dict(operations), graph
 
 
-def _called(name: str, event: xplane_pb2.XEvent, stats: Mapping[int, str]) -> str:
+def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> str:
     """The name of an event; of a call of a function, as what XLA compiled is, that of the operation that calls it."""
     if name != "ExecutorState::ProcessAsync::Start":
         return name
-    told = {stats[stat.metadata_id]: stat.str_value for stat in event.stats}
+    told = {facts[stat.metadata_id]: stat.str_value for stat in event.stats}
     return f"{told.get('name')}:{told.get('kernel_type')}"
 
 
-def trace_steps(model: Model) -> tuple[dict[str, float], float, float]:
-    """``read_trace`` of one turn, divided by its steps, and milliseconds of a step meanwhile."""
+def is_operation(name: str) -> bool:
+    """Whether an event of a trace is an operation of the graph: its name, a colon, and its type."""
+    return _OPERATION.match(name) is not None
+
+
+def part_of(name: str) -> tuple[str, str]:
+    """The innermost part that an operation's name is of, and ``forward`` or ``backward``."""
+    scopes = name.rpartition(":")[0].split("/")
+    way = "backward" if _GRADIENT in scopes else "forward"
+    plain = (_NUMBER.sub("", scope) for scope in reversed(scopes[:-1]))
+    return next((scope for scope in plain if scope in SCOPES), OTHER), way
+
+
+def own_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
+    """Each event's time without that of events of the same thread that lie within it.
+
+    Args:
+        events: begin, duration and name of each.
+    """
+    open_events: list[list[Any]] = []
+    for begin, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
+        while open_events and open_events[-1][0] <= begin:
+            _, inner, closed = open_events.pop()
+            yield closed, inner
+        if open_events:
+            open_events[-1][1] -= duration
+        open_events.append([begin + duration, duration, name])
+    yield from ((name, inner) for _, inner, name in open_events)
+
+
+def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Milliseconds of the parts, forward and backward, and their share of all."""
+    parts = {name: {"forward_ms": 0.0, "backward_ms": 0.0} for name in (*SCOPES, OTHER)}
+    for operation, spent in operations.items():
+        part, way = part_of(operation)
+        parts[part][f"{way}_ms"] += spent
+    total = sum(operations.values())
+    return {name: {**one, "share": sum(one.values()) / total} for name, one in parts.items()}
+
+
+def trace_steps(model: Model) -> dict[str, Any]:
+    """What one turn is made of, divided by its steps."""
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
-        traced = model.seconds()
+        traced = model.turn()["ms"]
         tf.profiler.experimental.stop()
         operations, graph = read_trace(Path(folder))
     steps = len(model.feeds)
-    return {name: spent / steps for name, spent in operations.items()}, graph / steps, 1000 * traced
-
-
-def _timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
+    operations, graph = {name: spent / steps for name, spent in operations.items()}, graph / steps
+    unnamed = {name: ms for name, ms in operations.items() if part_of(name)[0] == OTHER}
+    return {
+        "graph_ms": graph,
+        "traced_step_ms": traced,
+        "around_graph_ms": traced - graph,
+        "thread_ms": sum(operations.values()),
+        "parts": by_part(operations),
+        "largest_of_none": dict(sorted(unnamed.items(), key=lambda one: -one[1])[:SHOWN]),
+    }
 
 
 def times_beside(model: Model) -> dict[str, float]:
     """Milliseconds of a batch outside the step: its distinct rows, all of its arrays, and its metrics."""
     layouts, batches = model.state.layouts, [feed.batch for feed in model.feeds]
-    rows = model.config.batch.rows
-    plans = [
-        _timed(lambda b=b: [pad_plan(one, plan_table(one, b.rows.ids, {}), rows) for one in layouts])
-        for b in batches
-    ]
-    feeds = [_timed(lambda b=b: make_feed(b, layouts, rows)) for b in batches]
-    metrics = ProgressiveMetrics()
-    scored = [
-        _timed(lambda r=b.rows: metrics.update(r.label, r.label, r.metric_weight, r.query_id))
-        for b in batches
-    ]
-    return {
-        "distinct_rows_ms": median_ms(plans),
-        "feed_ms": median_ms(feeds),
-        "metrics_ms": median_ms(scored),
-    }
+    rows, metrics = model.config.batch.rows, ProgressiveMetrics()
+
+    def plan() -> None:
+        for batch in batches:
+            for layout in layouts:
+                pad_plan(layout, plan_table(layout, batch.rows.ids, {}), rows)
+
+    def feed() -> None:
+        for batch in batches:
+            make_feed(batch, layouts, rows)
+
+    def score() -> None:
+        for batch in batches:
+            own = batch.rows
+            metrics.update(own.label, own.label, own.metric_weight, own.query_id)
+
+    works = {"distinct_rows_ms": plan, "feed_ms": feed, "metrics_ms": score}
+    return {name: timed(work, len(batches))()["ms"] for name, work in works.items()}
 
 
 def measure(setting: Setting) -> dict[str, Any]:
     """Of AdaGrad, which the targets are about, and of Shampoo."""
     found: dict[str, Any] = {}
     for name, model in (("adagrad", make_model(setting.size)), ("shampoo", make_model(setting.size, {}))):
-        model.seconds()
+        model.turn()
         if name == "shampoo":
             # As it is late in a run, when exchanges of roots are rare: none is in the few steps that are traced.
             settle(model.state.dense_optimizer.core)
-            model.seconds()
-        step_ms = median_ms([model.seconds() for _ in range(setting.rounds)])
-        operations, graph, traced = trace_steps(model)
-        unnamed = {o: ms for o, ms in operations.items() if part_of(o)[0] == OTHER}
-        found[name] = {
-            "step_ms": step_ms,
-            "graph_ms": graph,
-            "traced_step_ms": traced,
-            "around_graph_ms": traced - graph,
-            "thread_ms": sum(operations.values()),
-            "parts": by_part(operations),
-            "largest_of_none": dict(sorted(unnamed.items(), key=lambda one: -one[1])[:SHOWN]),
-            "beside": times_beside(model),
-        }
-    return {**found, "parts": found["adagrad"]["parts"]}
-
-
-def report(found: Mapping[str, Any]) -> str:
-    """The tables."""
-    shown = []
-    for name in ("adagrad", "shampoo"):
-        one = found[name]
-        rows = [
-            [
-                part,
-                f"{own['forward_ms'] + own['backward_ms']:.2f}",
-                f"{own['backward_ms']:.2f}",
-                f"{own['share']:.1%}",
-            ]
-            for part, own in one["parts"].items()
-        ]
-        head = [f"{name}: part of the graph", "ms of threads", "of them for gradients", "share"]
-        shown.append(table(head, rows))
-        shown.append(
-            f"step {one['step_ms']:.1f} ms; while traced {one['traced_step_ms']:.1f} ms, of them graph "
-            f"{one['graph_ms']:.1f} ms, threads of the graph {one['thread_ms']:.1f} ms, "
-            f"around it (arrays handed over, Python) {one['around_graph_ms']:.1f} ms; "
-            f"reading thread {one['beside']['feed_ms']:.1f} ms, of them distinct rows "
-            f"{one['beside']['distinct_rows_ms']:.1f} ms; metrics {one['beside']['metrics_ms']:.2f} ms"
-        )
-        largest = ", ".join(f"{op} {ms:.2f}" for op, ms in one["largest_of_none"].items())
-        shown.append(f"the longest in none of the parts, ms: {largest}")
-    return "\n\n".join(shown)
+        step_ms = compare({"step": model.turn}, setting.rounds)["step"]["ms"]
+        found[name] = {"step_ms": step_ms, **trace_steps(model), **times_beside(model)}
+    return found

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from own import make_model, median_ms
+from own import make_model
 from parts.setting import Setting
-from reference import ADAGRAD, SLATE, Size, reference_batches, table
+from reference import ADAGRAD, SLATE, Size, reference_batches
+from runner import compare
 
 AXES: dict[str, tuple[int, ...]] = {
     "batch": (1024, 4096, 16384),
@@ -16,7 +17,8 @@ AXES: dict[str, tuple[int, ...]] = {
     "buckets": (10_000, 100_000, 1_000_000),
 }
 SLATES = (4, 16, 64)
-TURNS = 2
+TURNS = 3
+RANKED = {**ADAGRAD, "objective": {"ranking": {}}}
 
 
 def step_row(size: Size, slate: int = SLATE, changes: Mapping[str, Any] = ADAGRAD) -> dict[str, float]:
@@ -24,13 +26,9 @@ def step_row(size: Size, slate: int = SLATE, changes: Mapping[str, Any] = ADAGRA
     gc.collect()
     size = replace(size, feeds=min(size.feeds, 4))
     model = make_model(size, changes, reference_batches(size, slate))
-    model.seconds()
-    step_ms = median_ms([model.seconds() for _ in range(TURNS + 1)])
-    return {
-        "step_ms": step_ms,
-        "examples_per_second": 1000 * size.batch / step_ms,
-        "distinct_rows": sum(plan.distinct_count for plan in model.feeds[0].plans),
-    }
+    ms = compare({"step": model.turn}, TURNS)["step"]["ms"]
+    distinct = sum(plan.distinct_count for plan in model.feeds[0].plans)
+    return {"ms": ms, "examples_per_second": 1000 * size.batch / ms, "distinct_rows": distinct}
 
 
 def measure(setting: Setting) -> dict[str, Any]:
@@ -38,27 +36,9 @@ def measure(setting: Setting) -> dict[str, Any]:
     size, axes, slates = setting.size, AXES, SLATES
     if setting.quick:
         axes, slates = {"batch": (64, size.batch)}, (4,)
-    found: dict[str, Any] = {
-        axis: {str(value): step_row(replace(size, **{axis: value})) for value in values}
+    found = {
+        f"{axis} {value:,}": step_row(replace(size, **{axis: value}))
         for axis, values in axes.items()
+        for value in values
     }
-    ranking = {**ADAGRAD, "objective": {"ranking": {}}}
-    found["rows of a query, ranked"] = {str(slate): step_row(size, slate, ranking) for slate in slates}
-    return found
-
-
-def report(found: Mapping[str, Any]) -> str:
-    """The table."""
-    rows = [
-        [
-            axis,
-            f"{int(value):,}",
-            f"{row['step_ms']:.1f}",
-            f"{row['examples_per_second']:,.0f}",
-            f"{row['distinct_rows']:,}",
-        ]
-        for axis, values in found.items()
-        if isinstance(values, Mapping)
-        for value, row in values.items()
-    ]
-    return table(["grows", "to", "ms", "examples/s", "distinct rows of a batch"], rows)
+    return found | {f"rows of a query, ranked {slate}": step_row(size, slate, RANKED) for slate in slates}

@@ -1,4 +1,4 @@
-"""How parts of the benchmark are run."""
+"""How the parts of ``bench.py`` are run."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ class Setting:
     Attributes:
         rounds: turns of each arm of a comparison.
         quick: a small run, whose numbers mean nothing.
-        compile_torch: whether PyTorch is also compiled.
+        compile: whether PyTorch is also compiled.
     """
 
     rounds: int = 6
     quick: bool = False
-    compile_torch: bool = True
+    compile: bool = True
 
     @property
     def size(self) -> Size:

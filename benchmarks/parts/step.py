@@ -1,16 +1,16 @@
-"""The training step alone, against the same model in Keras and in PyTorch."""
+"""The training step alone, against the same model in Keras and in PyTorch. Its limit: the products, see ``limit``."""
 
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from own import make_model, median_ms, ratio, show_ratio
+from own import make_model
 from parts.setting import Setting
-from reference import ADAGRAD, INITIAL_ACCUMULATOR, RATE, table
+from reference import ADAGRAD, INITIAL_ACCUMULATOR, RATE
 from rivals import open_rivals
+from runner import Numbers, ratio, summarize, take_turns
 
-from ctr.training.analysis.speed import take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 
@@ -29,43 +29,47 @@ def settings(dtype: str, batch: int) -> dict[str, Any]:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Every arm's step, and the ratios of rates that the targets are about."""
+    """Every arm's step, our own in the processor's best type first, and the ratios that the targets are about."""
     size, have_torch = setting.size, imports("torch")
-    compiled = setting.compile_torch and not setting.quick
-    models = {f"ctr {dtype}": make_model(size, settings(dtype, size.batch)) for dtype in FLOATS}
-    own = f"ctr {resolve_compute_dtype(TrainConfig())}"
+    compiled = setting.compile and not setting.quick
+    best = resolve_compute_dtype(TrainConfig())
+    own = {
+        f"ctr {dtype}": make_model(size, settings(dtype, size.batch))
+        for dtype in sorted(FLOATS, key=lambda dtype: dtype != best)
+    }
     with open_rivals(size, have_torch, compiled) as rivals:
-        turns = {name: model.seconds for name, model in models.items()}
-        losses = {name: model.losses for name, model in models.items()}
-        processor = {name: model.processor_seconds for name, model in models.items()}
+        arms = {name: model.turn for name, model in own.items()}
+        losses = {name: model.losses for name, model in own.items()}
         for rival in rivals:
             losses |= rival.losses
-            processor |= rival.processor_seconds
-            turns |= {arm: lambda rival=rival, arm=arm: rival.seconds(arm) for arm in rival.arms}
-        seconds = take_turns(turns, setting.rounds)
-        waiting = sum(rival.waiting_processor_seconds for rival in rivals)
-    arms = {
-        name: {
-            "step_ms": median_ms(own_seconds),
-            "processor_ms": median_ms(processor[name][1:]),
-            "examples_per_second": size.batch / (median_ms(own_seconds) / 1000),
-            "ctr_over_it": ratio(own_seconds, seconds[own]),
-            "first_loss": losses[name][0][0],
-            "last_loss": sum(losses[name][-1]) / len(losses[name][-1]),
-        }
-        for name, own_seconds in seconds.items()
-    }
-    lower = [arm for arm in arms if arm.startswith(("Keras 2 mixed", "Keras 3 mixed", "PyTorch bfloat16"))]
-    others = [arm for arm in arms if arm.startswith(("Keras", "PyTorch")) and " float32" in arm]
-    fastest = min(others, key=lambda arm: arms[arm]["step_ms"])
+            arms |= {arm: lambda rival=rival, arm=arm: rival.turn(arm) for arm in rival.losses}
+        turns = take_turns(arms, setting.rounds)
+        waiting = sum(rival.waiting_seconds for rival in rivals)
+    found = summarize(turns)
+    for name, row in found.items():
+        row["examples_per_second"] = 1000 * size.batch / row["ms"]
+        row["first_loss"], row["last_loss"] = (
+            losses[name][0][0],
+            sum(losses[name][-1]) / len(losses[name][-1]),
+        )
+    lower = [arm for arm in found if arm.startswith(("Keras 2 mixed", "Keras 3 mixed", "PyTorch bfloat16"))]
+    others = [arm for arm in found if arm.startswith(("Keras", "PyTorch")) and " float32" in arm]
     return {
-        "arms": arms,
-        "own": own,
-        "fastest_low_precision": min(lower, key=lambda arm: arms[arm]["step_ms"]),
-        "float32_over_fastest": ratio(seconds[fastest], seconds["ctr float32"]),
-        "pytorch": _told(have_torch, compiled, arms),
+        "arms": found,
+        "over_fastest_bfloat16": _over_fastest(turns, found, lower, f"ctr {best}"),
+        "over_fastest_float32": _over_fastest(turns, found, others, "ctr float32"),
+        "pytorch": _told(have_torch, compiled, found),
         "rivals_waiting_processor_seconds": waiting,
     }
+
+
+def _over_fastest(
+    turns: Mapping[str, list[Numbers]], found: Mapping[str, Any], rivals: list[str], own: str
+) -> dict[str, Any]:
+    """How many times as fast our own step is as the fastest rival's."""
+    fastest = min(rivals, key=lambda arm: found[arm]["ms"])
+    times = ([one["ms"] for one in turns[arm]] for arm in (fastest, own))
+    return {"fastest": fastest, "times_as_fast": ratio(*times)}
 
 
 def imports(module: str) -> bool:
@@ -79,29 +83,3 @@ def _told(have_torch: bool, compiled: bool, arms: Mapping[str, Any]) -> str:
     if compiled and not any(name.endswith("compiled") for name in arms):
         return "measured, without torch.compile, which does not work here (it needs a C++ compiler)"
     return "measured" if compiled else "measured, without torch.compile"
-
-
-def report(found: dict[str, Any]) -> str:
-    """The table."""
-    rows = [
-        [
-            name,
-            f"{arm['step_ms']:.1f}",
-            f"{arm['processor_ms']:.1f}",
-            f"{arm['examples_per_second']:,.0f}",
-            show_ratio(arm["ctr_over_it"]),
-            f"{arm['first_loss']:.3f}",
-            f"{arm['last_loss']:.3f}",
-        ]
-        for name, arm in found["arms"].items()
-    ]
-    head = [
-        "step",
-        "ms",
-        "ms of processors",
-        "examples/s",
-        f"{found['own']} is x as fast (quartiles)",
-        "loss of the first batch",
-        "of the last turn",
-    ]
-    return f"{table(head, rows)}\n\nPyTorch: {found['pytorch']}"

@@ -1,4 +1,4 @@
-"""One worker of a traced run: what it exchanges in a step, by kind, in bytes and milliseconds. Prints JSON.
+"""One worker of a traced run: what it exchanges in a step, by kind, in bytes and milliseconds.
 
     python benchmarks/parts/traced_worker.py LOG CONFIG RUN
 
@@ -7,8 +7,6 @@ are the sums of calibrators and of the objective. Its time ends when its result 
 waits for others is in it, and products may go on beside it.
 """
 
-import json
-import os
 import sys
 import tempfile
 import time
@@ -18,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-import yaml
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
+from parts.profile import read_planes
+from processes import give
 
-from ctr.config import parse_model
+from ctr.config import load_model
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.workers.join import join
@@ -57,12 +55,9 @@ def count_bytes() -> dict[str, tf.Variable]:
 
 def read_milliseconds(folder: Path) -> dict[str, float]:
     """Milliseconds of the exchanges in a trace, by kind."""
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(next(folder.rglob("*.xplane.pb")).read_bytes())
     spent: dict[str, float] = defaultdict(float)
-    for plane in space.planes:
-        names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
-        for event in (event for line in plane.lines for event in line.events):
+    for names, _, events in read_planes(folder):
+        for event in events:
             name, _, operation = names[event.metadata_id].partition("#")[0].rpartition(":")
             if operation == OPERATION:
                 spent[kind_of(name)] += event.duration_ps / 1e9
@@ -73,32 +68,33 @@ def main(log: Path, config: Path, run: Path) -> dict[str, Any]:
     """Trains, and traces some steps."""
     workers = join(read_place(), 600.0)
     counted, folder = count_bytes(), Path(tempfile.mkdtemp())
-    begun: dict[str, int] = {}
+    given: dict[str, int] = {}
     ends: list[float] = []
 
     def progress(examples: int, metrics: dict[str, Any]) -> None:
         ends.append(time.perf_counter())
         if len(ends) == FIRST:
-            begun.update({kind: int(variable) for kind, variable in counted.items()})
+            given.update({kind: int(variable) for kind, variable in counted.items()})
             tf.profiler.experimental.start(str(folder))
         elif len(ends) == FIRST + STEPS:
-            begun.update({kind: int(variable) - begun[kind] for kind, variable in counted.items()})
+            given.update({kind: int(variable) - given[kind] for kind, variable in counted.items()})
             tf.profiler.experimental.stop()
 
-    content = parse_model(TrainConfig, yaml.safe_load(config.read_text()), str(config))
     # The first worker alone makes progress.
-    train(log, content, run, progress=progress, workers=workers)
-    spent = read_milliseconds(folder) if ends else {}
-    return {
-        "step_ms": 1000 * (ends[FIRST + STEPS - 1] - ends[FIRST - 1]) / STEPS if ends else None,
-        "kinds": {
-            kind: {"bytes": begun.get(kind, 0) / STEPS, "ms": spent.get(kind, 0.0) / STEPS}
-            for kind in counted
-        },
+    train(log, load_model(TrainConfig, config, "config"), run, progress=progress, workers=workers)
+    if not ends:
+        return {}
+    spent, step_ms = read_milliseconds(folder), 1000 * (ends[FIRST + STEPS - 1] - ends[FIRST - 1]) / STEPS
+    kinds = {
+        kind: {
+            "megabytes": given[kind] / STEPS / 1e6,
+            "ms": spent.get(kind, 0.0) / STEPS,
+            "share": spent.get(kind, 0.0) / STEPS / step_ms,
+        }
+        for kind in counted
     }
+    return {"step_ms": step_ms, "kinds": kinds}
 
 
 if __name__ == "__main__":
-    print("RESULT", json.dumps(main(*(Path(argument) for argument in sys.argv[1:]))), flush=True)
-    sys.stdout.flush()
-    os._exit(0)
+    give(main(*(Path(argument) for argument in sys.argv[1:])))

@@ -1,40 +1,12 @@
 """Steps for accelerators: what their programs are checked for, and which parameter is which variable."""
 
-from collections.abc import Iterator
-from types import ModuleType
-
 import numpy as np
 import pytest
+import reference
+from accelerators import checks, kinds, lowering, replicas
 
-from benchmark_modules import imported
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
-
-
-@pytest.fixture(scope="module")
-def checks() -> Iterator[ModuleType]:
-    yield from imported("accelerators.checks")
-
-
-@pytest.fixture(scope="module")
-def kinds() -> Iterator[ModuleType]:
-    yield from imported("accelerators.kinds")
-
-
-@pytest.fixture(scope="module")
-def lowering() -> Iterator[ModuleType]:
-    yield from imported("accelerators.lowering")
-
-
-@pytest.fixture(scope="module")
-def replicas() -> Iterator[ModuleType]:
-    yield from imported("accelerators.replicas")
-
-
-@pytest.fixture(scope="module")
-def reference() -> Iterator[ModuleType]:
-    yield from imported("reference")
-
 
 CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32[4]{0} add(f32[4] %a, f32[4] %b)\n"
 
@@ -53,7 +25,7 @@ CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32
         ("%x = f32[4,<=128]{1,0} add(%a, %b)", "dynamic shapes"),
     ],
 )
-def test_what_a_tpu_cannot_run_is_found_in_the_program_and_in_what_the_compiler_made(checks, line, fault):
+def test_what_a_tpu_cannot_run_is_found_in_the_program_and_in_what_the_compiler_made(line, fault):
     assert checks.program_faults(CLEAN, CLEAN) == []
     (given,) = checks.program_faults(CLEAN + line, CLEAN)
     (compiled,) = checks.program_faults(CLEAN, CLEAN + line)
@@ -61,14 +33,14 @@ def test_what_a_tpu_cannot_run_is_found_in_the_program_and_in_what_the_compiler_
     assert compiled.startswith("the compiled step ") and fault in compiled
 
 
-def test_what_the_compiler_marks_itself_is_no_fault_and_float64_only_where_it_is_asked_for(checks):
+def test_what_the_compiler_marks_itself_is_no_fault_and_float64_only_where_it_is_asked_for():
     mark = '%x = u32[] custom-call(s64[] %a), custom_call_target="X64SplitLow"'
     assert checks.program_faults(CLEAN, CLEAN + mark) == []
     assert checks.program_faults(CLEAN + mark, CLEAN)
     assert checks.program_faults(CLEAN + "f64[2]", CLEAN + "f64[2]", may_be_wide=True) == []
 
 
-def test_limits(checks):
+def test_limits():
     assert checks.number_faults("v5e", 10**9, 10**8, 1.05) == []
     assert checks.number_faults("v5e", 10**9, 10**8, None) == []
     assert "GiB, more than the 16 of a v5e" in checks.number_faults("v5e", 20 * 2**30, 0, 1.0)[0]
@@ -77,7 +49,7 @@ def test_limits(checks):
     assert "1.20 times" in checks.number_faults("v6e", 0, 0, 1.2)[0]
 
 
-def test_state_that_is_copied_is_named(checks, lowering):
+def test_state_that_is_copied_is_named():
     head = "HloModule a, input_output_alias={ {2}: (5, {}, may-alias), {4}: (6, {}, must-alias) }, x={}"
     text = head + "\n{9}: (1, {}, may-alias)"
     aliases = lowering.output_aliases(text)
@@ -87,7 +59,7 @@ def test_state_that_is_copied_is_named(checks, lowering):
 
 
 @pytest.mark.parametrize("kind", ["Shampoo", "ranking, distillation, constraints", "defaults"])
-def test_the_parameters_of_a_lowered_step_are_named(kinds, reference, kind):
+def test_the_parameters_of_a_lowered_step_are_named(kind):
     built = kinds.build(kinds.KINDS[kind], reference.TINY, kinds.SMALL)
     lowered = built.lowered()
     head = lowered.text.partition("\n")[0]
@@ -110,7 +82,7 @@ def test_the_parameters_of_a_lowered_step_are_named(kinds, reference, kind):
     )
 
 
-def test_a_step_of_several_chips_is_lowered_with_growing_ids(kinds, lowering, replicas, reference):
+def test_a_step_of_several_chips_is_lowered_with_growing_ids():
     alone = kinds.build(kinds.KINDS["defaults"], reference.TINY, kinds.SMALL, in_lines=True)
     built = kinds.build(
         kinds.KINDS["defaults"], reference.TINY, kinds.SMALL, replicas.Replicas(4), in_lines=True
@@ -125,6 +97,6 @@ def test_a_step_of_several_chips_is_lowered_with_growing_ids(kinds, lowering, re
 
 
 @pytest.mark.parametrize("rows", [2048, 4096, 262_144])
-def test_batches_of_any_size_are_allowed(reference, rows):
+def test_batches_of_any_size_are_allowed(rows):
     batch = parse_model(TrainConfig, reference.reference_config({}, rows), "test").batch
     assert batch.rows == rows <= batch.max_query_rows

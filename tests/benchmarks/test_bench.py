@@ -1,98 +1,87 @@
-"""The benchmark, made tiny: every part measures something, and every target is judged."""
+"""What the benchmark makes of what it measured: which part an operation belongs to, and which targets are met."""
 
-import json
-import math
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import bench
 import pytest
+from parts import profile
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 
-PARTS = {
-    *("step", "limit", "end_to_end", "profile", "scaling"),
-    *("shampoo", "objective", "metrics", "start", "memory", "ids"),
-}
-TARGETS = (
-    "step, over the fastest of Keras and PyTorch in bfloat16",
-    "step in float32, over the fastest of Keras and PyTorch in float32",
-    "step, of what its matrix products alone allow",
-    "a pass over a log, of the step alone",
-    "reader, examples/s",
-    "row update, of the step",
-    "Shampoo over AdaGrad, batch 4096",
-    "Shampoo over AdaGrad, batch 16384",
-    "ranking, distillation and constraints, over the logistic loss alone",
-    "metrics, of the step",
-    "step with growing ids, over buckets",
-    "reader with growing ids, of buckets",
-    "ctr --help, seconds",
-    "summary of a finished run, seconds",
-    "ctr score of one row, seconds",
-    "ctr train until the first batch, seconds",
-    "first step, seconds",
+@pytest.mark.parametrize(
+    ("operation", "part", "way"),
+    [
+        ("deep/deep_0/w/Relu:_MklNativeFusedMatMul", "deep", "forward"),
+        ("gradient_tape/crosses/cross_2/mul/Mul_1:Mul", "crosses", "backward"),
+        ("cond/then/_0/cond/row_update_1/ResourceScatterAdd:ResourceScatterAdd", "row_update", "forward"),
+        # The innermost of two, and never the operation's own name.
+        ("dense_update/precondition/MatMul:BatchMatMulV2", "precondition", "forward"),
+        ("gather:ResourceGather", "none of them", "forward"),
+        ("cond/then/_0/cond/Sqrt:Sqrt", "none of them", "forward"),
+    ],
 )
+def test_an_operation_belongs_to_the_scope_it_lies_in(operation: str, part: str, way: str) -> None:
+    assert profile.is_operation(operation)
+    assert profile.part_of(operation) == (part, way)
 
 
-def run(*arguments: object) -> str:
-    command = [sys.executable, "benchmarks/bench.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=True).stdout
+def test_what_is_no_operation() -> None:
+    for name in ("ExecutorState::Process", "FunctionRun", "EagerLocalExecute: __inference_step_1553"):
+        assert not profile.is_operation(name)
 
 
-def numbers(node: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of a document with where they stand."""
-    if isinstance(node, dict):
-        for name, inner in node.items():
-            yield from numbers(inner, f"{path}/{name}")
-    elif isinstance(node, list):
-        for number, inner in enumerate(node):
-            yield from numbers(inner, f"{path}/{number}")
-    elif isinstance(node, int | float) and not isinstance(node, bool):
-        yield path, node
+def test_an_event_counts_without_those_within_it() -> None:
+    events = [(0, 100, "outer"), (10, 30, "inner"), (15, 5, "innermost"), (60, 10, "inner"), (100, 7, "next")]
+    found: dict[str, int] = {}
+    for name, own in profile.own_times(reversed(events)):
+        found[name] = found.get(name, 0) + own
+    assert found == {"outer": 60, "inner": 35, "innermost": 5, "next": 7}
+    assert list(profile.own_times([])) == []
 
 
-@pytest.mark.soak
-def test_every_part_measures_and_every_target_is_judged(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "bench.json"
-    shown = run("--quick", "--json", path)
-    found = json.loads(path.read_text())
-    assert set(found) == {*PARTS, "environment", "rounds", "targets"}
-    for part in PARTS:
-        assert f"## {part}\n" in shown
-        measured = list(numbers(found[part]))
-        assert all(math.isfinite(value) for _, value in measured)
-        times = [
-            (where, value) for where, value in measured if where.endswith(("_ms", "per_second", "seconds"))
-        ]
-        # What may be nothing: waiting, what lies around the graph, and a part of the step without operations.
-        always = [one for one in times if not any(name in one[0] for name in ("wait", "around", "/parts/"))]
-        assert all(value > 0 for _, value in always), always
-        assert any(value > 0 for _, value in measured)
-    arms = found["step"]["arms"]
-    assert {"ctr float32", "ctr bfloat16", "Keras 2 float32", "Keras 3 mixed_bfloat16"} <= set(arms)
-    # All arms begin at the loss of a coin, and learn.
-    assert all(arm["first_loss"] == pytest.approx(math.log(2), abs=0.1) for arm in arms.values())
-    assert all(arm["last_loss"] < arm["first_loss"] for arm in arms.values())
-    assert [one["what"] for one in found["targets"]] == list(TARGETS)
-    assert all(f"| {target} |" in shown for target in TARGETS)
+def test_parts_add_up_to_all() -> None:
+    parts = profile.by_part({"deep/a:A": 1.0, "gradient_tape/deep/a:B": 2.0, "x:C": 1.0})
+    assert parts["deep"] == {"forward_ms": 1.0, "backward_ms": 2.0, "share": 0.75}
+    assert sum(part["share"] for part in parts.values()) == 1
+    assert parts["row_update"]["share"] == 0
 
 
-@pytest.mark.slow
-def test_only_some_parts(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    shown = run("--quick", "--only", "metrics", "--json", path)
-    found = json.loads(path.read_text())
-    assert set(found) == {"metrics", "environment", "rounds", "targets"}
-    assert [one["what"] for one in found["targets"]] == ["metrics, of the step"]
-    assert "## step" not in shown
+def measured(step: float, row_update: float) -> dict[str, Any]:
+    times = {"ratio": step, "low": None, "high": None}
+    return {
+        "environment": {},
+        "step": {
+            "over_fastest_bfloat16": {"times_as_fast": times},
+            "over_fastest_float32": {"times_as_fast": times | {"ratio": 1.29}},
+        },
+        "profile": {"adagrad": {"parts": {"row_update": {"share": row_update}}}},
+    }
 
 
-@pytest.mark.slow
+def test_targets_are_met_from_their_own_side() -> None:
+    met = [one["met"] for one in bench.judge(measured(1.6, 0.15))]
+    assert met == [True, False, True]
+    # With matrix units and without.
+    missed = bench.judge(measured(1.19, 0.151))
+    assert [one["met"] for one in missed] == [False, False, False]
+    assert missed[0]["limit"] in ("at least 1.20x", "at least 1.50x")
+    assert missed[1]["limit"] == "at least 1.30x" and missed[2]["limit"] == "at most 15.0%"
+    assert "| 15.1% | NOT met |" in bench.targets_report(missed)
+
+
+def test_what_no_operation_was_found_for_is_not_met() -> None:
+    judged = bench.judge(measured(2.0, 0.0))
+    assert judged[2]["measured"] == "not measured" and not judged[2]["met"]
+    assert bench.judge({"environment": {}}) == []
+
+
+def test_an_overhead_is_a_ratio_without_its_1() -> None:
+    found = {"shampoo": {str(batch): {"over_adagrad": {"ratio": 1.12}} for batch in (4096, 16384)}}
+    assert [(one["measured"], one["limit"], one["met"]) for one in bench.judge(found)] == [
+        ("12.0%", "at most 25.0%", True),
+        ("12.0%", "at most 10.0%", False),
+    ]
+
+
 def test_an_unknown_part_is_refused() -> None:
-    command = [sys.executable, "benchmarks/bench.py", "--only", "step,steps"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert "no part steps; there are step, limit" in done.stderr
+    with pytest.raises(SystemExit, match=r"error: no part steps; there are step, limit"):
+        bench.measure(only=("step", "steps"))

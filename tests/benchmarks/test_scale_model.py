@@ -1,28 +1,17 @@
 """The model of scale against sums by hand, published figures and draws; and the fit of the costs that it takes."""
 
 import math
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
+import bench_block_costs
 import numpy as np
 import pytest
+import reference
+import scale_model as scale
 
-from benchmark_modules import BENCHMARKS, imported
-
-
-@pytest.fixture(scope="module")
-def scale() -> Iterator[ModuleType]:
-    yield from imported("scale_model")
-
-
-@pytest.fixture(scope="module")
-def block_costs() -> Iterator[ModuleType]:
-    yield from imported("bench_block_costs")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +28,7 @@ def block_costs() -> Iterator[ModuleType]:
     ],
 )
 def test_collectives_by_hand(
-    scale: ModuleType, collectives: str, workers: int, reduced: float, gathered: float, exchanged: float
+    collectives: str, workers: int, reduced: float, gathered: float, exchanged: float
 ) -> None:
     network = scale.Network("by hand", 1000, 1, collectives)
     assert scale.all_reduce(network, workers, 840) == reduced
@@ -47,13 +36,13 @@ def test_collectives_by_hand(
     assert scale.all_to_all(network, workers, 840) == exchanged
 
 
-def test_a_long_exchange_goes_in_pairs_where_that_is_less(scale: ModuleType) -> None:
+def test_a_long_exchange_goes_in_pairs_where_that_is_less() -> None:
     network = scale.Network("fast to start", 0, 1, "tree")
     assert scale.all_to_all(network, 8, 800) == 700
 
 
 @pytest.mark.parametrize("collectives", ["ring", "tree"])
-def test_operator_parallelism_of_the_thesis(scale: ModuleType, collectives: str) -> None:
+def test_operator_parallelism_of_the_thesis(collectives: str) -> None:
     """THESIS table 6.2, OP: 1024 layers, each gathering and reducing 1024 x 1024 of two ranks on Piz Daint: 221 ms."""
     piz_daint = scale.Network("Piz Daint", 2e-6, 1 / 7.5e9, collectives)
     size = 1024 * 1024
@@ -61,7 +50,7 @@ def test_operator_parallelism_of_the_thesis(scale: ModuleType, collectives: str)
     assert round(1e3 * seconds) == 221
 
 
-def test_the_reference_model(scale: ModuleType) -> None:
+def test_the_reference_model() -> None:
     """1.24 million dense weights, 5 MB; 30.5 GFLOP at 4096 examples, as the compiler of another device counts."""
     shapes = scale.dense_shapes()
     crosses = 3 * (2 * 416 * 64 + 416)
@@ -71,10 +60,9 @@ def test_the_reference_model(scale: ModuleType) -> None:
     assert 4096 * scale.flops_per_example(shapes) == pytest.approx(30.5e9, rel=1e-2)
 
 
-def test_distinct_rows_are_those_of_draws(scale: ModuleType) -> None:
-    size = scale.Size(features=3, buckets=50)
+def test_distinct_rows_are_those_of_draws() -> None:
+    size = reference.Size(features=3, buckets=50)
     random = np.random.default_rng(0)
-    reference = import_module("reference")
     draws = [reference.zipf_ids(random, 40, size) for _ in range(400)]
     mean = np.mean([sum(len(np.unique(column)) for column in ids.T) for ids in draws])
     assert scale.distinct(40, size) == pytest.approx(mean, rel=0.01)
@@ -82,7 +70,7 @@ def test_distinct_rows_are_those_of_draws(scale: ModuleType) -> None:
     assert scale.distinct(1e9, size) == pytest.approx(150)
 
 
-def test_a_step_by_hand(scale: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 17 numbers."""
     monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
     monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
@@ -109,7 +97,7 @@ def test_a_step_by_hand(scale: ModuleType, monkeypatch: pytest.MonkeyPatch) -> N
     assert slow == replace(found, reading=pytest.approx(1.0))
 
 
-def test_shampoo_is_divided_by_blocks(scale: ModuleType) -> None:
+def test_shampoo_is_divided_by_blocks() -> None:
     work, gathered = scale.shampoo_shares(1)
     weights = 3 * 2 * 416 * 64 + 416 * 1024 + 1024 * 512 + 512 * 256
     assert gathered == 4 * weights
@@ -119,46 +107,42 @@ def test_shampoo_is_divided_by_blocks(scale: ModuleType) -> None:
     assert scale.shampoo_shares(64)[1] == 64 * 4 * 256 * 256
 
 
-def _steps(scale: ModuleType, seconds: dict[int, dict[str, float]]) -> list:
+def _steps(seconds: dict[int, dict[str, float]]) -> list:
     none = dict.fromkeys(scale.PARTS, 0.0)
     return [scale.Step(**(none | seconds[workers])) for workers in scale.WORKERS]
 
 
-def test_where_it_stops(scale: ModuleType) -> None:
+def test_where_it_stops() -> None:
     # Each worker slows down as rows grow: with 8, to 3/7 of its speed alone; with 4 to 3/5.
-    growing = _steps(
-        scale, {w: {"compute": 2.0, "dense": 1.0, "rows": (w - 1) / 1.75} for w in scale.WORKERS}
-    )
+    growing = _steps({w: {"compute": 2.0, "dense": 1.0, "rows": (w - 1) / 1.75} for w in scale.WORKERS})
     speed = scale.speeds(growing, 100, fixed_global=False)
     assert speed[2] / 4 >= speed[0] / 2 > speed[3] / 8
     assert scale.stop(growing, 100, fixed_global=False) == (4, "rows")
     # 64 / W + W / 4 is least at W = 16.
-    global_batch = _steps(scale, {w: {"compute": 64 / w, "dense": w / 4} for w in scale.WORKERS})
+    global_batch = _steps({w: {"compute": 64 / w, "dense": w / 4} for w in scale.WORKERS})
     assert scale.stop(global_batch, 100, fixed_global=True) == (16, "dense")
-    linear = _steps(scale, {w: {"compute": 1.0} for w in scale.WORKERS})
+    linear = _steps({w: {"compute": 1.0} for w in scale.WORKERS})
     assert scale.stop(linear, 100, fixed_global=False)[0] == scale.WORKERS[-1]
 
 
-def test_the_program_prints_tables_and_draws(
-    scale: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tables_and_the_plot_of_the_documentation(tmp_path: Path) -> None:
     plot = tmp_path / "scale.svg"
-    monkeypatch.setattr(sys, "argv", ["scale_model.py", "--plot", str(plot)])
-    scale.main()
-    found = capsys.readouterr().out
-    assert found.count("| 1024 |") == 8 and found.count("\nIt ") == 8
-    assert "| 1 | 58.6 |" in found
+    found = scale.measure(plot=plot)
+    assert len(found) == 8
+    first = found["10 Gbit Ethernet, 4096 examples for each worker"]
+    assert list(first["workers"]) == [str(workers) for workers in scale.WORKERS]
+    assert first["workers"]["1"]["compute_ms"] == pytest.approx(58.6)
     # The plot of the documentation shows the same.
     texts = [
         [text.text for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
-        for file in (plot, BENCHMARKS.parent / "docs" / "scale.svg")
+        for file in (plot, ROOT / "docs" / "scale.svg")
     ]
     assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])
 
 
-def test_the_fit_finds_constants(block_costs: ModuleType) -> None:
+def test_the_fit_finds_constants() -> None:
     sizes = (16, 64, 100, 256)
     seconds = [2e-10 * d**3 + 3e-8 * d**2 + 1e-4 for d in sizes]
-    assert block_costs.fit(sizes, seconds) == pytest.approx((2e-10, 3e-8, 1e-4))
+    assert bench_block_costs.fit(sizes, seconds) == pytest.approx((2e-10, 3e-8, 1e-4))
     # A constant that would be negative is zero.
-    assert block_costs.fit((10, 20, 40), [1e-3 * d**3 - 5e-3 * d**2 for d in (10, 20, 40)])[1] == 0
+    assert bench_block_costs.fit((10, 20, 40), [1e-3 * d**3 - 5e-3 * d**2 for d in (10, 20, 40)])[1] == 0

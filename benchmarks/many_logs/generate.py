@@ -12,8 +12,10 @@ numbers come from the world's seed and the number of the chunk, so that the same
 
 import math
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from ctr.io.hashing import uniform_hash
-from defaults.worlds import Feature, World
+from many_logs.worlds import Feature, World
 
 START_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000
@@ -48,15 +50,11 @@ def write_world(world: World, folder: Path, max_rows: int | None = None) -> None
         world = replace(world, rows=max_rows)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping_of(world), sort_keys=False))
-    writer: pq.ParquetWriter | None = None
-    try:
-        for chunk in chunks(world):
-            if writer is None:
-                writer = pq.ParquetWriter(folder / "rows.parquet", chunk.schema, compression="zstd")
-            writer.write_table(chunk)
-    finally:
-        if writer is not None:
-            writer.close()
+    parts = chunks(world)
+    first = next(parts)
+    with pq.ParquetWriter(folder / "rows.parquet", first.schema, compression="zstd") as writer:
+        for part in chain([first], parts):
+            writer.write_table(part)
 
 
 def mapping_of(world: World) -> dict[str, Any]:
@@ -86,30 +84,22 @@ def _mapped(feature: Feature) -> dict[str, Any]:
 
 def chunks(world: World) -> Iterator[pa.Table]:
     """The table in parts, in the order of time."""
-    truth = _Truth(world)
-    layout = _query_layout(world)
-    bounds = _chunk_bounds(layout.first_row)
+    first_row, time = _queries(world)
+    # The queries with which chunks begin, and the number of all.
+    begins = np.searchsorted(first_row[:-1], np.arange(0, first_row[-1], CHUNK_ROWS))
+    bounds = np.unique(np.append(begins, len(first_row) - 1))
+
+    def chunk(number: int) -> _Chunk:
+        return _Chunk(world, number, first_row, time, *bounds[number : number + 2])
+
     some = sorted({round(x) for x in np.linspace(0, len(bounds) - 2, 5)})
-    scores = [_Chunk(truth, layout, k, bounds[k], bounds[k + 1]).score for k in some]
-    base = _intercept(np.concatenate(scores), world.rate)
+    base = _intercept(np.concatenate([chunk(number).score for number in some]), world.rate)
     for number in range(len(bounds) - 1):
-        yield _Chunk(truth, layout, number, bounds[number], bounds[number + 1]).table(base)
+        yield chunk(number).table(base)
 
 
-@dataclass(frozen=True)
-class _Queries:
-    """All queries of a world.
-
-    Attributes:
-        first_row: int64 [Q + 1], the number of rows before each query, and all.
-        time: int64 [Q], microseconds, rising.
-    """
-
-    first_row: IntArray
-    time: IntArray
-
-
-def _query_layout(world: World) -> _Queries:
+def _queries(world: World) -> tuple[IntArray, IntArray]:
+    """The number of rows before each query, and all, int64 [Q + 1]; the times of queries, int64 [Q], rising."""
     rng = np.random.default_rng([world.seed, 0])
     count = math.ceil(1.5 * world.rows / world.query_rows) + 100
     if world.max_query_rows == 1:
@@ -126,56 +116,39 @@ def _query_layout(world: World) -> _Queries:
     place = np.sort(rng.random(len(first_row) - 1))
     # More traffic in the evening than at night.
     place += 0.12 / (2 * math.pi * world.days) * np.sin(2 * math.pi * world.days * place)
-    return _Queries(first_row, START_US + (place * (span - 1)).astype(np.int64))
+    return first_row, START_US + (place * (span - 1)).astype(np.int64)
 
 
-def _chunk_bounds(first_row: IntArray) -> IntArray:
-    """The numbers of the queries with which chunks begin, and the number of all."""
-    targets = np.arange(0, first_row[-1], CHUNK_ROWS)
-    begins = np.searchsorted(first_row[:-1], targets)
-    return np.unique(np.append(begins, len(first_row) - 1))
+def _salt(name: str) -> int:
+    """A number for each name, for the seeds of random generators."""
+    return zlib.crc32(name.encode())
 
 
-class _Truth:
-    """The effects of a world's values."""
+def _values(feature: Feature) -> int:
+    """How many values it has over the pass."""
+    clocks = {"hour": 24, "weekday": 7}
+    return clocks.get(feature.kind, feature.size * (1 + math.ceil(feature.churn)))
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.features = {feature.name: feature for feature in world.features}
-        self._tables: dict[tuple[str, str], FloatArray] = {}
 
-    def salt(self, name: str) -> int:
-        """A number for each name, for the seeds of random generators."""
-        return zlib.crc32(name.encode())
+@lru_cache(maxsize=64)
+def _effects(seed: int, feature: Feature) -> FloatArray:
+    """The effect of each value, float32 [V]."""
+    rng = np.random.default_rng([seed, 1, _salt(feature.name)])
+    return feature.effect * rng.standard_normal(_values(feature), np.float32)
 
-    def values(self, feature: Feature) -> int:
-        """How many values it has over the pass."""
-        if feature.kind in ("hour", "weekday"):
-            return 24 if feature.kind == "hour" else 7
-        return feature.size * (1 + math.ceil(feature.churn))
 
-    def effects(self, feature: Feature) -> FloatArray:
-        """The effect of each value, float32 [V]."""
-        key = (feature.name, "effect")
-        if key not in self._tables:
-            rng = np.random.default_rng([self.world.seed, 1, self.salt(feature.name)])
-            self._tables[key] = feature.effect * rng.standard_normal(self.values(feature), np.float32)
-        return self._tables[key]
+@lru_cache(maxsize=64)
+def _vectors(seed: int, feature: Feature, pair: str) -> FloatArray:
+    """The vector of each value for a joint effect, float32 [V, RANK]."""
+    rng = np.random.default_rng([seed, 2, _salt(f"{feature.name} {pair}")])
+    return rng.standard_normal((_values(feature), RANK), np.float32)
 
-    def vectors(self, feature: Feature, pair: str) -> FloatArray:
-        """The vector of each value for a joint effect, float32 [V, RANK]."""
-        key = (feature.name, pair)
-        if key not in self._tables:
-            rng = np.random.default_rng([self.world.seed, 2, self.salt(f"{feature.name} {pair}")])
-            self._tables[key] = rng.standard_normal((self.values(feature), RANK), np.float32)
-        return self._tables[key]
 
-    def drift(self, time: FloatArray) -> FloatArray:
-        """The change of the base rate, in logits, at times from 0 to 1."""
-        rng = np.random.default_rng([self.world.seed, 3])
-        phases = rng.random(4) * 2 * math.pi
-        waves = [np.sin(2 * math.pi * k * time + phases[k - 1]) / k for k in range(1, 5)]
-        return self.world.drift * np.sum(waves, axis=0)
+def _drift(world: World, time: FloatArray) -> FloatArray:
+    """The change of the base rate, in logits, at times from 0 to 1."""
+    phases = np.random.default_rng([world.seed, 3]).random(4) * 2 * math.pi
+    waves = [np.sin(2 * math.pi * k * time + phases[k - 1]) / k for k in range(1, 5)]
+    return world.drift * np.sum(waves, axis=0)
 
 
 def _zipf(u: FloatArray, size: FloatArray | int, exponent: float) -> IntArray:
@@ -189,40 +162,40 @@ def _zipf(u: FloatArray, size: FloatArray | int, exponent: float) -> IntArray:
 class _Chunk:
     """Some queries of a world: their columns, and their logits but for the intercept."""
 
-    def __init__(self, truth: _Truth, layout: _Queries, number: int, begin: int, end: int) -> None:
-        self._truth, self._world = truth, truth.world
-        self._rng = np.random.default_rng([self._world.seed, 4, number])
-        first = layout.first_row[begin : end + 1]
-        self._rows = int(first[-1] - first[0])
-        self._query = np.repeat(np.arange(end - begin), np.diff(first))
-        self._first_query, self._first_row = begin, int(first[0])
-        self._query_time = layout.time[begin:end]
-        self._time_us = self._query_time[self._query]
-        self._time = (self._time_us - START_US) / (self._world.days * DAY_US)
-        self._values: dict[str, Any] = {}
+    def __init__(
+        self, world: World, number: int, first_row: IntArray, time: IntArray, begin: int, end: int
+    ) -> None:
+        self._world, self._rng = world, np.random.default_rng([world.seed, 4, number])
+        self._queries, self._rows = end - begin, int(first_row[end] - first_row[begin])
+        # The query of each row, counted within the chunk, and the numbers of queries and of rows.
+        self._own_query = np.repeat(np.arange(end - begin), np.diff(first_row[begin : end + 1]))
+        self._query, self._row = begin + self._own_query, first_row[begin] + np.arange(self._rows)
+        self._time_us = time[begin:end][self._own_query]
+        self._time = (self._time_us - START_US) / (world.days * DAY_US)
+        self._ids: dict[str, IntArray] = {}
         self._columns: dict[str, pa.Array] = {}
         self.score = self._score()
 
     def _score(self) -> FloatArray:
         world = self._world
-        score = truth_drift = self._truth.drift(self._time)
-        score = (
-            truth_drift + world.query_noise * self._rng.standard_normal(len(self._query_time))[self._query]
-        )
+        noise = world.query_noise * self._rng.standard_normal(self._queries)[self._own_query]
+        score = _drift(world, self._time) + noise
         for feature in world.features:
             score = score + self._make(feature)
+        features = {feature.name: feature for feature in world.features}
         for a, b, strength in world.interactions:
-            pair = f"{a} {b}"
             left, right = (
-                self._truth.vectors(self._truth.features[name], pair)[self._values[name]] for name in (a, b)
+                _vectors(world.seed, features[name], f"{a} {b}")[self._ids[name]] for name in (a, b)
             )
             score = score + strength / math.sqrt(RANK) * np.einsum("nk,nk->n", left, right)
         return score
 
-    def _uniform(self, feature: Feature) -> FloatArray:
-        if feature.shared:
-            return self._rng.random(len(self._query_time))[self._query]
-        return self._rng.random(self._rows)
+    def _draw(self, feature: Feature, draw: Callable[[int], FloatArray]) -> FloatArray:
+        """A random number for each row, or for each query where its rows share the value."""
+        return draw(self._queries)[self._own_query] if feature.shared else draw(self._rows)
+
+    def _absent(self, feature: Feature) -> npt.NDArray[np.bool_] | None:
+        return self._rng.random(self._rows) < feature.missing if feature.missing else None
 
     def _make(self, feature: Feature) -> FloatArray:
         """Makes the column of a feature; returns its effect on each row."""
@@ -230,72 +203,60 @@ class _Chunk:
             return self._make_number(feature)
         if feature.kind in ("tags", "text"):
             return self._make_list(feature)
-        if feature.kind in ("hour", "weekday"):
-            hours = self._time_us // (DAY_US // 24)
-            value = hours % 24 if feature.kind == "hour" else (hours // 24 + 3) % 7
-        elif feature.kind == "attribute":
-            parent = self._values[feature.of]
-            value = (uniform_hash(parent, f"{self._world.seed} {feature.name}") ** 1.5 * feature.size).astype(
-                np.int64
-            )
-        else:
-            value = self._draw_ids(feature)
-        self._values[feature.name] = value
-        effect = self._truth.effects(feature)[value].astype(np.float64)
+        ids = self._ids[feature.name] = self._draw_ids(feature)
+        effect = _effects(self._world.seed, feature)[ids].astype(np.float64)
         if feature.kind in ("id", "attribute"):
             absent = self._absent(feature)
-            self._columns[feature.name] = pa.array(value, pa.int64(), mask=absent)
+            self._columns[feature.name] = pa.array(ids, pa.int64(), mask=absent)
             if absent is not None:
                 effect[absent] = 0
         return effect
 
     def _draw_ids(self, feature: Feature) -> IntArray:
+        hours, salt = self._time_us // (DAY_US // 24), f"{self._world.seed} {feature.name}"
+        if feature.kind == "hour":
+            return hours % 24
+        if feature.kind == "weekday":
+            return (hours // 24 + 3) % 7
+        if feature.kind == "attribute":
+            return (uniform_hash(self._ids[feature.of], salt) ** 1.5 * feature.size).astype(np.int64)
         grown = np.ceil(feature.size * (1 - feature.growth * (1 - self._time))).astype(np.int64)
-        rank = _zipf(self._uniform(feature), grown, feature.zipf)
+        rank = _zipf(self._draw(feature, self._rng.random), grown, feature.zipf)
         if not feature.churn:
             return rank
         # A value of a rank is replaced at times of its own.
-        phase = uniform_hash(rank, f"{self._world.seed} {feature.name} churn")
+        phase = uniform_hash(rank, f"{salt} churn")
         return rank + feature.size * np.floor(self._time * feature.churn + phase).astype(np.int64)
 
-    def _absent(self, feature: Feature) -> npt.NDArray[np.bool_] | None:
-        return self._rng.random(self._rows) < feature.missing if feature.missing else None
-
     def _make_number(self, feature: Feature) -> FloatArray:
-        normal = self._rng.standard_normal(len(self._query_time) if feature.shared else self._rows)
-        normal = normal[self._query] if feature.shared else normal
+        normal = self._draw(feature, self._rng.standard_normal)
         absent = self._absent(feature)
         self._columns[feature.name] = pa.array(np.round(np.exp(2.5 + 1.2 * normal), 3), mask=absent)
         # Half of them rise, half have a best value in the middle.
-        rises = self._truth.salt(feature.name) % 2
-        effect = feature.effect * (normal if rises else 1 - np.minimum(np.square(normal), 6))
+        effect = feature.effect * (
+            normal if _salt(feature.name) % 2 else 1 - np.minimum(np.square(normal), 6)
+        )
         if absent is not None:
             effect[absent] = 0
         return effect
 
     def _make_list(self, feature: Feature) -> FloatArray:
         if feature.of:
-            owner, salt = self._values[feature.of], "of"
-        elif feature.shared:
-            owner, salt = self._first_query + self._query, "query"
+            owner, kind = self._ids[feature.of], "of"
         else:
-            owner, salt = self._first_row + np.arange(self._rows), "row"
+            owner, kind = (self._query, "query") if feature.shared else (self._row, "row")
         # The same owner has the same list, also in another chunk.
-        salt = f"{self._world.seed} {feature.name} {salt}"
+        salt = f"{self._world.seed} {feature.name} {kind}"
         lengths = np.floor(uniform_hash(owner, salt) * (2 * feature.length + 0.999)).astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         row = np.repeat(np.arange(self._rows), lengths)
         place = np.arange(offsets[-1]) - offsets[row]
         drawn = _zipf(uniform_hash(owner[row] * 64 + place, f"{salt} value"), feature.size, feature.zipf)
-        if feature.kind == "text":
-            words = pa.array([f"w{number}" for number in range(feature.size)]).take(pa.array(drawn))
-            lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), words)
-            self._columns[feature.name] = pa.compute.binary_join(lists, " ")
-        else:
-            self._columns[feature.name] = pa.ListArray.from_arrays(
-                pa.array(offsets, pa.int32()), pa.array(drawn)
-            )
-        sums = np.bincount(row, self._truth.effects(feature)[drawn], self._rows)
+        is_text = feature.kind == "text"
+        words = pa.array([f"w{number}" for number in range(feature.size)]).take(pa.array(drawn))
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), words if is_text else pa.array(drawn))
+        self._columns[feature.name] = pa.compute.binary_join(lists, " ") if is_text else lists
+        sums = np.bincount(row, _effects(self._world.seed, feature)[drawn], self._rows)
         return sums / np.sqrt(np.maximum(lengths, 1))
 
     def table(self, base: float) -> pa.Table:
@@ -304,8 +265,8 @@ class _Chunk:
         clicked = self._rng.random(self._rows) < probability
         keys = {
             "shown_at": self._time_us,
-            "query_id": self._first_query + self._query,
-            "example_id": self._first_row + np.arange(self._rows),
+            "query_id": self._query,
+            "example_id": self._row,
             "clicked": clicked.astype(np.int8),
             "probability": probability,
         }

@@ -1,27 +1,12 @@
-"""The convergence benchmark: its measure on curves whose answer is known, its search, and a tiny run of all."""
+"""The convergence benchmark: its measure on curves whose answer is known, and its search."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
-
+import convergence_curves as curves
+import convergence_search as search
 import numpy as np
 import pytest
 
-from benchmark_modules import BENCHMARKS, imported
 
-
-@pytest.fixture(scope="module")
-def curves() -> Iterator[ModuleType]:
-    yield from imported("convergence_curves")
-
-
-@pytest.fixture(scope="module")
-def search() -> Iterator[ModuleType]:
-    yield from imported("convergence_search")
-
-
-def simulated_curves(curves: ModuleType, ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:
+def simulated_curves(ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:
     """Curves that are 1 / ratio times as fast as the first, under a common difficulty of 10% and more."""
     rng = np.random.default_rng(seed)
     bins, buckets = curves.BINS, curves.BUCKETS
@@ -40,10 +25,10 @@ def simulated_curves(curves: ModuleType, ratios: list[float], seed: int) -> tupl
 
 
 @pytest.mark.parametrize("ratio", [0.6, 0.85, 1.0, 1.2])
-def test_the_ratio_of_steps_is_found_under_common_difficulty(curves: ModuleType, ratio: float) -> None:
+def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio: float) -> None:
     found = []
     for seed in range(4):
-        levels = curves.smooth_levels(*simulated_curves(curves, [1.0, ratio, 0.9], seed))
+        levels = curves.smooth_levels(*simulated_curves([1.0, ratio, 0.9], seed))
         estimate = curves.mean_ratio([curves.steps_ratio(levels[0], levels[1])])
         low, high = estimate.interval()
         assert low < estimate.point < high < low + 0.15
@@ -51,28 +36,28 @@ def test_the_ratio_of_steps_is_found_under_common_difficulty(curves: ModuleType,
     assert np.mean(found) == pytest.approx(ratio, rel=0.025)
 
 
-def test_equal_curves_need_equal_steps_and_the_order_does_not_matter(curves: ModuleType) -> None:
-    levels = curves.smooth_levels(*simulated_curves(curves, [1.0, 0.7], 9))
+def test_equal_curves_need_equal_steps_and_the_order_does_not_matter() -> None:
+    levels = curves.smooth_levels(*simulated_curves([1.0, 0.7], 9))
     # The first crossing of a curve with its own end is a matter of rounding.
     np.testing.assert_allclose(curves.steps_ratio(levels[0], levels[0]), 1.0, atol=1e-6)
     forward, backward = curves.steps_ratio(levels[0], levels[1]), curves.steps_ratio(levels[1], levels[0])
     np.testing.assert_allclose(forward * backward, 1.0)
 
 
-def test_curves_that_are_not_finite_have_no_ratio(curves: ModuleType) -> None:
+def test_curves_that_are_not_finite_have_no_ratio() -> None:
     good = np.array([-4.0, -0.3, 0.0, 0.0])
     assert np.isnan(curves.steps_ratio(good, np.full(4, np.nan)))
     # A candidate below the target from the first bin on cannot be reported to be any faster than that.
     assert curves.steps_ratio(good, good - [5, 0, 0, 0]) == curves.BEGIN
 
 
-def test_the_excess_is_the_divergence_from_the_truth(curves: ModuleType) -> None:
+def test_the_excess_is_the_divergence_from_the_truth() -> None:
     truth, logit = np.array([0.0, 0.2, 0.2, 1.0]), np.array([0.0, np.log(0.25), 0.0, 100.0])
     expected = [np.log(2), 0.0, 0.2 * np.log(0.4) + 0.8 * np.log(1.6), 0.0]
     np.testing.assert_allclose(curves.expected_excess(truth, logit), expected, atol=1e-15)
 
 
-def test_the_search_follows_the_edge_and_then_refines(search: ModuleType) -> None:
+def test_the_search_follows_the_edge_and_then_refines() -> None:
     target = search.Point(rate=5, embedding=-2, accumulator=2)
 
     def result(point: object) -> float:
@@ -92,29 +77,3 @@ def test_the_search_follows_the_edge_and_then_refines(search: ModuleType) -> Non
     assert search.is_settled(done, start)
     assert not search.is_settled({start: 1.0}, start)
     assert target.values == {"rate": 0.0566, "embedding": 0.05, "accumulator": 1e-4}
-
-
-@pytest.mark.soak
-def test_a_tiny_benchmark_runs_resumes_and_reports(tmp_path: Path, root: Path, fresh_python) -> None:  # type: ignore[no-untyped-def]
-    def run(*arguments: str) -> str:
-        program = BENCHMARKS / "convergence.py"
-        return fresh_python(
-            program, "--plan", "quick", "--out", tmp_path, *arguments, cwd=tmp_path, path=root
-        ).stdout
-
-    tables = run()
-    for wanted in ("| AdaGrad | 256 | Shampoo + Nesterov |", "damping 1e-2", "Grids of the sweep"):
-        assert wanted in tables
-    results = tmp_path / "convergence.jsonl"
-    records = [json.loads(line) for line in results.read_text().splitlines()]
-    assert len({record["key"] for record in records}) == len(records) == 11
-    assert {record["optimizer"] for record in records} == {
-        *("adagrad", "adagrad_nesterov", "shampoo", "shampoo_nesterov", "logistic_regression")
-    }
-    # An interrupted write: the last run is made again, alike.
-    results.write_text(results.read_text()[:-20])
-    assert run("--report") != tables
-    run()
-    again = json.loads(results.read_text().splitlines()[-1])
-    assert (again["key"], again["excess"]) == (records[-1]["key"], records[-1]["excess"])
-    assert not (tmp_path / "present").exists()

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.io.files import write_atomic
-from defaults.logs import ExactLog
+from many_logs.logs import ExactLog
 
 NAMESPACES = string.ascii_letters + string.digits
 FEW_FEATURES = 8

@@ -1,0 +1,197 @@
+"""The logs of ``defaults.py``: twenty simulated worlds, and the real logs of a folder where they are.
+
+Each is ingested as anyone would, without a number of buckets, so that practically each value has its own id.
+
+::
+
+    FOLDER/raw/      of a simulated world: its table and its mapping
+    FOLDER/log/      the example log
+    FOLDER/log.json  its shape, written last
+"""
+
+import shutil
+from collections.abc import Mapping as Named
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+from runner import kept
+
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.mapping import FORMATS_FOLDER, load_mapping
+from ctr.data.reader import join_rows, read_rows
+from ctr.pipelines.ingest.run import ingest
+from many_logs.generate import write_world
+from many_logs.worlds import TO_CHOOSE, TO_REPORT, World
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a log comes from.
+
+    Attributes:
+        name: the log's.
+        group: ``choose``, for choosing defaults, or ``report``.
+        world: of a simulated log.
+        format: of a real log: the format that ``ctr ingest`` reads it with.
+        path: of a real log: its files, in the folder of the real logs.
+    """
+
+    name: str
+    group: str
+    world: World | None = None
+    format: str = ""
+    path: str = ""
+
+
+def _open_bandit(group: str, policy: str) -> tuple[Source, ...]:
+    return tuple(
+        Source(
+            f"open_bandit_{policy}_{name}", group, format="open_bandit", path=f"open_bandit/{policy}/{name}"
+        )
+        for name in ("all", "men", "women")
+    )
+
+
+SOURCES = (
+    *(Source(world.name, "choose", world) for world in TO_CHOOSE),
+    Source("avazu", "choose", format="avazu", path="avazu/train.csv"),
+    Source("criteo", "choose", format="criteo", path="criteo/train.tsv"),
+    *_open_bandit("choose", "random"),
+    *(Source(world.name, "report", world) for world in TO_REPORT),
+    Source("mind", "report", format="mind", path="mind"),
+    Source("ml100k", "report", format="movielens", path="ml100k"),
+    *_open_bandit("report", "bts"),
+)
+
+
+@dataclass(frozen=True)
+class ExactLog:
+    """The columns of a log in its order, each value with an id of its own.
+
+    Attributes:
+        features: the names of the single-valued features.
+        ids: int32 [N, F], for each feature numbers from 0 on.
+        multivalent: by name, ids (int32) and offsets (int64 [N + 1]) into them.
+        label: float32 [N], 0 or 1.
+        query: int64 [N], the number of the query, from 0 on.
+        query_id, example_id: int64 [N], those of the log.
+        probability: of a simulated log, float64 [N].
+    """
+
+    features: tuple[str, ...]
+    ids: npt.NDArray[np.int32]
+    multivalent: Named[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]
+    label: npt.NDArray[np.float32]
+    query: npt.NDArray[np.int64]
+    query_id: npt.NDArray[np.int64]
+    example_id: npt.NDArray[np.int64]
+    probability: npt.NDArray[np.float64] | None = None
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return len(self.label)
+
+    @cached_property
+    def query_begins(self) -> npt.NDArray[np.int64]:
+        """int64 [Q + 1], the row with which each query begins, and N."""
+        return np.append(np.flatnonzero(np.diff(self.query, prepend=-1)), self.rows)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log that is ready.
+
+    Attributes:
+        source: where it comes from.
+        folder: of its files.
+        facts: its shape: rows, queries, clicks, features.
+    """
+
+    source: Source
+    folder: Path
+    facts: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The example log."""
+        return self.folder / "log"
+
+    @cached_property
+    def exact(self) -> ExactLog:
+        """Its columns, the ids of each feature numbered."""
+        schema = read_schema(self.path)
+        rows = join_rows(list(read_rows(self.path, schema, read_manifests(self.path))))
+        begins = rows.query_begins()
+        raw, probability = self.folder / "raw" / "rows.parquet", None
+        if raw.exists():
+            truth = pq.read_table(raw, columns=["example_id", "probability"])
+            probability = np.empty(len(rows))
+            probability[truth.column("example_id").to_numpy()] = truth.column("probability").to_numpy()
+            probability = probability[rows.example_id]
+        ids = np.empty(rows.ids.shape, np.int32)
+        for place, column in enumerate(rows.ids.T):
+            ids[:, place] = _numbered(column)
+        return ExactLog(
+            tuple(schema.single_valued),
+            ids,
+            {name: (_numbered(values), offsets) for name, (values, offsets) in rows.multivalent.items()},
+            rows.label,
+            np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(rows)))),
+            rows.query_id,
+            rows.example_id,
+            probability,
+        )
+
+
+def absent(source: Source, data: Path | None) -> str:
+    """Why a log cannot be made; empty where it can."""
+    if source.world is not None:
+        return ""
+    if data is None:
+        return "the folder of the real logs is not named: --data, or the environment variable CTR_DATA"
+    return "" if (data / source.path).exists() else f"{data / source.path}: not there"
+
+
+def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | None) -> Log:
+    """The log of a source; made where it is not there.
+
+    Args:
+        source: which one; not ``absent``.
+        logs: the folder of all logs.
+        data: the folder of the real logs.
+        max_rows: of a simulated log.
+    """
+    world = source.world
+    shortened = world is not None and max_rows is not None and max_rows < world.rows
+    folder = logs / (f"{source.name}-{max_rows}" if shortened else source.name)
+
+    def make() -> dict[str, Any]:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if world is not None:
+            raw, mapping = folder / "raw", folder / "raw" / "mapping.yaml"
+            write_world(world, raw, max_rows)
+        else:
+            assert data is not None
+            raw, mapping = data / source.path, FORMATS_FOLDER / f"{source.format}.yaml"
+        # What `ctr ingest` calls; not the command, whose start takes longer than a small log.
+        ingest(load_mapping(mapping), [raw], folder / "log")
+        exact = Log(source, folder, {}).exact
+        return {
+            "rows": exact.rows,
+            "queries": len(exact.query_begins) - 1,
+            "clicks": int(exact.label.sum()),
+            "features": len(exact.features) + len(exact.multivalent),
+        }
+
+    return Log(source, folder, kept(folder / "log.json", make))
+
+
+def _numbered(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    return np.unique(ids, return_inverse=True)[1].astype(np.int32)

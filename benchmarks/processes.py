@@ -1,0 +1,88 @@
+"""Commands as processes of their own: their time, their memory, and what they print. Several workers, too."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ctr.workers.seats import make_seats
+
+RESULT = "RESULT "
+FOLDER = Path(__file__).resolve().parent
+
+
+class Ended(NamedTuple):
+    """A process that came to its end.
+
+    Attributes:
+        output: what it printed.
+        seconds, processor_seconds: what it took.
+        peak_bytes: the most memory that it had at once.
+    """
+
+    output: str
+    seconds: float
+    processor_seconds: float
+    peak_bytes: int
+
+    @property
+    def result(self) -> Any:
+        """What it handed over by ``give``."""
+        return json.loads(self.output.partition(RESULT)[2].splitlines()[0])
+
+
+def give(result: object) -> None:
+    """Hands a result of this process over to the one that started it, and ends it, whatever threads there are."""
+    print(RESULT + json.dumps(result), flush=True)
+    os._exit(0)
+
+
+def run_python(
+    arguments: Sequence[object], size: int = 1, threads: int | None = None, cwd: Path | None = None
+) -> list[Ended]:
+    """Runs ``python ARGUMENTS`` as each of ``size`` workers, or as a process alone.
+
+    Args:
+        threads: of each worker; by default as many as there are processors.
+
+    Raises:
+        SystemExit: one of them failed.
+    """
+    words = [sys.executable, *map(str, arguments)]
+    limits = (
+        {} if threads is None else dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), str(threads))
+    )
+    path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
+    common: Mapping[str, str] = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path, **limits}
+    processes = []
+    with tempfile.TemporaryDirectory() as name:
+        for seat in make_seats(size) if size > 1 else [None]:
+            files = [Path(name) / f"{len(processes)}.{kind}" for kind in ("out", "err")]
+            own = {} if seat is None else seat.variable()
+            descriptors = [] if seat is None else seat.descriptors
+            with files[0].open("w") as out, files[1].open("w") as err:
+                begun = time.perf_counter()
+                process = subprocess.Popen(
+                    words, env={**common, **own}, stdout=out, stderr=err, pass_fds=descriptors, cwd=cwd
+                )
+            processes.append((process, files, begun))
+        ended, failed = [], ""
+        for process, (out_file, err_file), begun in processes:
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds, worked = time.perf_counter() - begun, usage.ru_utime + usage.ru_stime
+            ended.append(Ended(out_file.read_text(), seconds, worked, 1024 * usage.ru_maxrss))
+            if status and not failed:
+                failed = f"{' '.join(words)}: {err_file.read_text().strip()[-2000:]}"
+        if failed:
+            raise SystemExit(failed)
+        return ended
+
+
+def run_command(*words: object, cwd: Path | None = None, threads: int | None = None) -> Ended:
+    """Runs ``ctr WORDS`` to its end."""
+    return run_python(["-m", "ctr", *words], threads=threads, cwd=cwd)[0]

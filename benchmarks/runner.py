@@ -1,0 +1,292 @@
+"""The runner of all benchmarks: arms in turns, statistics, tables, JSON and the command line.
+
+An *arm* is a function that does one round of its work and returns numbers. ``compare`` lets arms take turns and gives,
+for each number, the median and the ratio to the first arm within a round. A benchmark is a function whose parameters
+are the options of its command and which returns nested mappings of numbers; ``main`` runs it:
+
+    python benchmarks/bench_NAME.py [--OPTION VALUE ...] [--quick] [--json FILE]
+
+It prints tables and writes FILE, by default runs/bench_NAME.json. ``--quick`` is a small run, which shows that the
+benchmark works; its numbers mean nothing.
+"""
+
+import argparse
+import inspect
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from scipy import stats
+
+from ctr.io.files import write_atomic_bytes
+
+Numbers = Mapping[str, float]
+Arm = Callable[[], Numbers]
+Found = Mapping[str, Any]
+
+CONFIDENCE = 0.95
+_PACKAGES = (
+    "clicktrain",
+    "tensorflow",
+    "tf-keras",
+    "keras",
+    "torch",
+    "numpy",
+    "pyarrow",
+    "apache-beam",
+    "jax",
+)
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def take_turns(arms: Mapping[str, Arm], rounds: int, warm: int = 1) -> dict[str, list[Numbers]]:
+    """Returns the numbers of each arm, round by round.
+
+    A slow minute of the machine then slows all arms. Every other round goes backwards: what a turn leaves behind, in
+    caches and in threads, is not always the same arm's.
+
+    Args:
+        arms: by name.
+        rounds: that count.
+        warm: rounds before them, in which functions are compiled and memory is touched.
+    """
+    found: dict[str, list[Numbers]] = {name: [] for name in arms}
+    for number in range(-warm, rounds):
+        for name in list(arms)[:: -1 if number % 2 else 1]:
+            numbers = arms[name]()
+            if number >= 0:
+                found[name].append(numbers)
+    return found
+
+
+def ratio(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
+    """Returns the geometric mean of the ratios within a round, with its 95% interval.
+
+    The interval is Student's of the mean logarithm; with one round there is none.
+    """
+    logs = np.log(np.asarray(own, np.float64) / np.asarray(base, np.float64))
+    center, low, high = float(logs.mean()), None, None
+    if len(logs) > 1:
+        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1))
+        margin = quantile * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+        low, high = math.exp(center - margin), math.exp(center + margin)
+    return {"ratio": math.exp(center), "low": low, "high": high}
+
+
+def summarize(turns: Mapping[str, Sequence[Numbers]]) -> dict[str, dict[str, Any]]:
+    """Returns for each arm the median of each number, and as ``NUMBER_ratio`` its ratio to the first arm."""
+    base = next(iter(turns.values()))
+    found: dict[str, dict[str, Any]] = {}
+    for name, own in turns.items():
+        found[name] = {number: median(own, number) for number in own[0]}
+        if own is not base:
+            for number in own[0]:
+                values, others = ([one[number] for one in arm] for arm in (own, base))
+                if min(*values, *others) > 0:
+                    found[name][f"{number}_ratio"] = ratio(values, others)
+    return found
+
+
+def compare(arms: Mapping[str, Arm], rounds: int, warm: int = 1) -> dict[str, dict[str, Any]]:
+    """Returns ``summarize`` of ``take_turns``."""
+    return summarize(take_turns(arms, rounds, warm))
+
+
+def median(turns: Sequence[Numbers], number: str) -> float:
+    """Returns the median of a number over rounds."""
+    return float(np.median([one[number] for one in turns]))
+
+
+def timed(work: Callable[[], object], count: int = 1) -> Arm:
+    """Returns an arm that times some work.
+
+    Args:
+        work: what is timed.
+        count: what it does so often that its time is divided by this.
+    """
+
+    def turn() -> Numbers:
+        begun = time.perf_counter()
+        work()
+        return {"ms": 1000 * (time.perf_counter() - begun) / count}
+
+    return turn
+
+
+def repeat(work: Callable[[], object], seconds: float, least: int = 3) -> dict[str, float]:
+    """Returns the shortest time, the median and the 99th percentile of as many calls as fit into some seconds, in ms.
+
+    Args:
+        work: called once before.
+        seconds: how long calls go on.
+        least: how many calls there are in any case.
+    """
+    work()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < end:
+        begun = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - begun))
+    shortest, middle, late = np.quantile(times, [0, 0.5, 0.99]).tolist()
+    return {"shortest_ms": shortest, "p50_ms": middle, "p99_ms": late}
+
+
+def kept(path: Path, compute: Callable[[], Any]) -> Any:
+    """Returns what is in a JSON file, computed where it is not there yet: so a long benchmark can be interrupted."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic_bytes(path, (json.dumps(compute()) + "\n").encode())
+    return json.loads(path.read_text())
+
+
+def resident_bytes() -> int:
+    """Returns how much of the memory of this process is resident."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(fields["VmRSS"].split()[0])
+
+
+def environment() -> dict[str, Any]:
+    """Returns what a result depends on beside the code: processor, threads, versions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "threads": {name: os.environ[name] for name in _THREADS if name in os.environ},
+        "versions": versions,
+    }
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def show(found: Found, title: str = "") -> str:
+    """Returns tables of nested numbers: a row for each mapping of numbers, together with its neighbors."""
+    parts = [f"### {title}"] if title else []
+    plain = {name: value for name, value in found.items() if _is_cell(value)}
+    rows = {name: value for name, value in found.items() if _is_row(value)}
+    if plain:
+        parts.append(table(["", ""], [[name, _cell(value)] for name, value in plain.items()]))
+    for group in _alike(rows):
+        columns = list(dict.fromkeys(name for row in group.values() for name in row))
+        body = [[name, *(_cell(row.get(column)) for column in columns)] for name, row in group.items()]
+        parts.append(table(["", *columns], body))
+    for name, value in found.items():
+        if name not in plain and name not in rows:
+            nested = value if isinstance(value, Mapping) else dict(enumerate(value))
+            parts.append(show(nested, f"{title}, {name}" if title else str(name)))
+    return "\n\n".join(parts)
+
+
+def _alike(rows: Mapping[str, Found]) -> list[dict[str, Found]]:
+    """Rows in groups: a row is in a group with those before it if they have a column in common."""
+    groups: list[dict[str, Found]] = []
+    for name, row in rows.items():
+        if not groups or not any(set(row) & set(other) for other in groups[-1].values()):
+            groups.append({})
+        groups[-1][name] = row
+    return groups
+
+
+def _is_cell(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return set(value) == {"ratio", "low", "high"}
+    return not isinstance(value, list | tuple) or not any(
+        isinstance(one, list | tuple | Mapping) for one in value
+    )
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, Mapping) and not _is_cell(value) and all(map(_is_cell, value.values()))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        ends = "" if value["low"] is None else f" [{value['low']:.3g}, {value['high']:.3g}]"
+        return f"{value['ratio']:.3g}{ends}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value))
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def main(measure: Callable[..., Found], quick: Mapping[str, Any], shown: bool = True) -> Found:
+    """Runs a benchmark from the command line; returns what it found.
+
+    Args:
+        measure: the benchmark; its parameters with defaults are the options of the command.
+        quick: what replaces these defaults for a small run.
+        shown: whether to print what was found; a benchmark of several parts prints each by itself.
+    """
+    module = inspect.getmodule(measure)
+    name = Path(inspect.getfile(measure)).stem
+    parser = argparse.ArgumentParser(
+        description=module.__doc__ if module else None, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parameters = inspect.signature(measure).parameters
+    for parameter in parameters.values():
+        _add_option(parser, parameter)
+    parser.add_argument("--quick", action="store_true", help="a small run, whose numbers mean nothing")
+    parser.add_argument(
+        "--json", type=Path, default=Path("runs") / f"{name}.json", help="where the numbers go"
+    )
+    given = vars(parser.parse_args())
+    file, is_quick = given.pop("json"), given.pop("quick")
+    options = {key: one.default for key, one in parameters.items()} | (quick if is_quick else {}) | given
+    around = environment()
+    begun = time.perf_counter()
+    found = measure(**options)
+    if shown:
+        print(show(found))
+    versions = ", ".join(f"{key} {value}" for key, value in around["versions"].items())
+    print(f"\n{around['cpu']}, {around['cores']} cores, load {around['load']:.1f}; {versions}")
+    content = {
+        "benchmark": name,
+        "environment": around,
+        "options": {
+            key: value
+            for key, value in options.items()
+            if isinstance(value, int | float | str | list | tuple)
+        },
+        "seconds": time.perf_counter() - begun,
+        **found,
+    }
+    write_atomic_bytes(file, (json.dumps(content, indent=1, default=str) + "\n").encode())
+    return found
+
+
+def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
+    """Adds the option of a parameter: a tuple takes several values, a truth value is a switch."""
+    default, flag = parameter.default, f"--{parameter.name.replace('_', '-')}"
+    shown = f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}"
+    given: dict[str, Any] = {"default": argparse.SUPPRESS, "help": shown}
+    if isinstance(default, bool):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
+        return
+    kind = get_args(parameter.annotation)
+    if isinstance(default, tuple):
+        parser.add_argument(flag, nargs="*", type=kind[0], **given)
+    else:
+        parser.add_argument(flag, type=kind[0] if default is None else type(default), **given)

@@ -1,0 +1,132 @@
+"""Every benchmark, made tiny: it runs, and all that it measures is a number."""
+
+import ast
+import importlib.util
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
+# Programs that wait for a clock on the wall, or take long also when tiny.
+SOAK = ("bench_live", "search", "convergence")
+NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*CAMPAIGNS, "scale_model"})
+
+
+def run(name: str, path: Path, *words: str) -> dict[str, Any]:
+    command = [sys.executable, f"benchmarks/{name}.py", "--quick", "--json", str(path), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
+    assert not done.returncode, done.stderr[-3000:]
+    return json.loads(path.read_text())
+
+
+def numbers(node: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers of a document with where they stand."""
+    if isinstance(node, dict | list):
+        for name, inner in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from numbers(inner, f"{path}/{name}")
+    elif isinstance(node, int | float) and not isinstance(node, bool):
+        yield path, node
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if name in SOAK else ()) for name in NAMES]
+)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out")] if name in CAMPAIGNS else []
+    found = run(name, tmp_path / "found.json", *out)
+    measured = list(
+        numbers({key: value for key, value in found.items() if key not in ("environment", "options")})
+    )
+    assert len(measured) > 1
+    assert all(math.isfinite(value) for _, value in measured)
+    # What may be nothing: waiting, and what is below the resolution of a clock.
+    times = [(where, value) for where, value in measured if where.endswith(("/ms", "per_second", "/seconds"))]
+    assert all(value >= 0 for _, value in times)
+    assert any(value > 0 for _, value in measured)
+
+
+@pytest.mark.slow
+def test_a_campaign_goes_on_where_it_stood(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--only", "coupons", "questions", "mind"]
+    first = run("defaults", tmp_path / "a.json", *words)
+    assert set(first["logs"]) == {"coupons-600", "questions-600"}
+    assert all({"truth", "lr_best"} <= set(row) for row in first["logs"].values())
+    kept = {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")}
+    # Of two logs the truth and three rates.
+    assert len(kept) == 8
+    again = run("defaults", tmp_path / "b.json", *words)
+    assert {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")} == kept
+    assert again["logs"] == first["logs"]
+
+
+@pytest.mark.slow
+def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path: Path) -> None:
+    found = run("bench", tmp_path / "found.json")
+    parts = (
+        "step",
+        "limit",
+        "end_to_end",
+        "profile",
+        "scaling",
+        "shampoo",
+        "objective",
+        "metrics",
+        "start",
+        "memory",
+    )
+    assert {*parts, "ids", "targets"} <= set(found)
+    assert all(math.isfinite(value) for _, value in numbers({part: found[part] for part in parts}))
+    arms = found["step"]["arms"]
+    assert {"ctr float32", "ctr bfloat16", "Keras 2 float32", "Keras 3 mixed_bfloat16"} <= set(arms)
+    # All arms begin at the loss of a coin, and learn.
+    assert all(arm["first_loss"] == pytest.approx(math.log(2), abs=0.1) for arm in arms.values())
+    assert all(arm["last_loss"] < arm["first_loss"] for arm in arms.values())
+    assert len(found["targets"]) == 17
+
+
+def documented_commands() -> Iterator[tuple[str, list[str]]]:
+    """Each benchmark that a document runs, with the options that it gives."""
+    for path in (*(ROOT / "docs").glob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").glob("*.py")):
+        for name, words in re.findall(r"python benchmarks/([a-z_]+)\.py([^`#|\n]*)", path.read_text()):
+            yield name, re.findall(r"--([a-z-]+)", words)
+
+
+def test_documented_options_are_there() -> None:
+    commands = list(documented_commands())
+    assert {"bench", "convergence", "growth", "id_memory", "scale_model"} <= {name for name, _ in commands}
+    for name, options in commands:
+        source = (ROOT / "benchmarks" / f"{name}.py").read_text()
+        functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
+        of_runner = [
+            one for one in functions if one.name == "measure" and re.search(r"main\(\s*measure", source)
+        ]
+        known = {argument.arg for one in of_runner for argument in one.args.args} | {"quick", "json", "help"}
+        own = set(re.findall(r'add_argument\("--([a-z-]+)"', source))
+        for option in options:
+            plain = option.removeprefix("no-").replace("-", "_")
+            assert plain in known or option in own, f"{name}.py --{option}"
+
+
+def test_what_benchmarks_take_of_the_package_is_there() -> None:
+    missing = []
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ctr":
+                module = importlib.import_module(node.module)
+                names = [name.name for name in node.names if not hasattr(module, name.name)]
+                # A module that nothing has imported yet is no attribute.
+                missing += [
+                    f"{path.name}: {node.module}.{name}"
+                    for name in names
+                    if importlib.util.find_spec(f"{node.module}.{name}") is None
+                ]
+    assert missing == []

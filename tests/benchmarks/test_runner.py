@@ -1,0 +1,144 @@
+"""The runner: turns, statistics against closed forms and SciPy, what is kept, tables, and the command line."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runner
+from scipy import stats
+
+
+def test_arms_take_turns_and_the_first_round_does_not_count() -> None:
+    order: list[str] = []
+
+    def arm(name: str) -> Callable[[], dict[str, float]]:
+        def turn() -> dict[str, float]:
+            order.append(name)
+            return {"ms": float(len(order))}
+
+        return turn
+
+    turns = runner.take_turns({name: arm(name) for name in "abc"}, 2)
+    # Backwards, forwards, backwards: nobody always comes after the same one.
+    assert "".join(order) == "cbaabccba"
+    assert turns == {"a": [{"ms": 4}, {"ms": 9}], "b": [{"ms": 5}, {"ms": 8}], "c": [{"ms": 6}, {"ms": 7}]}
+    assert runner.take_turns({"a": arm("a")}, 1, warm=0)["a"] == [{"ms": 10}]
+
+
+def test_the_interval_of_a_ratio_is_students_of_the_paired_logarithms() -> None:
+    random = np.random.default_rng(0)
+    base = random.lognormal(0, 0.5, 9)
+    own = base * random.lognormal(0.1, 0.05, 9)
+    found = runner.ratio(own.tolist(), base.tolist())
+    paired = stats.ttest_rel(np.log(own), np.log(base)).confidence_interval(0.95)
+    assert found["ratio"] == pytest.approx(stats.gmean(own / base))
+    assert (found["low"], found["high"]) == pytest.approx((math.exp(paired.low), math.exp(paired.high)))
+    # With two rounds, ratios of 2 and 8: t(0.975, 1) = 12.7062, and the deviation of the mean is log 2.
+    two = runner.ratio([2.0, 8.0], [1.0, 1.0])
+    assert two["ratio"] == pytest.approx(4)
+    assert math.log(two["high"] / 4) == pytest.approx(12.7062 * math.log(2), rel=1e-5)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    random, inside = np.random.default_rng(1), 0
+    for _ in range(2000):
+        base = random.lognormal(3, 0.3, 6)
+        found = runner.ratio((1.3 * base * random.lognormal(0, 0.1, 6)).tolist(), base.tolist())
+        inside += found["low"] <= 1.3 <= found["high"]
+    # Three deviations of a count of 2000 with probability 0.95.
+    assert inside / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_round_that_is_slow_for_all_changes_no_ratio() -> None:
+    base, other = iter(range(1, 10)), iter(range(2, 20, 2))
+    found = runner.compare({"base": lambda: {"ms": next(base)}, "other": lambda: {"ms": next(other)}}, 4)
+    assert found["base"] == {"ms": 3.5}
+    assert found["other"]["ms"] == 7
+    assert found["other"]["ms_ratio"] == pytest.approx({"ratio": 2, "low": 2, "high": 2})
+
+
+def test_without_rounds_to_compare_there_is_no_interval_and_without_positive_numbers_no_ratio() -> None:
+    turns = {"a": [{"ms": 2.0, "waited": 0.0}], "b": [{"ms": 3.0, "waited": 1.0}]}
+    found = runner.summarize(turns)
+    assert found["b"]["ms_ratio"] == {"ratio": pytest.approx(1.5), "low": None, "high": None}
+    assert "waited_ratio" not in found["b"]
+
+
+def test_repeated_calls_are_counted_and_ordered() -> None:
+    calls: list[int] = []
+    found = runner.repeat(lambda: calls.append(0), 0.0, least=5)
+    assert len(calls) == 6
+    assert 0 <= found["shortest_ms"] <= found["p50_ms"] <= found["p99_ms"]
+
+
+def test_what_is_kept_is_not_computed_again(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "a.json"
+    assert runner.kept(path, lambda: {"a": 1}) == {"a": 1}
+    assert runner.kept(path, lambda: pytest.fail("computed again")) == {"a": 1}
+
+
+def test_tables_have_a_row_for_each_mapping_of_numbers() -> None:
+    ratio = {"ratio": 1.25, "low": 1.2, "high": None}
+    found = {
+        "limit": 3.0,
+        "arms": {"a": {"ms": 1234.5}, "b": {"ms": 1.0, "ms_ratio": ratio | {"high": 1.3}}},
+        "x": {"one": 1},
+        "y": {"two": [1, 2]},
+        "deep": {"er": {"c": {"ms": 2.0}}},
+    }
+    shown = runner.show(found)
+    assert "| limit | 3 |" in shown
+    assert "|  | ms | ms_ratio |\n| --- | --- | --- |\n| a | 1,234 |  |\n| b | 1 | 1.25 [1.2, 1.3] |" in shown
+    # Rows without a column in common are in tables of their own.
+    assert "|  | one |\n| --- | --- |\n| x | 1 |\n\n|  | two |\n| --- | --- |\n| y | 1, 2 |" in shown
+    assert "### deep, er" in shown or "### deep" in shown
+
+
+def benchmark(
+    rows: int = 7,
+    share: float = 0.5,
+    sizes: tuple[int, ...] = (),
+    out: Path | None = None,
+    raw: bool = False,
+) -> dict[str, Any]:
+    return {"rows": rows, "share": share, "sizes": sizes, "out": str(out), "raw": raw}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, path: Path, *words: str) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", ["bench", "--json", str(path), *words])
+    runner.main(benchmark, {"rows": 1, "sizes": (3,)})
+    return json.loads(path.read_text())
+
+
+def test_parameters_are_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs" / "a.json"
+    found = run(monkeypatch, path)
+    assert (found["rows"], found["share"], found["sizes"], found["out"], found["raw"]) == (
+        7,
+        0.5,
+        [],
+        "None",
+        False,
+    )
+    assert found["benchmark"] == "test_runner" and found["options"]["rows"] == 7
+    assert found["environment"]["cores"] >= 1 and found["environment"]["versions"]["numpy"] == np.__version__
+    assert "| rows | 7 |" in capsys.readouterr().out
+    # What is given counts, also in a small run.
+    found = run(monkeypatch, path, "--quick", "--share", "0.25", "--sizes", "4", "5", "--raw", "--out", "x")
+    assert (found["rows"], found["share"], found["sizes"], found["out"], found["raw"]) == (
+        1,
+        0.25,
+        [4, 5],
+        "x",
+        True,
+    )
+    with pytest.raises(SystemExit):
+        run(monkeypatch, path, "--rows", "many")
+    assert "argument --rows: invalid int value: 'many'" in capsys.readouterr().err
