@@ -35,11 +35,10 @@ from ctr.config import apply_settings, parse_model
 from ctr.io.files import write_atomic_bytes
 from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, Operations
-from ctr.search.decisions import decisions_of
-from ctr.search.policy import Policy
+from ctr.search.controller import Policy
+from ctr.search.cost import Cost, counted
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, batch_loss
-from ctr.search.space import Choice, Space
+from ctr.search.space import Choice, space_of
 from ctr.search.supernet import check_supernet, search_supernet
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
@@ -70,9 +69,9 @@ class Bench:
             update={"time_range": parse_model(TrainConfig, {"time_range": {"end": self.end}}, "b").time_range}
         )
         config = self.config("penalty", 1)
-        self.space = Space(decisions_of(config))
+        self.space = space_of(config)
         self.every = list(self.space.candidates())
-        self.cost = Cost(self.space, self.base, Operations(self.log, "training"))
+        self.cost = Cost(self.space, self.base, counted(self.log, "training"))
         self.costs = np.array([self.cost.of(choice) for choice in self.every])
         self.largest = check_supernet(self.space, self.base)
         self._trainer: SharedTrainer | None = None

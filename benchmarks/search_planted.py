@@ -25,9 +25,8 @@ from search_world import PLANTED_BASE, PLANTED_SPACE, Planted
 
 from ctr.config import apply_settings, parse_model
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, Operations
-from ctr.search.decisions import decisions_of
-from ctr.search.space import Choice, Space
+from ctr.search.cost import Cost, counted
+from ctr.search.space import Choice, Space, space_of
 from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig
 
@@ -43,10 +42,10 @@ def search(
     log: Path, out: Path, controller: Mapping[str, Any], seed: int, slack: float, world: Planted
 ) -> dict[str, Any]:
     """One search, and how it ended."""
-    space = Space(decisions_of(parse_model(SearchConfig, {"space": PLANTED_SPACE}, "benchmark")))
-    cost = Cost(space, BASE, Operations(log, "training"))
+    space = space_of(parse_model(SearchConfig, {"space": PLANTED_SPACE}, "benchmark"))
+    cost = Cost(space, BASE, counted(log, "training"))
     planted = next(one for one in space.candidates() if features_of(space, one) == world.optimum)
-    # Operations for an example depend a little on which ids a batch has.
+    # counted for an example depend a little on which ids a batch has.
     target = 1.001 * slack * cost.of(planted)
     given = {"space": PLANTED_SPACE, "target": target, "seed": seed, "controller": dict(controller)}
     config = parse_model(SearchConfig, given, "benchmark")

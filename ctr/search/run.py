@@ -11,118 +11,130 @@
     OUT/replay           that experiment
     OUT/search.json      what came of it, see ``ctr.search.record``
 
-What is there already is not made again, so the same command goes on after an interruption.
+What is there already is not made again, so the same command goes on after an interruption. A rung is an
+experiment of ``ctr replay`` over a prefix of the log: its runs go side by side or on a cluster.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ctr import __version__
 from ctr.config import differing_keys, dump_yaml, load_model, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
-from ctr.experiments.config import ArmConfig, ExperimentConfig
+from ctr.eval.compare import compare, same_examples
+from ctr.eval.run_files import read_run
+from ctr.experiments.config import ArmConfig, ExperimentConfig, changed
+from ctr.experiments.plan import read_plan
 from ctr.experiments.report.write import write_experiment
-from ctr.experiments.run import Progress
+from ctr.experiments.run import Options, run_experiment
 from ctr.experiments.tasks import read_object
+from ctr.io.documents import json_number
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.search import trials
 from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
-from ctr.search.cost import Cost, Operations, make_cost
-from ctr.search.decisions import make_space, with_widths
+from ctr.search.cost import Cost, counted, make_cost
 from ctr.search.judge import judge
-from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Rung, SearchRecord
-from ctr.search.space import Choice, Content, Space
+from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Rung, SearchRecord, Tried
+from ctr.search.space import Choice, Space, described, make_space, with_widths
+from ctr.search.trials import Prefix, draw_candidates, find_prefixes, halve
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import only_process, write_json
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A search, everything checked."""
+    """A search, everything checked, and where and how its runs are made."""
 
     search: SearchConfig
     content: dict[str, Any]  # the baseline's configuration, as nested keys
     space: Space
     cost: Cost
-    prefixes: list[trials.Prefix]  # of the rungs; the last is what the search reads
+    prefixes: list[Prefix]  # of the rungs; the last is what the search reads
     rows: int  # of the log, in the configuration's time range
-    log_sha256: str
+    log: Path
+    out: Path
+    options: Options
 
-    def candidate(self, choice: Choice | None) -> trials.Candidate:
+    def candidate(self, choice: Choice | None) -> Tried:
         """Makes a candidate an arm; None, and whatever is configured like it, is the baseline."""
-        if choice is None or self.space.apply(self.content, choice) == parse_model(
-            TrainConfig, self.content, "base"
+        if choice is None or self.space.apply(self.content, choice) == self.space.apply_values(
+            self.content, {}
         ):
-            return trials.Candidate(BASELINE, {}, {}, 1.0)
+            return Tried(name=BASELINE, values={}, cost=1.0)
         values = self.space.values(choice)
-        changes = self.space.changes(self.content, values)
-        return trials.Candidate(f"c{self.space.index(choice)}", values, changes, self.cost.of(choice))
+        return Tried(name=f"c{self.space.index(choice)}", values=values, cost=self.cost.of(choice))
 
-    def record(self, log: Path, command: str) -> SearchRecord:
-        """Record of the search before it begins; ``command`` repeats it."""
-        search, space, prefix = self.search, self.space, self.prefixes[-1]
-        baseline = space.baseline(self.content)
-        return SearchRecord(
-            title=search.title,
-            note=search.note,
-            method=search.method,
-            command=command,
-            ctr_version=__version__,
-            log=str(log.resolve()),
-            log_sha256=self.log_sha256,
-            seed=search.seed,
-            target=search.target,
-            purpose=search.cost.purpose,
-            measure=search.cost.measure,
-            space={decision.name: list(decision.choices) for decision in space.decisions},
-            size=space.size,
-            baseline=None if baseline is None else space.values(baseline),
-            rows=self.rows,
-            prefix_rows=prefix.rows,
-            prefix_end=None if prefix.end is None else prefix.end.isoformat(),
-        )
+    def arm(self, candidate: Tried, title: str, note: str = "") -> ArmConfig:
+        changes = self.space.changes(self.content, candidate.values)
+        return ArmConfig(title=title, note=note, set=changes)
+
+    def on_prefix(self, prefix: Prefix) -> dict[str, Any]:
+        """Configuration of the baseline that reads a prefix alone, and keeps no predictions."""
+        ended = {} if prefix.end is None else {"time_range.end": prefix.end}
+        return changed(self.content, {**ended, "record_predictions": False})
+
+    def replay(self, name: str, experiment: ExperimentConfig, costs: bool) -> dict[str, str]:
+        """Makes the missing runs of an experiment in OUT/NAME, and writes OUT/NAME.yaml; returns what failed."""
+        file = self.out / f"{name}.yaml"
+        make_folder(file.parent)
+        write_atomic_bytes(file, dump_yaml(experiment).encode())
+        return run_experiment(file, self.log, self.out / name, replace(self.options, costs=costs))
 
 
-def open_space(search: SearchConfig, content: Content, log: Path, where: str) -> tuple[Space, dict[str, Any]]:
-    """Returns the space of a search, and the baseline's configuration with all that candidates may change."""
-    manifests, schema = read_manifests(log), read_schema(log)
+def run_search(
+    file: Path, log: Path, out: Path, options: Options, settings: Sequence[str] = (), is_judged: bool = True
+) -> tuple[SearchRecord, dict[str, str]]:
+    """Searches, writes OUT/best.yaml, and compares the result with the baseline.
+
+    Args:
+        settings: changes of the file, ``key=value``.
+        is_judged: whether the result is trained alone and compared with the baseline.
+
+    Returns what came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
+    Raises InputError: a wrong search or log, another search or process in ``out``, or no candidate could be
+    trained.
+    """
+    search, content = read_search(file, settings)
+    check_search_folder(out)
+    manifests, schema, where = read_manifests(log), read_schema(log), f"search {file}"
     if not sum(manifest.rows for manifest in manifests):
         raise InputError(f"{log}: the log has no rows")
-    whole = with_widths(content, search, schema, manifests, where)
-    return make_space(search, whole, schema, where), whole
+    content = with_widths(content, search, schema, manifests, where)
+    space = make_space(search, content, schema, where)
+    make_folder(out)
+    with only_process(out):
+        _adopt(out, search, content, log_sha256(manifests))
+        times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
+        time_range = parse_model(TrainConfig, content, "config").time_range
+        *prefixes, whole = find_prefixes(log, time_range, [*_shares(search), 1.0])
+        cost = make_cost(search.cost, space, content, log, times, options.progress)
+        problem = Problem(search, content, space, cost, prefixes, whole.rows, log, out.resolve(), options)
+        record, chosen = _METHODS[search.method](problem, _record(problem))
+        record = record.model_copy(
+            update={"chosen": chosen.name, "values": chosen.values, "cost": chosen.cost}
+        )
+        best = space.apply_values(content, chosen.values)
+        write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
+        failures = {}
+        if is_judged and chosen.name != BASELINE:
+            failures = _replay(problem, chosen)
+            write_experiment(out / "replay")
+            record = record.model_copy(update={"judged": judge(out / "replay", prefixes[-1].end_us)})
+        write_json(out / RECORD_FILE, record.model_dump())
+    return record, failures
 
 
-def open_problem(
-    search: SearchConfig,
-    content: dict[str, Any],
-    space: Space,
-    log: Path,
-    times: Path,
-    progress: Progress | None,
-) -> Problem:
-    """Opens a search over a log; ``content`` is what ``open_space`` returns, ``times`` as in ``make_cost``."""
-    time_range = parse_model(TrainConfig, content, "config").time_range
-    *prefixes, whole = trials.find_prefixes(log, time_range, [*_shares(search), 1.0])
-    cost = make_cost(search.cost, space, content, log, times, progress)
-    sha256 = log_sha256(read_manifests(log))
-    return Problem(search, content, space, cost, prefixes, whole.rows, sha256)
-
-
-def adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: Path) -> None:
+def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], sha256: str) -> None:
     """Writes the search beside what comes of it; raises InputError where another one has trained."""
-    sha256 = log_sha256(read_manifests(log))
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"
     if any((out / name).exists() for name in ("rungs", "supernet")):
-        before = _comparable(load_model(SearchConfig, path, "search"), str(path))
-        ours = _comparable(whole, str(path))
-        # These change nothing of what was searched.
-        for words in ("title", "note", "seeds"):
-            before[words] = ours[words]
-        differences = differing_keys(before, ours)
+        # Words and the seeds of the judgement change nothing of what was searched.
+        words = {key: getattr(whole, key) for key in ("title", "note", "seeds")}
+        before = load_model(SearchConfig, path, "search").model_copy(update=words)
+        differences = differing_keys(_comparable(before, str(path)), _comparable(whole, str(path)))
         if differences:
             raise InputError(f"{out}: holds another search: {joined(differences)}; use another directory")
         if read_object(seen).get("log_sha256") != sha256:
@@ -147,104 +159,102 @@ def _shares(search: SearchConfig) -> list[float]:
     return [search.prefix / eta ** (rungs - 1 - number) for number in range(rungs)]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of a run of a search, which change nothing of what comes out, and changes of its file."""
-
-    command: str  # that repeats the search
-    workers: int | None = None  # runs side by side; None: one for each processor
-    beam_options: str = ""
-    timing: bool = True  # whether steps of the result and the baseline are timed in the end
-    replay: bool = True  # whether the result is trained alone and compared with the baseline
-    progress: Progress | None = None  # called with a line for each run that ends, and as the supernet goes on
-    settings: Sequence[str] = ()  # changes of the file, ``key=value``
-
-
-def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[SearchRecord, dict[str, str]]:
-    """Searches, writes OUT/best.yaml, and compares the result with the baseline.
-
-    Returns what came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
-    Raises InputError: a wrong search or log, another search or process in ``out``, or no candidate could be
-    trained.
-    """
-    search, content = read_search(file, options.settings)
-    check_search_folder(out)
-    space, content = open_space(search, content, log, f"search {file}")
-    make_folder(out)
-    with only_process(out):
-        adopt(out, search, content, log)
-        times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
-        problem = open_problem(search, content, space, log, times, options.progress)
-        record = problem.record(log, options.command)
-        runner = trials.Runner(
-            log, out.resolve(), options.command, options.workers, options.beam_options, options.progress
-        )
-        record, chosen = _METHODS[search.method](problem, record, runner)
-        record = record.model_copy(
-            update={"chosen": chosen.name, "values": dict(chosen.values), "cost": chosen.cost}
-        )
-        best = space.apply_values(content, chosen.values)
-        write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
-        failures = {}
-        if options.replay and chosen.name != BASELINE:
-            failures = _replay(problem, chosen, runner, options.timing)
-            write_experiment(out / "replay")
-            record = record.model_copy(update={"judged": judge(out / "replay", problem.prefixes[-1].end_us)})
-        write_json(out / RECORD_FILE, record.model_dump())
-    return record, failures
+def _record(problem: Problem) -> SearchRecord:
+    """Record of a search before it begins."""
+    search, space, prefix = problem.search, problem.space, problem.prefixes[-1]
+    baseline = space.baseline(problem.content)
+    return SearchRecord(
+        title=search.title,
+        note=search.note,
+        method=search.method,
+        command=problem.options.command,
+        ctr_version=__version__,
+        log=str(problem.log.resolve()),
+        log_sha256=log_sha256(read_manifests(problem.log)),
+        seed=search.seed,
+        target=search.target,
+        purpose=search.cost.purpose,
+        measure=search.cost.measure,
+        space={decision.name: list(decision.choices) for decision in space.decisions},
+        size=space.size,
+        baseline=None if baseline is None else space.values(baseline),
+        rows=problem.rows,
+        prefix_rows=prefix.rows,
+        prefix_end=prefix.end,
+    )
 
 
-def _by_trials(
-    problem: Problem, record: SearchRecord, runner: trials.Runner
-) -> tuple[SearchRecord, trials.Candidate]:
+def _by_trials(problem: Problem, record: SearchRecord) -> tuple[SearchRecord, Tried]:
     """Successive halving; random search has one rung."""
     search, space, content = problem.search, problem.space, problem.content
-    is_halving = search.method == "halving"
-    count = search.halving.candidates if is_halving else search.random.candidates
-    drawn = trials.draw_candidates(space, content, problem.cost, search.target, count, search.seed)
+    count = (search.halving if search.method == "halving" else search.random).candidates
+    drawn = draw_candidates(space, content, problem.cost, search.target, count, search.seed)
     candidates = [problem.candidate(choice) for choice in drawn]
     if search.target >= 1:
         candidates.insert(0, problem.candidate(None))
-
-    def run(number: int, tried: Sequence[trials.Candidate]) -> Rung:
-        folder = f"rungs/{number + 1}"
-        return trials.run_rung(runner, folder, content, problem.prefixes[number], search.seed, tried)
-
-    rungs = trials.halve(candidates, len(problem.prefixes), search.halving.eta, run)
-    (name,) = rungs[-1].kept
-    chosen = next(one for one in candidates if one.name == name)
-    passes = _passes(problem, candidates, rungs, runner.log)
+    rungs = halve(
+        candidates,
+        len(problem.prefixes),
+        search.halving.eta,
+        lambda number, tried: _run_rung(problem, number, tried),
+    )
+    chosen = next(one for one in candidates if one.name == rungs[-1].kept[0])
+    # Operations of all trainings, in passes of the baseline over all rows.
+    operations = counted(problem.log, "training")
+    whole = operations(space.apply_values(content, {}))
+    shares = {one.name: operations(space.apply_values(content, one.values)) / whole for one in candidates}
+    passes = sum(shares.get(one.name, 1.0) * rung.rows for rung in rungs for one in rung.tried) / problem.rows
     return record.model_copy(update={"rungs": rungs, "passes": passes}), chosen
 
 
-def _passes(
-    problem: Problem, candidates: Sequence[trials.Candidate], rungs: Sequence[Rung], log: Path
-) -> float:
-    """Operations of all trainings of a search, in passes of the baseline over all rows."""
-    count = Operations(log, "training")
-    whole = count(problem.space.apply_values(problem.content, {}))
-    shares = {BASELINE: 1.0}
-    for one in candidates:
-        shares[one.name] = count(problem.space.apply_values(problem.content, one.values)) / whole
-    return sum(shares[one.name] * rung.rows for rung in rungs for one in rung.tried) / problem.rows
+def _run_rung(problem: Problem, number: int, candidates: Sequence[Tried]) -> Rung:
+    """Trains candidates, and the baseline, on a prefix of the log, and ranks them by progressive logloss.
+
+    Losses of two runs over the same rows are paired, query by query. Raises InputError: a configuration is
+    not possible, or the baseline failed.
+    """
+    folder, prefix, seed = f"rungs/{number + 1}", problem.prefixes[number], problem.search.seed
+    others = [one for one in candidates if one.name != BASELINE]
+    experiment = ExperimentConfig(
+        title=folder,
+        config=problem.on_prefix(prefix),
+        seeds=(seed,),
+        arms={one.name: problem.arm(one, described(one.values)) for one in others},
+    )
+    failures = problem.replay(folder, experiment, costs=False)
+    if failed := failures.get(f"{BASELINE} seed {seed}"):
+        raise InputError(f"{problem.out / folder}: the baseline could not be trained: {failed}")
+    arms = read_plan(problem.out / folder).arms
+    runs = {arm.name: problem.out / folder / arm.runs[0].folder for arm in arms}
+    tried = []
+    for one in [problem.candidate(None), *others]:
+        failure = failures.get(f"{one.name} seed {seed}")
+        found = {"failure": failure} if failure else _compared(runs[BASELINE], runs[one.name])
+        tried.append(one.model_copy(update=found))
+    tried.sort(key=lambda one: (float("inf") if one.difference is None else one.difference, one.cost))
+    return Rung(folder=folder, end=prefix.end, rows=prefix.rows, tried=tried, kept=[])
 
 
-def _by_supernet(
-    problem: Problem, record: SearchRecord, runner: trials.Runner
-) -> tuple[SearchRecord, trials.Candidate]:
+def _compared(baseline: Path, run: Path) -> dict[str, Any]:
+    """What ``Tried`` holds of the progressive logloss of a run, against that of the baseline."""
+    ours, theirs = read_run(run).metrics, read_run(baseline).metrics
+    if not same_examples(theirs, ours):
+        raise InputError(f"{run}: scored other rows than {baseline}; candidates must score the same")
+    row = compare(theirs, ours).loc["logloss"]
+    columns = {"logloss": "b", "difference": "difference", "low": "ci95_low", "high": "ci95_high"}
+    found: dict[str, Any] = {key: json_number(row[column]) for key, column in columns.items()}
+    return found if found["difference"] is not None else {**found, "failure": "its logloss is undefined"}
+
+
+def _by_supernet(problem: Problem, record: SearchRecord) -> tuple[SearchRecord, Tried]:
     from ctr.search.supernet import search_supernet
 
-    content = {**trials.on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
+    search, space = problem.search, problem.space
+    content = {**problem.on_prefix(problem.prefixes[-1]), "seed": search.seed}
     base = parse_model(TrainConfig, content, "base")
-    found = search_supernet(
-        problem.search,
-        problem.space,
-        problem.cost,
-        base,
-        runner.log,
-        runner.out / "supernet",
-        runner.progress or (lambda _: None),
-    )
+    progress = problem.options.progress or (lambda _: None)
+    out = problem.out / "supernet"
+    found = search_supernet(search, space, problem.cost, base, problem.log, out, progress)
     passes = found.passes * record.prefix_rows / record.rows
     record = record.model_copy(update={"examples": found.examples, "passes": passes})
     return record, problem.candidate(found.choice)
@@ -253,23 +263,15 @@ def _by_supernet(
 _METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
 
 
-def _replay(
-    problem: Problem, chosen: trials.Candidate, runner: trials.Runner, timing: bool
-) -> dict[str, str]:
+def _replay(problem: Problem, chosen: Tried) -> dict[str, str]:
     """Trains the result and the baseline from the log's beginning, by a replay; returns what failed."""
-    search, last = problem.search, problem.prefixes[-1]
-    read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"
+    end = problem.prefixes[-1].end
+    read = "all rows" if end is None else f"the rows before {end}"
     experiment = ExperimentConfig(
-        title=search.title,
+        title=problem.search.title,
         note=f"The result of a search that read {read}: it was chosen on these, and only the others are held out.",
         config={**problem.content, "record_predictions": True},
-        seeds=search.seeds,
-        arms={
-            SEARCHED: ArmConfig(
-                title="Searched",
-                note=", ".join(f"{name} {value}" for name, value in chosen.values.items()),
-                set=chosen.changes,
-            )
-        },
+        seeds=problem.search.seeds,
+        arms={SEARCHED: problem.arm(chosen, "Searched", described(chosen.values))},
     )
-    return runner.run("replay", experiment, timing)
+    return problem.replay("replay", experiment, costs=True)

@@ -11,9 +11,8 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.experiments.measure import measure
 from ctr.io.errors import InputError
 from ctr.search.config import CostConfig, SearchConfig
-from ctr.search.cost import Cost, Operations, make_cost
-from ctr.search.decisions import make_space
-from ctr.search.space import Space
+from ctr.search.cost import Cost, counted, make_cost
+from ctr.search.space import Space, make_space
 from ctr.search.times import Layer, layers_of, layers_to_measure
 from small_runs import SMALL, draw_examples, merged, publish
 
@@ -47,9 +46,9 @@ def test_the_cost_is_what_an_experiment_counts(log, purpose, key):
     cost = make_cost(CostConfig(purpose=purpose), space, BASE, log, log / "none.json")
     choices = [space.number(index) for index in range(0, space.size, 53)]
     configs = {str(choice): space.apply(BASE, choice).model_dump(mode="json") for choice in choices}
-    counted = measure(log, {**configs, "base": BASE}, "base", 0)
+    found = measure(log, {**configs, "base": BASE}, "base", 0)
     for choice in choices:
-        assert cost.of(choice) == counted[str(choice)][key] / counted["base"][key]
+        assert cost.of(choice) == found[str(choice)][key] / found["base"][key]
     assert cost.of(space.baseline(BASE)) == 1.0
 
 
@@ -59,7 +58,7 @@ def test_a_larger_part_never_costs_less(log, purpose):
     choices = {**CHOICES, "model.deep.ranks.0": [2, 4], "model.crosses.layers": [0, 1, 2]}
     del choices["batch.rows"]
     space = space_of(log, choices)
-    cost = Cost(space, BASE, Operations(log, purpose))
+    cost = Cost(space, BASE, counted(log, purpose))
     compared = 0
     for choice in list(space.candidates())[::7]:
         for place, decision in enumerate(space.decisions):

@@ -11,8 +11,7 @@ from ctr.config import parse_model
 from ctr.data.schema import Category, Schema
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
-from ctr.search.decisions import make_space
-from ctr.search.space import Decision, Space
+from ctr.search.space import Decision, Space, make_space
 from ctr.training.config import TrainConfig
 
 SCHEMA = Schema(
