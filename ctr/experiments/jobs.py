@@ -119,6 +119,7 @@ def _wait(
     while not interrupted():
         with suppress(subprocess.TimeoutExpired):
             return process.communicate(given, timeout=_POLL_SECONDS)
+        given = None  # It may be given once.
     process.terminate()
     return process.communicate()
 

@@ -160,8 +160,6 @@ def test_killed_and_repeated_it_ends_in_the_same_bits(log, tmp_path):
         (SPACE, {"optimizer": {"dense": {"shampoo": {"block_size": 64}}}}, "AdaGrad, not by Shampoo"),
         (SPACE, {"optimizer": {"dense": {"rule": "adafactor"}}}, "AdaGrad, not by Shampoo"),
         (SPACE, {"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
-        ({"model.crosses.rank": [0, 2]}, {}, "space.model.crosses.rank"),
-        ({"optimizer.dense.learning_rate": [0.1, 0.2]}, {}, "setting of training"),
         (SPACE, {"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
     ],
 )
