@@ -1,96 +1,33 @@
-"""Candidates trained by themselves: which are drawn, on which prefixes of a log, and who goes on (FF 3.2).
+"""Candidates trained by themselves: which are drawn, and who goes on (FF 3.2).
 
 Successive halving trains candidates on longer and longer prefixes, and the best by progressive logloss go on
 to the next, where they learn from the log's beginning: the result is the same as if they had gone on, to the
-same bits. Random search is its one rung.
+same bits. Random search is its one rung. A rung is an experiment of ``ctr replay`` over a prefix of the log:
+its runs go side by side or on a cluster, and what is there already is not made again.
 
     Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ctr.data.log import read_manifests, read_schema
-from ctr.data.stream import Selection, read_selection
-from ctr.data.time_range import TimeRange
+from ctr.eval.compare import compare, same_examples
+from ctr.eval.run_files import read_run
+from ctr.experiments.config import ExperimentConfig
+from ctr.experiments.plan import read_plan
+from ctr.io.documents import json_number
 from ctr.io.errors import InputError, joined
 from ctr.io.hashing import uniform_hash
 from ctr.search.cost import Cost
-from ctr.search.record import Rung, Tried
-from ctr.search.space import Choice, Content, Space
+from ctr.search.problem import Problem
+from ctr.search.record import BASELINE, Rung, Tried
+from ctr.search.space import Choice, Content, Space, described
 
 _LISTED = 2**20  # largest space whose candidates are put in an order; of larger ones places are drawn
 _MOST_TRIES = 2**14
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """First rows of what a configuration trains on."""
-
-    end_us: int | None  # the first query time, in microseconds, that is not in it; None: it is everything
-    rows: int
-
-    @property
-    def end(self) -> str | None:
-        """The same time in ISO 8601."""
-        if self.end_us is None:
-            return None
-        return (_EPOCH + timedelta(microseconds=self.end_us)).isoformat()
-
-
-def find_prefixes(log: Path, time_range: TimeRange, shares: list[float]) -> list[Prefix]:
-    """Finds prefixes with given shares of a log's rows, each up to a query time: no query is divided.
-
-    ``shares``: above 0 and at most 1. Raises InputError: the log is damaged, has no row in the time range,
-    or a prefix would have none.
-    """
-    manifests = read_manifests(log)
-    blocks = read_selection(log, read_schema(log), manifests, Selection(time_range=time_range))
-    times = np.concatenate([block.query_time for block in blocks] or [np.zeros(0, np.int64)])
-    if not len(times):
-        raise InputError(f"{log}: the log has no rows in the time range of the configuration")
-    found = []
-    for share in shares:
-        place = int(share * len(times))
-        if place >= len(times):
-            found.append(Prefix(None, len(times)))
-            continue
-        end_us = int(times[place])
-        rows = int(np.searchsorted(times, end_us))
-        if not rows:
-            raise InputError(
-                f"{log}: no query ends within the first {share:.3g} of the {len(times)} rows; "
-                "a larger prefix is required"
-            )
-        found.append(Prefix(end_us, rows))
-    return found
-
-
-def halve(
-    candidates: Sequence[Tried], rungs: int, eta: int, run: Callable[[int, Sequence[Tried]], Rung]
-) -> list[Rung]:
-    """Successive halving: the best 1 / eta of each rung go on; the last one keeps the result.
-
-    ``run`` runs candidates on a rung, from 0, and ranks them. Raises InputError where all candidates of a
-    rung failed.
-    """
-    found = []
-    for number in range(rungs):
-        rung = run(number, candidates)
-        names = {candidate.name for candidate in candidates}
-        ranked = [one.name for one in rung.tried if one.logloss is not None and one.name in names]
-        if not ranked:
-            failures = joined([f"{one.name}: {one.failure}" for one in rung.tried if one.failure])
-            raise InputError(f"{rung.folder}: no candidate of the search could be trained: {failures}")
-        kept = ranked[: 1 if number == rungs - 1 else max(1, len(candidates) // eta)]
-        candidates = [candidate for candidate in candidates if candidate.name in kept]
-        found.append(rung.model_copy(update={"kept": kept}))
-    return found
 
 
 def draw_candidates(
@@ -133,3 +70,64 @@ def _in_drawn_order(space: Space, seed: int) -> Iterator[Choice]:
         parts = uniform_hash(np.arange(len(space.decisions)), f"{salt} candidate {number}")
         sizes = [len(decision.choices) for decision in space.decisions]
         yield tuple(int(part * size) for part, size in zip(parts, sizes, strict=True))
+
+
+def halve(
+    candidates: Sequence[Tried], rungs: int, eta: int, run: Callable[[int, Sequence[Tried]], Rung]
+) -> list[Rung]:
+    """Successive halving: the best 1 / eta of each rung go on; the last one keeps the result.
+
+    ``run`` runs candidates on a rung, from 0, and ranks them. Raises InputError where all candidates of a
+    rung failed.
+    """
+    found = []
+    for number in range(rungs):
+        rung = run(number, candidates)
+        names = {candidate.name for candidate in candidates}
+        ranked = [one.name for one in rung.tried if one.logloss is not None and one.name in names]
+        if not ranked:
+            failures = joined([f"{one.name}: {one.failure}" for one in rung.tried if one.failure])
+            raise InputError(f"{rung.folder}: no candidate of the search could be trained: {failures}")
+        kept = ranked[: 1 if number == rungs - 1 else max(1, len(candidates) // eta)]
+        candidates = [candidate for candidate in candidates if candidate.name in kept]
+        found.append(rung.model_copy(update={"kept": kept}))
+    return found
+
+
+def run_rung(problem: Problem, number: int, candidates: Sequence[Tried]) -> Rung:
+    """Trains candidates, and the baseline, on a prefix of the log, and ranks them by progressive logloss.
+
+    Losses of two runs over the same rows are paired, query by query. Raises InputError: a configuration is
+    not possible, or the baseline failed.
+    """
+    folder, prefix, seed = f"rungs/{number + 1}", problem.prefixes[number], problem.search.seed
+    others = [one for one in candidates if one.name != BASELINE]
+    experiment = ExperimentConfig(
+        title=folder,
+        config=problem.on_prefix(prefix),
+        seeds=(seed,),
+        arms={one.name: problem.arm(one, described(one.values)) for one in others},
+    )
+    failures = problem.replay(folder, experiment, costs=False)
+    if failed := failures.get(f"{BASELINE} seed {seed}"):
+        raise InputError(f"{problem.out / folder}: the baseline could not be trained: {failed}")
+    arms = read_plan(problem.out / folder).arms
+    runs = {arm.name: problem.out / folder / arm.runs[0].folder for arm in arms}
+    tried = []
+    for one in [problem.candidate(None), *others]:
+        failure = failures.get(f"{one.name} seed {seed}")
+        found = {"failure": failure} if failure else _compared(runs[BASELINE], runs[one.name])
+        tried.append(one.model_copy(update=found))
+    tried.sort(key=lambda one: (float("inf") if one.difference is None else one.difference, one.cost))
+    return Rung(folder=folder, end=prefix.end, rows=prefix.rows, tried=tried, kept=[])
+
+
+def _compared(baseline: Path, run: Path) -> dict[str, Any]:
+    """What ``Tried`` holds of the progressive logloss of a run, against that of the baseline."""
+    ours, theirs = read_run(run).metrics, read_run(baseline).metrics
+    if not same_examples(theirs, ours):
+        raise InputError(f"{run}: scored other rows than {baseline}; candidates must score the same")
+    row = compare(theirs, ours).loc["logloss"]
+    columns = {"logloss": "b", "difference": "difference", "low": "ci95_low", "high": "ci95_high"}
+    found: dict[str, Any] = {key: json_number(row[column]) for key, column in columns.items()}
+    return found if found["difference"] is not None else {**found, "failure": "its logloss is undefined"}

@@ -12,9 +12,10 @@ from ctr.data.stream import Selection, read_selection
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.search.cost import Cost
+from ctr.search.problem import find_prefixes
 from ctr.search.record import Rung, Tried
 from ctr.search.space import Decision, Space
-from ctr.search.trials import draw_candidates, find_prefixes, halve
+from ctr.search.trials import draw_candidates, halve
 from ctr.training.config import TrainConfig
 from small_runs import draw_examples, publish
 
