@@ -8,7 +8,7 @@ from ctr.experiments.measure import Operations
 from ctr.experiments.run import Progress
 from ctr.search.config import CostConfig
 from ctr.search.space import Choice, Content, Space
-from ctr.search.times import LayerTimes
+from ctr.search.times import LayerTimes, write_times
 from ctr.training.config import TrainConfig
 
 Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
@@ -51,7 +51,5 @@ def make_cost(
     if config.measure == "flops":
         return Cost(space, base, counted(log, config.purpose))
     if not times.exists():
-        from ctr.search.measure_times import write_times
-
         write_times(times, log, space, base, progress)
     return Cost(space, base, LayerTimes(times, config.purpose, read_schema(log), read_manifests(log)))
