@@ -25,7 +25,7 @@ from search_world import PLANTED_BASE, PLANTED_SPACE, Planted
 
 from ctr.config import apply_settings, parse_model
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, counted
+from ctr.search.cost import cost_of, counted
 from ctr.search.space import Choice, Space, space_of
 from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig
@@ -43,15 +43,15 @@ def search(
 ) -> dict[str, Any]:
     """One search, and how it ended."""
     space = space_of(parse_model(SearchConfig, {"space": PLANTED_SPACE}, "benchmark"))
-    cost = Cost(space, BASE, counted(log, "training"))
+    cost = cost_of(space, BASE, counted(log, "training"))
     planted = next(one for one in space.candidates() if features_of(space, one) == world.optimum)
     # counted for an example depend a little on which ids a batch has.
-    target = 1.001 * slack * cost.of(planted)
+    target = 1.001 * slack * cost(planted)
     given = {"space": PLANTED_SPACE, "target": target, "seed": seed, "controller": dict(controller)}
     config = parse_model(SearchConfig, given, "benchmark")
     base = BASE.model_copy(update={"seed": seed})
     found = search_supernet(config, space, cost, base, log, out, lambda line: None)
-    allowed = [one for one in space.candidates() if cost.of(one) <= target]
+    allowed = [one for one in space.candidates() if cost(one) <= target]
     losses = {one: world.logloss(features_of(space, one)) for one in allowed}
     first, second = sorted(losses.values())[:2]
     return {
@@ -60,7 +60,7 @@ def search(
         "margin": second - first,
         "regret": world.logloss(features_of(space, found.choice)) - first,
         "features": sorted(features_of(space, found.choice)),
-        "cost": cost.of(found.choice) / target,
+        "cost": cost(found.choice) / target,
         "passes": found.passes,
     }
 

@@ -215,10 +215,7 @@ class Policy:
 
     def draw(self, logits: Logits, step: int, numbers: np.ndarray) -> np.ndarray:
         """Draws candidates, int64 [N, decisions]; those of one number and step are the same."""
-        purpose = f"{self._seed} step {step}"
-        if not self.rejects:
-            return draw(logits, purpose, numbers)
-        return draw_kept(logits, purpose, numbers, self.keeps)
+        return draw_kept(logits, f"{self._seed} step {step}", numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:
         """Subtrahend of a policy gradient, see ``ctr.search.controller.policy_gradient``.

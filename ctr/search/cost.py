@@ -1,6 +1,7 @@
 """Costs of candidates, in units of that of the configuration that they change (FF 3.2)."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from ctr.data.log import read_manifests, read_schema
@@ -11,24 +12,19 @@ from ctr.search.space import Choice, Content, Space
 from ctr.search.times import LayerTimes, write_times
 from ctr.training.config import TrainConfig
 
+Cost = Callable[[Choice], float]  # of a candidate, in units of that of the base
 Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
 
 
-class Cost:
-    """Cost of each candidate over that of the base, kept once it is known."""
+def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost:
+    """Costs over that of the base, kept once known; raise InputError where a configuration is not possible."""
+    unit = measure(space.apply_values(base, {}))
 
-    def __init__(self, space: Space, base: TrainConfig | Content, measure: Measure) -> None:
-        self._space = space
-        self._base = base
-        self._measure = measure
-        self._unit = measure(space.apply_values(base, {}))
-        self._known: dict[Choice, float] = {}
+    @cache
+    def cost(choice: Choice) -> float:
+        return measure(space.apply(base, choice)) / unit
 
-    def of(self, choice: Choice) -> float:
-        """Cost of a candidate; raises InputError where its configuration is not possible."""
-        if choice not in self._known:
-            self._known[choice] = self._measure(self._space.apply(self._base, choice)) / self._unit
-        return self._known[choice]
+    return cost
 
 
 def counted(log: Path, purpose: str) -> Measure:
@@ -49,7 +45,7 @@ def make_cost(
     called with a line. Raises InputError: the log or the file is damaged, or the base does not fit the log.
     """
     if config.measure == "flops":
-        return Cost(space, base, counted(log, config.purpose))
+        return cost_of(space, base, counted(log, config.purpose))
     if not times.exists():
         write_times(times, log, space, base, progress)
-    return Cost(space, base, LayerTimes(times, config.purpose, read_schema(log), read_manifests(log)))
+    return cost_of(space, base, LayerTimes(times, config.purpose, read_schema(log), read_manifests(log)))

@@ -88,7 +88,7 @@ class Problem:
         ):
             return Tried(name=BASELINE, values={}, cost=1.0)
         values = self.space.values(choice)
-        return Tried(name=f"c{self.space.index(choice)}", values=values, cost=self.cost.of(choice))
+        return Tried(name=f"c{self.space.index(choice)}", values=values, cost=self.cost(choice))
 
     def arm(self, candidate: Tried, title: str, note: str = "") -> ArmConfig:
         changes = self.space.changes(self.content, candidate.values)

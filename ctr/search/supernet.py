@@ -68,7 +68,7 @@ def search_supernet(
     ``ctr.training.loop.open_session`` raises.
     """
     largest = check_supernet(space, base)
-    policy = Policy(space, cost.of, config.target, config.controller, config.seed)
+    policy = Policy(space, cost, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
     make_folder(out)
     blocks = read_selection(log, read_schema(log), read_manifests(log), Selection(time_range=base.time_range))

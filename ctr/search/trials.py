@@ -42,7 +42,7 @@ def draw_candidates(
     drawn: list[Choice] = []
     is_base_alone = False
     for choice in _in_drawn_order(space, seed):
-        if cost.of(choice) > target:
+        if cost(choice) > target:
             continue
         config = space.apply(base, choice).sha256()
         is_base_alone |= config in known

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctr.config import parse_model
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, counted
+from ctr.search.cost import cost_of, counted
 from ctr.search.space import space_of
 from ctr.search.supernet import SupernetResult, search_supernet
 from ctr.training.config import TrainConfig
@@ -46,7 +46,7 @@ def search(
     base = parse_model(TrainConfig, merged(BASE, changes or {}), "test")
     own = parse_model(SearchConfig, {"space": space, **config}, "test")
     made = space_of(own)
-    return search_supernet(own, made, Cost(made, base, counted(log, "training")), base, log, out, progress)
+    return search_supernet(own, made, cost_of(made, base, counted(log, "training")), base, log, out, progress)
 
 
 def killed(log: Path, out: Path, at: int) -> None:

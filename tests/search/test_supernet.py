@@ -12,7 +12,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, counted
+from ctr.search.cost import cost_of, counted
 from ctr.search.shared_weights import Plan
 from ctr.search.space import space_of
 from ctr.training.config import TrainConfig
@@ -115,7 +115,7 @@ def test_rejection_ends_below_the_target(log, tmp_path):
         )
         own = parse_model(SearchConfig, {"space": SPACE}, "test")
         made = space_of(own)
-        assert Cost(made, base, counted(log, "training")).of(result.choice) <= 0.7
+        assert cost_of(made, base, counted(log, "training"))(result.choice) <= 0.7
         assert all(
             line["mean_cost"] is None or line["mean_cost"] <= 0.7
             for line in lines(tmp_path / f"out-{samples}")

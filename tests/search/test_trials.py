@@ -11,7 +11,7 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.data.stream import Selection, read_selection
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
-from ctr.search.cost import Cost
+from ctr.search.cost import cost_of
 from ctr.search.problem import find_prefixes
 from ctr.search.record import Rung, Tried
 from ctr.search.space import Decision, Space
@@ -91,14 +91,14 @@ def units_cost(config: TrainConfig) -> float:
 @pytest.mark.slow
 @given(st.integers(1, 40), st.integers(0, 5), st.sampled_from([0.5, 0.75, 1.0, 2.0]))
 def test_drawn_candidates_differ_and_keep_to_the_target(count, seed, target):
-    cost = Cost(SPACE, BASE, units_cost)
+    cost = cost_of(SPACE, BASE, units_cost)
     drawn = draw_candidates(SPACE, BASE, cost, target, count, seed)
     configs = [SPACE.apply(BASE, choice) for choice in drawn]
-    assert all(cost.of(choice) <= target for choice in drawn)
+    assert all(cost(choice) <= target for choice in drawn)
     unlike = {config.sha256() for config in configs}
     assert len(unlike) == len(drawn) and SPACE.apply_values(BASE, {}).sha256() not in unlike
     possible = {
-        SPACE.apply(BASE, choice).sha256() for choice in SPACE.candidates() if cost.of(choice) <= target
+        SPACE.apply(BASE, choice).sha256() for choice in SPACE.candidates() if cost(choice) <= target
     } - {SPACE.apply_values(BASE, {}).sha256()}
     assert len(drawn) == min(count, len(possible))
     assert drawn == draw_candidates(SPACE, BASE, cost, target, count, seed)
@@ -109,20 +109,19 @@ def test_drawn_candidates_differ_and_keep_to_the_target(count, seed, target):
 def test_draws_of_large_spaces_are_spread_evenly():
     space = Space(tuple(Decision(f"features.f{place}", (True, False)) for place in range(70)))
 
-    class Free:
-        def of(self, choice):
-            return 1.0
+    def free(choice):
+        return 1.0
 
-    drawn = draw_candidates(space, {}, Free(), 1.0, 200, 1)
+    drawn = draw_candidates(space, {}, free, 1.0, 200, 1)
     assert 0.45 < np.mean(drawn) < 0.55
-    assert draw_candidates(space, {}, Free(), 1.0, 200, 2) != drawn
+    assert draw_candidates(space, {}, free, 1.0, 200, 2) != drawn
 
 
 def test_a_target_that_nothing_reaches_is_refused():
     with pytest.raises(
         InputError, match=r"space: none of 36 candidates costs at most 0\.01 of the baseline's"
     ):
-        draw_candidates(SPACE, BASE, Cost(SPACE, BASE, units_cost), 0.01, 3, 1)
+        draw_candidates(SPACE, BASE, cost_of(SPACE, BASE, units_cost), 0.01, 3, 1)
 
 
 @pytest.fixture(scope="module")
