@@ -106,8 +106,8 @@ class Problem:
         write_atomic_bytes(file, dump_yaml(experiment).encode())
         return run_experiment(file, self.log, self.out / name, replace(self.options, costs=costs))
 
-    def record(self) -> SearchRecord:
-        """Record of the search before it begins."""
+    def record(self, chosen: Tried, found: dict[str, Any]) -> SearchRecord:
+        """Record of the search and its result; ``found``: what its method adds to that."""
         search, space, prefix = self.search, self.space, self.prefixes[-1]
         baseline = space.baseline(self.content)
         return SearchRecord(
@@ -128,4 +128,8 @@ class Problem:
             rows=self.rows,
             prefix_rows=prefix.rows,
             prefix_end=prefix.end,
+            chosen=chosen.name,
+            values=chosen.values,
+            cost=chosen.cost,
+            **found,
         )

@@ -65,17 +65,15 @@ def run_search(
         *prefixes, whole = find_prefixes(log, time_range, [*_shares(search), 1.0])
         cost = make_cost(search.cost, space, content, log, times, options.progress)
         problem = Problem(search, content, space, cost, prefixes, whole.rows, log, out.resolve(), options)
-        record, chosen = _METHODS[search.method](problem, problem.record())
-        record = record.model_copy(
-            update={"chosen": chosen.name, "values": chosen.values, "cost": chosen.cost}
-        )
+        chosen, found = _METHODS[search.method](problem)
         best = space.apply_values(content, chosen.values)
         write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
         failures = {}
         if is_judged and chosen.name != BASELINE:
             failures = _replay(problem, chosen)
             write_experiment(out / "replay")
-            record = record.model_copy(update={"judged": judge(out / "replay", prefixes[-1].end_us)})
+            found["judged"] = judge(out / "replay", prefixes[-1].end_us)
+        record = problem.record(chosen, found)
         write_json(out / RECORD_FILE, record.model_dump())
     return record, failures
 
@@ -113,8 +111,8 @@ def _shares(search: SearchConfig) -> list[float]:
     return [search.prefix / eta ** (rungs - 1 - number) for number in range(rungs)]
 
 
-def _by_trials(problem: Problem, record: SearchRecord) -> tuple[SearchRecord, Tried]:
-    """Successive halving; random search has one rung."""
+def _by_trials(problem: Problem) -> tuple[Tried, dict[str, Any]]:
+    """Successive halving; random search has one rung. Returns the result, and what else the record has of it."""
     search, space, content = problem.search, problem.space, problem.content
     count = (search.halving if search.method == "halving" else search.random).candidates
     drawn = draw_candidates(space, content, problem.cost, search.target, count, search.seed)
@@ -133,10 +131,10 @@ def _by_trials(problem: Problem, record: SearchRecord) -> tuple[SearchRecord, Tr
     whole = operations(space.apply_values(content, {}))
     shares = {one.name: operations(space.apply_values(content, one.values)) / whole for one in candidates}
     passes = sum(shares.get(one.name, 1.0) * rung.rows for rung in rungs for one in rung.tried) / problem.rows
-    return record.model_copy(update={"rungs": rungs, "passes": passes}), chosen
+    return chosen, {"rungs": rungs, "passes": passes}
 
 
-def _by_supernet(problem: Problem, record: SearchRecord) -> tuple[SearchRecord, Tried]:
+def _by_supernet(problem: Problem) -> tuple[Tried, dict[str, Any]]:
     from ctr.search.supernet import search_supernet
 
     search, space = problem.search, problem.space
@@ -145,9 +143,8 @@ def _by_supernet(problem: Problem, record: SearchRecord) -> tuple[SearchRecord, 
     progress = problem.options.progress or (lambda _: None)
     out = problem.out / "supernet"
     found = search_supernet(search, space, problem.cost, base, problem.log, out, progress)
-    passes = found.passes * record.prefix_rows / record.rows
-    record = record.model_copy(update={"examples": found.examples, "passes": passes})
-    return record, problem.candidate(found.choice)
+    passes = found.passes * problem.prefixes[-1].rows / problem.rows
+    return problem.candidate(found.choice), {"examples": found.examples, "passes": passes}
 
 
 _METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}

@@ -63,9 +63,8 @@ def search_supernet(
 ) -> SupernetResult:
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
-    The time range of ``base`` is what the search reads. Raises InputError: the
-    base learns otherwise than by AdaGrad, no candidate keeps to the target, or what
-    ``ctr.training.loop.open_session`` raises.
+    The time range of ``base`` is what the search reads. Raises InputError: the base learns otherwise than by
+    AdaGrad, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
     """
     largest = check_supernet(space, base)
     policy = Policy(space, cost, config.target, config.controller, config.seed)

@@ -201,8 +201,7 @@ def write_times(path: Path, log: Path, space: Space, base: Content, progress: Pr
     """Measures on this machine what all candidates of a space need, and writes the table.
 
     The baseline is timed with the first batches of ``log``, and all by turns, so that a slow minute is slow for
-    all of them. Raises InputError: the optimizer needs more than
-    one layer, or the log is damaged or empty.
+    all of them. Raises InputError: the optimizer needs more than one layer, or the log is damaged or empty.
     """
     schema, manifests = read_schema(log), read_manifests(log)
     config = with_late_roots(resolve(space.apply_values(base, {}), schema, manifests))

@@ -5,6 +5,9 @@ to the next, where they learn from the log's beginning: the result is the same a
 same bits. Random search is its one rung. A rung is an experiment of ``ctr replay`` over a prefix of the log:
 its runs go side by side or on a cluster, and what is there already is not made again.
 
+Everything is drawn by hashes of the seed and compared after the whole rung, so that neither a kill nor the order in
+which runs end changes a decision. (Optuna's halving decides as reports arrive, and its random sampler begins anew.)
+
     Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016
 """
 
