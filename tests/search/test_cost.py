@@ -98,12 +98,12 @@ def test_times_are_those_of_the_layers_and_of_a_rest(log, tmp_path):
     assert cost((0, 1)) == pytest.approx((base - 1) / base)
     assert cost((1, 0)) == pytest.approx((10 + 2 * 2 + 5 + 1) / base)
     serving = make_cost(CostConfig(measure="times", purpose="serving"), space, BASE, log, path)
-    assert serving.of((0, 1)) == pytest.approx((1 + 2 * 0.6 + 0.25) / (1 + 2 * 0.6 + 0.5))
+    assert serving((0, 1)) == pytest.approx((1 + 2 * 0.6 + 0.25) / (1 + 2 * 0.6 + 0.5))
     wider = space_of(log, {"model.widths.user": [4, 8]})
     with pytest.raises(
         InputError, match=r"no time of a cross layer from 18 to 18 numbers of rank 3; those with 12"
     ):
-        make_cost(CostConfig(measure="times"), wider, BASE, log, path).of((1,))
+        make_cost(CostConfig(measure="times"), wider, BASE, log, path)((1,))
     path.write_text(json.dumps({**table, "batch_rows": 60}))
     with pytest.raises(InputError, match=r"its times are of batches of 60 rows, and batch\.rows is 50"):
         make_cost(CostConfig(measure="times"), space, BASE, log, path)

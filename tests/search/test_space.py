@@ -147,6 +147,13 @@ def test_absent_layers_keep_their_places_in_the_shape():
     shape = space.shape(TrainConfig.model_validate(BASE), choice)
     assert shape.deep_units == (8, 0, 0)
     assert space.apply(BASE, choice).model.deep.units == (8,)
+    # Layers that no candidate has are not in the largest network, either.
+    space = space_of({"model.deep.units.1": (0,), "model.deep.units.2": (4, 0)})
+    largest, smallest = (
+        space.shape(TrainConfig.model_validate(BASE), one) for one in (space.largest, space.smallest)
+    )
+    assert smallest.deep_units == (16, 0, 0)
+    assert (smallest.within(largest).deep_units, smallest.within(largest).deep_ranks) == ((16, 0), (4, 0))
 
 
 @pytest.mark.parametrize(
