@@ -9,7 +9,7 @@ from ctr.experiments.measure import Operations
 from ctr.experiments.run import Progress
 from ctr.search.config import CostConfig
 from ctr.search.space import Choice, Content, Space
-from ctr.search.times import LayerTimes, write_times
+from ctr.search.times import timed, write_times
 from ctr.training.config import TrainConfig
 
 Cost = Callable[[Choice], float]  # of a candidate, in units of that of the base
@@ -48,4 +48,4 @@ def make_cost(
         return cost_of(space, base, counted(log, config.purpose))
     if not times.exists():
         write_times(times, log, space, base, progress)
-    return cost_of(space, base, LayerTimes(times, config.purpose, read_schema(log), read_manifests(log)))
+    return cost_of(space, base, timed(times, config.purpose, read_schema(log), read_manifests(log)))

@@ -85,41 +85,41 @@ class Times(Record):
     layers: list[LayerTime]
 
 
-class LayerTimes:
-    """Time of a configuration's step, in milliseconds; raises InputError where the table is damaged."""
+def timed(
+    path: Path, purpose: str, schema: Schema, manifests: Sequence[Manifest]
+) -> Callable[[TrainConfig], float]:
+    """Sums times of a table to those of configurations' steps, in milliseconds.
 
-    def __init__(self, path: Path, purpose: str, schema: Schema, manifests: Sequence[Manifest]) -> None:
-        times = read_record(path, Times)
-        self._path = path
-        self._schema = schema
-        self._manifests = manifests
-        self._batch_rows = times.batch_rows
-        self._rest: float = getattr(times.rest, purpose)
-        self._known: dict[tuple[str, int, int], dict[int, float]] = {}
-        for one in times.layers:
-            key = _row(Layer(one.kind, one.inputs, one.rank, one.outputs))
-            self._known.setdefault(key, {})[one.inputs] = getattr(one, purpose)
+    Raises InputError, then or later: the table is damaged, or lacks a layer.
+    """
+    times = read_record(path, Times)
+    measured: dict[tuple[str, int, int], dict[int, float]] = {}
+    for one in times.layers:
+        row = _row(Layer(one.kind, one.inputs, one.rank, one.outputs))
+        measured.setdefault(row, {})[one.inputs] = getattr(one, purpose)
 
-    def __call__(self, config: TrainConfig) -> float:
-        if config.batch.rows != self._batch_rows:
-            raise InputError(
-                f"{self._path}: its times are of batches of {self._batch_rows} rows, and batch.rows is "
-                f"{config.batch.rows}"
-            )
-        resolved = resolve(config, self._schema, self._manifests)
-        layers = layers_of(resolved, resolved.table_layouts(self._schema))
-        return self._rest + config.model.ensemble.components * sum(map(self._time, layers))
-
-    def _time(self, layer: Layer) -> float:
-        known = self._known.get(_row(layer), {})
+    def time_of(layer: Layer) -> float:
+        known = measured.get(_row(layer), {})
         inputs = sorted(known)
         if not inputs or not inputs[0] <= layer.inputs <= inputs[-1]:
-            measured = f"those with {inputs[0]} to {inputs[-1]} inputs are" if inputs else "none like it is"
+            others = f"those with {inputs[0]} to {inputs[-1]} inputs are" if inputs else "none like it is"
             raise InputError(
-                f"{self._path}: no time of a {layer.kind} layer from {layer.inputs} to {layer.outputs} numbers of rank "
-                f"{layer.rank}; {measured} in it; remove the file, so that it is measured"
+                f"{path}: no time of a {layer.kind} layer from {layer.inputs} to {layer.outputs} numbers of rank "
+                f"{layer.rank}; {others} in it; remove the file, so that it is measured"
             )
         return float(np.interp(layer.inputs, inputs, [known[one] for one in inputs]))
+
+    def measure(config: TrainConfig) -> float:
+        if config.batch.rows != times.batch_rows:
+            raise InputError(
+                f"{path}: its times are of batches of {times.batch_rows} rows, and batch.rows is {config.batch.rows}"
+            )
+        resolved = resolve(config, schema, manifests)
+        layers = layers_of(resolved, resolved.table_layouts(schema))
+        rest: float = getattr(times.rest, purpose)
+        return rest + config.model.ensemble.components * sum(map(time_of, layers))
+
+    return measure
 
 
 def _row(layer: Layer) -> tuple[str, int, int]:
