@@ -21,6 +21,7 @@ import numpy as np
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
+from ctr.experiments.measure import Operations
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
@@ -28,7 +29,7 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.ramps import Ramp
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy, entropy, new_controller
-from ctr.search.cost import Cost, counted
+from ctr.search.cost import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described
 from ctr.training.config import DEFAULT_SHAMPOO, TensorBoardConfig, TrainConfig
@@ -80,14 +81,11 @@ def search_supernet(
         arrays = _one_pass(plan, _of_pass(largest, number), log, run, limit, arrays, progress)
     assert arrays is not None
     own = progress_of(arrays["search"], policy.sizes)
-    count = {purpose: counted(log, purpose) for purpose in ("training", "serving")}
-    learned = own.examples * (plan.drawn + len(plan.always))
-    operations = learned * count["training"](largest) + own.scored * count["serving"](largest)
-    return SupernetResult(
-        policy.most_likely(own.controller.logits),
-        own.examples,
-        operations / (count["training"](base) * rows),
-    )
+    count, learned = Operations(log), own.examples * (plan.drawn + len(plan.always))
+    flops = count(largest)
+    operations = learned * flops["train_flops"] + own.scored * flops["inference_flops"]
+    whole = count(base)["train_flops"] * rows
+    return SupernetResult(policy.most_likely(own.controller.logits), own.examples, operations / whole)
 
 
 def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
