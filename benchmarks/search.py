@@ -35,11 +35,10 @@ from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
 from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, Operations
-from ctr.search.decisions import decisions_of
-from ctr.search.policy import Policy
+from ctr.search.controller import Policy
+from ctr.search.cost import cost_of, counted
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, batch_loss
-from ctr.search.space import Choice, Space
+from ctr.search.space import Choice, space_of
 from ctr.search.supernet import check_supernet, search_supernet
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
@@ -115,10 +114,10 @@ class Bench:
             update={"time_range": parse_model(TrainConfig, {"time_range": {"end": self.end}}, "b").time_range}
         )
         config = self.config("penalty", 1)
-        self.space = Space(decisions_of(config))
+        self.space = space_of(config)
         self.every = list(self.space.candidates())
-        self.cost = Cost(self.space, self.base, Operations(self.log, "training"))
-        self.costs = np.array([self.cost.of(choice) for choice in self.every])
+        self.cost = cost_of(self.space, self.base, counted(self.log, "training"))
+        self.costs = np.array([self.cost(choice) for choice in self.every])
         self.largest = check_supernet(self.space, self.base)
         self._trainer: SharedTrainer | None = None
 
@@ -133,7 +132,7 @@ class Bench:
         if self._trainer is None:
             inputs = open_inputs(self.log, self.largest)
             config = self.config("penalty", 1, learners=1, extremes="none")
-            policy = Policy(self.space, self.cost.of, self.target, config.controller, 1)
+            policy = Policy(self.space, self.cost, self.target, config.controller, 1)
             plan = Plan(config, self.space, self.base, policy, self.rows, self.out / "unused.jsonl")
             make_deterministic(1)
             state = SharedState(plan, self.largest, inputs.schema, inputs.families)

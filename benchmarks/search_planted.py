@@ -26,9 +26,8 @@ from ctr.config import apply_settings, parse_model
 from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, Operations
-from ctr.search.decisions import decisions_of
-from ctr.search.space import Choice, Space
+from ctr.search.cost import cost_of, counted
+from ctr.search.space import Choice, Space, space_of
 from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig
 
@@ -116,16 +115,16 @@ def search(
     log: Path, out: Path, controller: Mapping[str, Any], seed: int, slack: float, world: Planted
 ) -> dict[str, Any]:
     """One search, and how it ended."""
-    space = Space(decisions_of(parse_model(SearchConfig, {"space": SPACE}, "benchmark")))
-    cost = Cost(space, BASE, Operations(log, "training"))
+    space = space_of(parse_model(SearchConfig, {"space": SPACE}, "benchmark"))
+    cost = cost_of(space, BASE, counted(log, "training"))
     planted = next(one for one in space.candidates() if features_of(space, one) == world.optimum)
     # Operations for an example depend a little on which ids a batch has.
-    target = 1.001 * slack * cost.of(planted)
+    target = 1.001 * slack * cost(planted)
     given = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
     config = parse_model(SearchConfig, given, "benchmark")
     base = BASE.model_copy(update={"seed": seed})
     found = search_supernet(config, space, cost, base, log, out, lambda line: None)
-    allowed = [one for one in space.candidates() if cost.of(one) <= target]
+    allowed = [one for one in space.candidates() if cost(one) <= target]
     losses = {one: world.logloss(features_of(space, one)) for one in allowed}
     first, second = sorted(losses.values())[:2]
     return {
@@ -134,7 +133,7 @@ def search(
         "margin": second - first,
         "regret": world.logloss(features_of(space, found.choice)) - first,
         "features": sorted(features_of(space, found.choice)),
-        "cost": cost.of(found.choice) / target,
+        "cost": cost(found.choice) / target,
         "passes": found.passes,
     }
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctr.cli_output import (
     Bar,
@@ -30,6 +30,9 @@ from ctr.cli_train import end_worker, train
 from ctr.io.errors import InputError, error_lines, joined, printable
 from ctr.io.signals import Interrupted
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
+
+if TYPE_CHECKING:
+    from ctr.experiments.run import Options
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
@@ -226,17 +229,8 @@ def _replay(arguments: argparse.Namespace) -> None:
         load_tensorflow()
         from ctr.experiments.run import run_experiment
 
-        failures = run_experiment(
-            arguments.experiment,
-            arguments.log,
-            arguments.out,
-            arguments.given,
-            arguments.workers,
-            arguments.beam_options,
-            not arguments.no_timing,
-            run_notes(),
-            settings=arguments.set,
-        )
+        given = arguments.experiment, arguments.log, arguments.out, _options(arguments), arguments.set
+        failures = run_experiment(*given)
     _print_runs(arguments, write_experiment(arguments.out), "result.json", failures)
 
 
@@ -253,19 +247,18 @@ def _search(arguments: argparse.Namespace) -> None:
         read_search(arguments.search, arguments.set)
         read_schema(arguments.log)
         load_tensorflow()
-        from ctr.search.run import Options, run_search
+        from ctr.search.run import run_search
 
-        options = Options(
-            arguments.given,
-            arguments.workers,
-            arguments.beam_options,
-            not arguments.no_timing,
-            not arguments.no_replay,
-            run_notes(),
-            arguments.set,
-        )
-        _, failures = run_search(arguments.search, arguments.log, arguments.out, options)
+        given = arguments.search, arguments.log, arguments.out, _options(arguments), arguments.set
+        _, failures = run_search(*given, is_judged=not arguments.no_replay)
     _print_runs(arguments, write_search(arguments.out), "search.json", failures)
+
+
+def _options(arguments: argparse.Namespace) -> "Options":
+    from ctr.experiments.run import Options
+
+    given = arguments.given, arguments.workers, arguments.beam_options, not arguments.no_timing
+    return Options(*given, progress=run_notes())
 
 
 def _print_runs(arguments: argparse.Namespace, text: str, file: str, failures: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from ctr.models.rows import TableLayout
 
 
 class Part:
-    """All of a model. ``ctr.models.supernet`` has those of a supernet's candidates."""
+    """All of a model; a search steps with other parts, of its candidates."""
 
     def weights(self, weights: Weights) -> Weights:
         """The dense weights that are computed with."""

@@ -34,11 +34,13 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Job:
-    """Command to run: the arguments of ``python -m ctr``."""
+    """Command to run: the arguments of ``python -m MODULE``."""
 
     name: str  # in reports, unlike that of any other job
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()  # variables beside those of the worker
+    module: str = "ctr"
+    given: str = ""  # its standard input
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Outcome:
     seconds: float
     error: str = ""  # one line; empty when it ended well
     end: str = ""  # the last lines of its errors
+    found: str = ""  # its standard output, where it was given something; else nothing is kept of it
 
 
 Report = Callable[[Job, Outcome], None]  # called as each job ends, by one thread at a time
@@ -81,26 +84,26 @@ def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
     begun = time.perf_counter()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ctr", *job.arguments],
+            [sys.executable, "-m", job.module, *job.arguments],
             # No worker of the cluster that this process may belong to.
             env={**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_CONFIG": "", **dict(job.environment)},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if job.given else subprocess.DEVNULL,
             # A terminal's signals reach this process alone, which passes one on: a second one ends a training at once.
             start_new_session=True,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if job.given else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
         )
     except OSError as fault:
         return Outcome(False, 0.0, f"its process cannot be started: {fault}")
-    errors = _wait(process, interrupted)
+    found, errors = _wait(process, job.given or None, interrupted)
     status = process.returncode
     if interrupted() or status in (130, 143, -signal.SIGINT):
         return None
     seconds = round(time.perf_counter() - begun, 1)
     if status == 0:
-        return Outcome(True, seconds)
+        return Outcome(True, seconds, found=found or "")
     lines = errors.splitlines(keepends=True)[-_LINES_KEPT:]
     texts = [line.strip() for line in lines if line.strip()]
     error = texts[-1].removeprefix("error: ") if texts else f"exit status {status} without a message"
@@ -109,13 +112,16 @@ def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
     return Outcome(False, seconds, error, "".join(lines))
 
 
-def _wait(process: "subprocess.Popen[str]", interrupted: Callable[[], bool]) -> str:
-    """Returns the errors of a process, which is ended with this one's work."""
+def _wait(
+    process: "subprocess.Popen[str]", given: str | None, interrupted: Callable[[], bool]
+) -> tuple[str | None, str]:
+    """Returns the output and the errors of a process, which is ended with this one's work."""
     while not interrupted():
         with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=_POLL_SECONDS)[1]
+            return process.communicate(given, timeout=_POLL_SECONDS)
+        given = None  # It may be given once.
     process.terminate()
-    return process.communicate()[1]
+    return process.communicate()
 
 
 def _run_here(jobs: Sequence[Job], workers: int, report: Report) -> None:

@@ -7,11 +7,12 @@ Both are JSON, WANTED as ``measure`` takes it.
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -44,17 +45,15 @@ def measure(
     batch's time to that of ``base`` in the same round. Raises InputError: the log is damaged, or its time
     range has no row.
     """
-    schema = read_schema(log)
-    manifests = read_manifests(log)
+    count = Operations(log)
     parsed = {
-        name: resolve(parse_model(TrainConfig, content, f"config {name}"), schema, manifests)
+        name: resolve(parse_model(TrainConfig, content, f"config {name}"), count.schema, count.manifests)
         for name, content in configs.items()
     }
-    batches = {name: first_batches(log, schema, config) for name, config in parsed.items()}
-    found = {name: _operations(config, schema, batches[name]) for name, config in parsed.items()}
+    found = {name: count(config) for name, config in parsed.items()}
     if rounds:
         models = {
-            name: TimedModel(with_late_roots(config), schema, batches[name])
+            name: TimedModel(with_late_roots(config), count.schema, first_batches(log, count.schema, config))
             for name, config in parsed.items()
         }
         turns: dict[str, Callable[[], float]] = {}
@@ -86,60 +85,71 @@ def with_late_roots(config: TrainConfig) -> TrainConfig:
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 
 
-def _operations(config: TrainConfig, schema: Schema, batches: list[Batch]) -> dict[str, Any]:
-    layouts = config.table_layouts(schema)
-    rows = sum(len(batch.rows) for batch in batches)
-    touched = touched_features(layouts, batches, config.batch.rows)
-    flops = count_flops(config, layouts, touched_tables(layouts, touched, rows), rows / len(batches))
-    return {
-        "train_flops": flops.train,
-        "inference_flops": flops.inference,
-        "flops": dict(vars(flops)),
-        "dense_parameters": dense_parameters(config, layouts),
-        "embedding_parameters": sum(layout.rows * layout.columns for layout in layouts),
-        "batch_rows": rows / len(batches),
-    }
+class Operations:
+    """Counts the operations of configurations for an example of a log.
+
+    The first batches of the log tell how many embeddings an example needs: the same for every architecture.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.schema, self.manifests = read_schema(log), read_manifests(log)
+        self._log = log
+        self._touched: dict[tuple[object, ...], _TouchedRows] = {}
+
+    def __call__(self, config: TrainConfig) -> dict[str, Any]:
+        """Counts as ``measure`` describes."""
+        config = resolve(config, self.schema, self.manifests)
+        layouts, first = config.table_layouts(self.schema), self._first_batches(config)
+        tables = {layout.name: first.of_table(layout) for layout in layouts}
+        flops = count_flops(config, layouts, tables, first.batch_rows)
+        return {
+            "train_flops": flops.train,
+            "inference_flops": flops.inference,
+            "flops": dict(vars(flops)),
+            "dense_parameters": dense_parameters(config, layouts),
+            "embedding_parameters": sum(layout.rows * layout.columns for layout in layouts),
+            "batch_rows": first.batch_rows,
+        }
+
+    def _first_batches(self, config: TrainConfig) -> "_TouchedRows":
+        key = (config.batch.model_dump_json(), config.time_range, config.ids.shared_rows)
+        if key not in self._touched:
+            every = config.model.model_copy(update={"without": ()})
+            layouts = config.model_copy(update={"model": every}).table_layouts(self.schema)
+            batches = first_batches(self._log, self.schema, config)
+            self._touched[key] = _TouchedRows.of(layouts, batches, config.batch.rows)
+        return self._touched[key]
 
 
-@dataclass(frozen=True)
-class TouchedFeature:
-    """Values of a feature that batches look up, and its distinct rows, summed over the batches."""
+class _TouchedRows(NamedTuple):
+    """What batches touch of the features of tables, whose widths do not matter."""
 
-    values: int
-    distinct: int
+    rows: int  # of all batches
+    batch_rows: float
+    values: Mapping[str, int]  # by multivalent feature, summed over the batches
+    distinct: Mapping[str, int]  # rows of each feature, summed over the batches
 
+    @classmethod
+    def of(cls, layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int) -> Self:
+        alone = [replace(layout, features=(feature,)) for layout in layouts for feature in layout.features]
+        names = [layout.features[0].name for layout in alone]
+        distinct = Counter[str]()
+        for batch in batches:
+            plans = make_feed(batch, tuple(alone), batch_rows).plans
+            distinct.update({name: plan.distinct_count for name, plan in zip(names, plans, strict=True)})
+        many = [name for name, layout in zip(names, alone, strict=True) if layout.multivalent]
+        values = {name: sum(len(batch.rows.multivalent[name][0]) for batch in batches) for name in many}
+        rows = sum(len(batch.rows) for batch in batches)
+        return cls(rows, rows / len(batches), values, distinct)
 
-def touched_features(
-    layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int
-) -> dict[str, TouchedFeature]:
-    """Counts what batches touch of each feature of some tables; its width and its table do not matter."""
-    alone = [replace(layout, features=(feature,)) for layout in layouts for feature in layout.features]
-    distinct = [0] * len(alone)
-    for batch in batches:
-        for number, plan in enumerate(make_feed(batch, tuple(alone), batch_rows).plans):
-            distinct[number] += plan.distinct_count
-    return {
-        name: TouchedFeature(
-            sum(len(batch.rows.multivalent[name][0]) for batch in batches) if many else 0, count
-        )
-        for layout, count in zip(alone, distinct, strict=True)
-        for name, many in [(layout.features[0].name, bool(layout.multivalent))]
-    }
-
-
-def touched_tables(
-    layouts: Sequence[TableLayout], touched: Mapping[str, TouchedFeature], rows: int
-) -> dict[str, Touched]:
-    """Counts per row what batches touch of each table, from what they touch of its features."""
-    return {
-        layout.name: Touched(
+    def of_table(self, layout: TableLayout) -> Touched:
+        """Counts per row what batches touch of a table."""
+        return Touched(
             single=len(layout.single),
-            values=sum(touched[f.name].values for f in layout.multivalent) / rows,
+            values=sum(self.values[f.name] for f in layout.multivalent) / self.rows,
             multivalent=len(layout.multivalent),
-            distinct=sum(touched[f.name].distinct for f in layout.features) / rows,
+            distinct=sum(self.distinct[f.name] for f in layout.features) / self.rows,
         )
-        for layout in layouts
-    }
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """From the configuration of an experiment to its plan and its tasks, everything checked before the first run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,49 +22,11 @@ from ctr.experiments.plan import (
 )
 from ctr.experiments.tasks import Sampling, Task, Tasks, Training, settings_key
 from ctr.io.errors import InputError
-from ctr.objective.bias_constraints import Family
 from ctr.objective.slice_names import slice_names
 from ctr.simulator.closed_loop import check_loop
 from ctr.training.config import TrainConfig
-from ctr.training.inputs import open_inputs
-from ctr.training.model_config import ModelConfig
+from ctr.training.inputs import Inputs, open_inputs
 from ctr.training.run.metrics import SLICES_MEASURED
-
-
-class _Checker:
-    """Makes the configurations of runs, each checked as training would check it."""
-
-    def __init__(self, log: Path, where: str) -> None:
-        self._log = log
-        self._where = where
-        self._families: dict[str, list[PlannedFamily]] = {}
-        self._models: dict[str, ModelConfig] = {}
-
-    def config(self, content: Mapping[str, Any], seed: int, key: str, owner: str = "") -> TrainConfig:
-        """Configuration from nested keys, with what the log decides.
-
-        ``key`` is their place in the experiment's file, ``owner`` a point.
-        """
-        where = f"{self._where}: {owner}" if owner else self._where
-        config = parse_model(TrainConfig, {**content, "seed": seed}, where, f"{key}.")
-        given = _without_seed(config)
-        if given not in self._models:
-            try:
-                inputs = open_inputs(self._log, config)
-            except InputError as error:
-                raise InputError(f"{where}: {key}: {str(error).removeprefix('config: ')}") from None
-            self._models[given] = inputs.config.model
-            self._families[_without_seed(inputs.config)] = slice_families(inputs.config, inputs.families)
-        return config.model_copy(update={"model": self._models[given]})
-
-    def families(self, config: TrainConfig) -> list[PlannedFamily]:
-        return self._families[_without_seed(config)]
-
-    def check_loop(self, config: TrainConfig, arm: str) -> None:
-        try:
-            check_loop(config, self._log)
-        except InputError as error:
-            raise InputError(f"{self._where}: loop: {arm}: {str(error).removeprefix('config: ')}") from None
 
 
 def make_plan(
@@ -87,25 +49,24 @@ def make_plan(
     log_key = log_sha256(manifests)
     teachers = _make_teachers(experiment, baseline, checker, log_key)
     samplings = _make_samplings(experiment, teachers)
-    arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}
-    contents = {name: _arm_content(arm, baseline, teachers, samplings) for name, arm in arms.items()}
     planned: list[PlannedArm] = []
     trainings: dict[str, list[Training]] = {}
+    loop = experiment.loop
     for variant in _variants(experiment):
-        arm = arms[variant.arm]
-        own, owner = changed(contents[variant.arm], variant.changes), variant.name if variant.point else ""
-        days = None if variant.point else _loop_days(experiment, variant.name)
-        needs = _needs(arm, teachers, samplings)
+        own, needs = variant.content(baseline, teachers, samplings)
+        days = loop.days if loop is not None and variant.serves(loop.arms) else None
+        checked = {seed: checker.check(own, seed, variant.key, variant.owner) for seed in variant.seeds}
         runs = [
-            Training(variant.name, seed, checker.config(own, seed, variant.key, owner), needs, loop_days=days)
-            for seed in variant.seeds
+            Training(variant.name, seed, config, needs, loop_days=days)
+            for seed, (config, _) in checked.items()
         ]
+        config, families = checked[variant.seeds[0]]
         if days is not None:
-            checker.check_loop(runs[0].config, variant.name)
-        _check_scored(experiment.scored, runs[0].config, manifests, f"{where}: {variant.name}")
-        planned.append(_planned_arm(variant, arm, runs, checker.families(runs[0].config)))
+            checker.check_loop(config, variant.name)
+        _check_scored(experiment.scored, config, manifests, f"{where}: {variant.name}")
+        planned.append(variant.planned(runs, families))
         trainings[variant.name] = runs
-    check_shown(experiment.slices, [arm.families for arm in planned if arm.of is None], where)
+    _check_shown(experiment.slices, [arm.families for arm in planned if arm.of is None], where)
     plan = Plan(
         title=experiment.title,
         note=experiment.note,
@@ -124,7 +85,7 @@ def make_plan(
             for name, one in samplings.items()
         ],
         slices=[ShownSlice(name=name, **one.model_dump()) for name, one in experiment.slices.items()],
-        loop_days=experiment.loop.days if experiment.loop is not None else None,
+        loop_days=loop.days if loop is not None else None,
         scored_us=None
         if experiment.scored == TimeRange()
         else (experiment.scored.start_us, experiment.scored.end_us),
@@ -132,61 +93,124 @@ def make_plan(
     return plan, Tasks(trainings, teachers, samplings)
 
 
+class _Checker:
+    """Makes the configurations of runs, each checked as training would check it."""
+
+    def __init__(self, log: Path, where: str) -> None:
+        self._log, self._where = log, where
+        self._inputs: dict[str, Inputs] = {}  # by what is left of a configuration without its seed
+
+    def check(
+        self, content: Mapping[str, Any], seed: int, key: str, owner: str = ""
+    ) -> tuple[TrainConfig, list[PlannedFamily]]:
+        """Configuration from nested keys, with what the log decides, and the families of slices it measures.
+
+        ``key`` is their place in the experiment's file, ``owner`` a point.
+        """
+        where = f"{self._where}: {owner}" if owner else self._where
+        config = parse_model(TrainConfig, {**content, "seed": seed}, where, f"{key}.")
+        given = config.model_copy(update={"seed": 0}).sha256()
+        if given not in self._inputs:
+            try:
+                self._inputs[given] = open_inputs(self._log, config)
+            except InputError as error:
+                raise InputError(f"{where}: {key}: {str(error).removeprefix('config: ')}") from None
+        inputs = self._inputs[given]
+        return config.model_copy(update={"model": inputs.config.model}), _measured_families(inputs)
+
+    def check_loop(self, config: TrainConfig, arm: str) -> None:
+        try:
+            check_loop(config, self._log)
+        except InputError as error:
+            raise InputError(f"{self._where}: loop: {arm}: {str(error).removeprefix('config: ')}") from None
+
+
+def _measured_families(inputs: Inputs) -> list[PlannedFamily]:
+    constraints = inputs.config.objective.bias_constraints
+    if constraints is None:
+        return []
+    return [
+        PlannedFamily(name=given.name, log=given.log, slices=slice_names(given, family))
+        for given, family in zip(constraints.families, inputs.families, strict=True)
+        if family.slices <= SLICES_MEASURED
+    ]
+
+
 @dataclass(frozen=True)
 class _Variant:
     """An arm, or a point of its sweep: ``changes`` beside the arm's, and ``key``, where they are in the file."""
 
     name: str
-    arm: str
-    point: str | None
-    changes: Changes
+    arm: ArmConfig
     seeds: Sequence[int]
     key: str
+    of: str | None = None  # the arm that a point varies; None for an arm
+    point: str | None = None
+    changes: Changes = field(default_factory=dict)
+
+    @property
+    def owner(self) -> str:
+        return self.name if self.point else ""
+
+    def serves(self, arms: Sequence[str] | None) -> bool:
+        """Tells whether its runs serve the days after the log; ``arms`` None: all arms do."""
+        return self.point is None and (arms is None or self.name in arms)
+
+    def content(
+        self, baseline: Mapping[str, Any], teachers: Mapping[str, Training], samplings: Mapping[str, Sampling]
+    ) -> tuple[dict[str, Any], tuple[Task, ...]]:
+        """Its configuration as nested keys, and the tasks that it needs."""
+        content, needs = changed(baseline, self.arm.set), list[Task]()
+        if self.arm.teacher is not None:
+            teacher = teachers[self.arm.teacher]
+            content = changed(content, {"objective.distillation.teacher": teacher.record})
+            needs.append(teacher)
+        if self.arm.sampling is not None:
+            sampling = samplings[self.arm.sampling]
+            content["sampling"] = {"name": sampling.sidecar, "score": self.arm.score}
+            needs.append(sampling)
+        return changed(content, self.changes), tuple(needs)
+
+    def planned(self, runs: Sequence[Training], families: list[PlannedFamily]) -> PlannedArm:
+        arm, title = self.arm, self.arm.title or self.of or self.name
+        return PlannedArm(
+            name=self.name,
+            title=title if self.point is None else f"{title} ({self.point})",
+            note=arm.note,
+            against=None if self.name == BASELINE else arm.against,
+            set={**arm.set, **self.changes},
+            paper=arm.paper if self.point is None else {},
+            seeds=[run.seed for run in runs],
+            point=self.point,
+            of=self.of,
+            runs=[
+                PlannedRun(seed=run.seed, folder=run.folder, loop=run.loop.folder if run.loop else None)
+                for run in runs
+            ],
+            teacher=arm.teacher,
+            sampling=arm.sampling,
+            families=families,
+        )
 
 
 def _variants(experiment: ExperimentConfig) -> Iterator[_Variant]:
-    yield _Variant(BASELINE, BASELINE, None, {}, experiment.seeds, f"{BASELINE}.set")
-    for name in experiment.arms:
-        yield _Variant(name, name, None, {}, experiment.seeds, f"arms.{name}.set")
+    arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}
+    for name, arm in arms.items():
+        yield _Variant(name, arm, experiment.seeds, f"{'' if name == BASELINE else 'arms.'}{name}.set")
     if (sweep := experiment.sweep) is not None:
         for name in sweep.arms:
             for point, changes in sweep.points.items():
-                yield _Variant(f"{name}@{point}", name, point, changes, sweep.seeds, f"sweep.points.{point}")
-
-
-def _planned_arm(
-    variant: _Variant, arm: ArmConfig, runs: Sequence[Training], families: list[PlannedFamily]
-) -> PlannedArm:
-    title, point = arm.title or variant.arm, variant.point
-    return PlannedArm(
-        name=variant.name,
-        title=title if point is None else f"{title} ({point})",
-        note=arm.note,
-        against=None if variant.name == BASELINE else arm.against,
-        set={**arm.set, **variant.changes},
-        paper=arm.paper if point is None else {},
-        seeds=[run.seed for run in runs],
-        point=point,
-        of=None if point is None else variant.arm,
-        runs=[
-            PlannedRun(seed=run.seed, folder=run.folder, loop=run.loop.folder if run.loop else None)
-            for run in runs
-        ],
-        teacher=arm.teacher,
-        sampling=arm.sampling,
-        families=families,
-    )
+                key = f"sweep.points.{point}"
+                yield _Variant(f"{name}@{point}", arms[name], sweep.seeds, key, name, point, changes)
 
 
 def _check_no_seeds(experiment: ExperimentConfig, where: str) -> None:
     """Raises InputError where changes set the seed, which is that of each run."""
+    by_key = {"baseline.set": experiment.baseline.set}
+    by_key |= {f"teachers.{name}.set": teacher.set for name, teacher in experiment.teachers.items()}
+    by_key |= {f"arms.{name}.set": arm.set for name, arm in experiment.arms.items()}
     points = experiment.sweep.points if experiment.sweep is not None else {}
-    by_key: dict[str, Changes] = {
-        "baseline.set": experiment.baseline.set,
-        **{f"teachers.{name}.set": teacher.set for name, teacher in experiment.teachers.items()},
-        **{f"arms.{name}.set": arm.set for name, arm in experiment.arms.items()},
-        **{f"sweep.points.{name}": changes for name, changes in points.items()},
-    }
+    by_key |= {f"sweep.points.{name}": changes for name, changes in points.items()}
     for key, changes in by_key.items():
         if "seed" in changes:
             raise InputError(f"{where}: {key}.seed: not allowed here: set seeds, or the seed of a teacher")
@@ -204,96 +228,7 @@ def _check_scored(scored: TimeRange, config: TrainConfig, manifests: Sequence[Ma
         raise InputError(f"{where}: scored: no partition of the log overlaps it within time_range")
 
 
-def _without_seed(config: TrainConfig) -> str:
-    """Tells configurations apart but for their seeds."""
-    return config.model_copy(update={"seed": 0}).sha256()
-
-
-def _make_teachers(
-    experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
-) -> dict[str, Training]:
-    """Trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
-    rules = (_teacher_of(experiment.samplings[name], experiment) for name in _used_samplings(experiment))
-    used = {*rules, *(arm.teacher for arm in experiment.arms.values())}
-    teachers: dict[str, Training] = {}
-    for name, teacher in experiment.teachers.items():
-        if name in used:
-            content = {**changed(baseline, teacher.set), "record_predictions": True}
-            config = checker.config(content, teacher.seed, f"teachers.{name}.set")
-            # A log that has grown has a sidecar of its own: no recording can add to that of the shorter log.
-            record = f"replay-{settings_key(config)}-{log_key[:8]}"
-            equal = next((one for one in teachers.values() if one.record == record), None)
-            teachers[name] = equal or Training(f"teacher-{name}", teacher.seed, config, record=record)
-    return teachers
-
-
-def _make_samplings(experiment: ExperimentConfig, teachers: Mapping[str, Training]) -> dict[str, Sampling]:
-    """Samplings that an arm needs, each with its teacher's sidecar in place of the teacher's name."""
-    samplings = {}
-    for name in _used_samplings(experiment):
-        config, teacher = experiment.samplings[name], _teacher_of(experiment.samplings[name], experiment)
-        if teacher is None:
-            samplings[name] = Sampling(name, config)
-        else:
-            assert config.by_teacher is not None
-            key, _ = config.by_teacher
-            sidecar = {f"{key}.teacher": teachers[teacher].record}
-            content = changed(config.model_dump(), sidecar)
-            samplings[name] = Sampling(name, SamplingConfig.model_validate(content), (teachers[teacher],))
-    return samplings
-
-
-def _used_samplings(experiment: ExperimentConfig) -> list[str]:
-    return list(dict.fromkeys(arm.sampling for arm in experiment.arms.values() if arm.sampling is not None))
-
-
-def _teacher_of(sampling: SamplingConfig, experiment: ExperimentConfig) -> str | None:
-    """Name of the experiment's teacher whose predictions a sampling reads, if any."""
-    if sampling.by_teacher is None:
-        return None
-    _, rule = sampling.by_teacher
-    return rule.teacher if rule.log is None and rule.teacher in experiment.teachers else None
-
-
-def _arm_content(
-    arm: ArmConfig,
-    baseline: Mapping[str, Any],
-    teachers: Mapping[str, Training],
-    samplings: Mapping[str, Sampling],
-) -> dict[str, Any]:
-    content = changed(baseline, arm.set)
-    if arm.teacher is not None:
-        content = changed(content, {"objective.distillation.teacher": teachers[arm.teacher].record})
-    if arm.sampling is not None:
-        content["sampling"] = {"name": samplings[arm.sampling].sidecar, "score": arm.score}
-    return content
-
-
-def _needs(
-    arm: ArmConfig, teachers: Mapping[str, Training], samplings: Mapping[str, Sampling]
-) -> tuple[Task, ...]:
-    teacher = () if arm.teacher is None else (teachers[arm.teacher],)
-    return (*teacher, *(() if arm.sampling is None else (samplings[arm.sampling],)))
-
-
-def _loop_days(experiment: ExperimentConfig, arm: str) -> int | None:
-    loop = experiment.loop
-    return loop.days if loop is not None and (loop.arms is None or arm in loop.arms) else None
-
-
-def slice_families(config: TrainConfig, families: Sequence[Family]) -> list[PlannedFamily]:
-    """Families of a configuration that are measured; ``families`` are the same, resolved for its log."""
-    constraints = config.objective.bias_constraints
-    if constraints is None:
-        return []
-    return [
-        PlannedFamily(name=given.name, log=given.log, slices=slice_names(given, family))
-        for given, family in zip(constraints.families, families, strict=True)
-        if family.slices <= SLICES_MEASURED
-    ]
-
-
-def check_shown(
+def _check_shown(
     shown: Mapping[str, ShownSliceConfig], arms: Sequence[Sequence[PlannedFamily]], where: str
 ) -> None:
     """Raises InputError when no arm measures a slice that the tables are to show."""
@@ -312,3 +247,44 @@ def check_shown(
                 f"{where}: slices.{name}.index: {one.index} is not allowed; the family {one.family} has "
                 f"the slices 0 to {sizes[one.family] - 1}"
             )
+
+
+def _used_samplings(experiment: ExperimentConfig) -> dict[str, tuple[SamplingConfig, str | None, str]]:
+    """Samplings that an arm needs: of each its experiment's teacher, if any, and the key of that rule."""
+    found = {}
+    for name in dict.fromkeys(arm.sampling for arm in experiment.arms.values() if arm.sampling is not None):
+        config = experiment.samplings[name]
+        key, rule = config.by_teacher or ("", None)
+        own = rule is not None and rule.log is None and rule.teacher in experiment.teachers
+        found[name] = config, rule.teacher if rule is not None and own else None, key
+    return found
+
+
+def _make_teachers(
+    experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
+) -> dict[str, Training]:
+    """Trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
+    used = {teacher for _, teacher, _ in _used_samplings(experiment).values()}
+    used |= {arm.teacher for arm in experiment.arms.values()}
+    teachers: dict[str, Training] = {}
+    for name, teacher in experiment.teachers.items():
+        if name in used:
+            content = {**changed(baseline, teacher.set), "record_predictions": True}
+            config, _ = checker.check(content, teacher.seed, f"teachers.{name}.set")
+            # A log that has grown has a sidecar of its own: no recording can add to that of the shorter log.
+            record = f"replay-{settings_key(config)}-{log_key[:8]}"
+            equal = next((one for one in teachers.values() if one.record == record), None)
+            teachers[name] = equal or Training(f"teacher-{name}", teacher.seed, config, record=record)
+    return teachers
+
+
+def _make_samplings(experiment: ExperimentConfig, teachers: Mapping[str, Training]) -> dict[str, Sampling]:
+    """Samplings that an arm needs, each with its teacher's sidecar in place of the teacher's name."""
+    samplings = {}
+    for name, (config, teacher, key) in _used_samplings(experiment).items():
+        if teacher is None:
+            samplings[name] = Sampling(name, config)
+        else:
+            content = changed(config.model_dump(), {f"{key}.teacher": teachers[teacher].record})
+            samplings[name] = Sampling(name, SamplingConfig.model_validate(content), (teachers[teacher],))
+    return samplings

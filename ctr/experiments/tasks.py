@@ -15,7 +15,6 @@ experiments share them.
 import hashlib
 import json
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,33 +57,37 @@ class Place:
         write_atomic_bytes(path, dump_yaml(config).encode())
         return str(path)
 
+    def read(self, *parts: str) -> dict[str, Any]:
+        """Reads a JSON object of the output folder as ``read_object`` does."""
+        return read_object(self.out.joinpath(*parts))
 
-class Task(ABC):
+
+class Task:
     """Unit of work of an experiment, made by one command of ``ctr``, in a process of its own."""
 
     needs: Sequence["Task"] = ()  # tasks without which it cannot be done
 
     @property
-    @abstractmethod
     def label(self) -> str:
         """Name for people, unlike that of any other task."""
+        raise NotImplementedError
 
     @property
     def failure(self) -> str:
         """File with the errors of a task that failed, relative to the folder of the experiment."""
         return f"failures/{self.label.replace(' ', '-')}.txt"
 
-    @abstractmethod
     def is_made(self, place: Place) -> bool:
         """Tells whether its results are there."""
+        raise NotImplementedError
 
     def what_lacks(self, place: Place) -> str:
         """Says why it is not made though its command succeeded."""
         return "its results are not in the directory of the experiment"
 
-    @abstractmethod
     def command(self, place: Place) -> list[str]:
         """Arguments of ``ctr``, after writing the configuration that they name."""
+        raise NotImplementedError
 
     def threads(self, place: Place) -> str | None:
         """Threads that it began with, if it did: others would change the bits of a run, which it refuses."""
@@ -94,7 +97,7 @@ class Task(ABC):
         """Its result in a few words; empty where there is nothing to show."""
         return ""
 
-    def clean_up(self, place: Place) -> None:  # noqa: B027
+    def clean_up(self, place: Place) -> None:
         """Removes what nothing goes on from, once it is made."""
 
 
@@ -144,7 +147,7 @@ class Training(Task):
 
     def _other_keys(self, place: Place) -> list[str]:
         """Keys that the summary of its run has otherwise than it is to be."""
-        summary = read_object(place.out / self.folder / "summary.json")
+        summary = place.read(self.folder, "summary.json")
         constraints = self.config.objective.bias_constraints
         expected = {
             "learning_failure": None,
@@ -163,12 +166,11 @@ class Training(Task):
         return [*arguments, *(["--record", self.record] if self.record is not None else [])]
 
     def threads(self, place: Place) -> str | None:
-        environment = read_object(place.out / self.folder / "environment.json")
-        threads: str | None = environment.get("variables", {}).get(THREADS)
+        threads: str | None = place.read(self.folder, "environment.json").get("variables", {}).get(THREADS)
         return threads
 
     def result_text(self, place: Place) -> str:
-        accuracy = read_object(place.out / self.folder / "summary.json").get("per_query_auc")
+        accuracy = place.read(self.folder, "summary.json").get("per_query_auc")
         return f"PerQueryAUC {'none' if accuracy is None else f'{accuracy:.4f}'}"
 
     def clean_up(self, place: Place) -> None:
@@ -252,12 +254,11 @@ class Loop(Task):
         self._run.clean_up(place)
 
     def _served(self, place: Place) -> list[dict[str, Any]]:
-        days: list[dict[str, Any]] = read_object(place.out / self.folder / LOOP_FILE).get("days", [])
+        days: list[dict[str, Any]] = place.read(self.folder, LOOP_FILE).get("days", [])
         return days
 
     def _is_after_log(self, place: Place) -> bool:
-        origin = read_object(place.out / self.folder / ORIGIN_FILE)
-        return origin.get("log_sha256") == place.log_sha256
+        return place.read(self.folder, ORIGIN_FILE).get("log_sha256") == place.log_sha256
 
 
 @dataclass(frozen=True)
@@ -268,19 +269,17 @@ class Tasks:
     teachers: Mapping[str, Training]
     samplings: Mapping[str, Sampling]
 
-    def runs(self) -> list[Training]:
-        """Trainings of all arms, the first seeds of all arms before the next ones."""
+    def stages(self) -> tuple[Sequence[Task], Sequence[Task], Sequence[Task], Sequence[Loop]]:
+        """All tasks in four stages, of which each needs only those before it.
+
+        The first seeds of all arms come before the next ones.
+        """
+        teachers = {one.label: one for one in self.teachers.values()}
         seeds = [run.seed for run in next(iter(self.arms.values()))]
         runs = [run for trainings in self.arms.values() for run in trainings]
-        return sorted(runs, key=lambda run: seeds.index(run.seed))
-
-    def loops(self) -> list[Loop]:
-        return [loop for run in self.runs() if (loop := run.loop) is not None]
-
-    def stages(self) -> tuple[Sequence[Task], ...]:
-        """All tasks in four stages, of which each needs only those before it."""
-        teachers = {one.label: one for one in self.teachers.values()}
-        return [*teachers.values()], [*self.samplings.values()], self.runs(), self.loops()
+        runs.sort(key=lambda run: seeds.index(run.seed))
+        loops = [loop for run in runs if (loop := run.loop) is not None]
+        return [*teachers.values()], [*self.samplings.values()], runs, loops
 
 
 def settings_key(config: StrictModel) -> str:

@@ -14,51 +14,81 @@ All other decisions are keys of the training configuration as they are.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ctr.training.config import TrainConfig
 from ctr.training.model_config import ModelConfig
 
-_NAMES = {
-    "layers": r"model\.deep\.layers",
-    "units": r"model\.deep\.units\.(\d{1,2})",
-    "ranks": r"model\.deep\.ranks\.(\d{1,2})",
-    "crosses": r"model\.crosses\.layers",
-    "cross_rank": r"model\.crosses\.rank",
-    "ui_units": r"model\.factorized\.ui_units\.(\d{1,2})",
-    "factor_width": r"model\.factorized\.width",
-    "widths": r"model\.widths\.(.+)",
-    "features": r"features\.(.+)",
+_DEEP = ("model.deep.units", "model.deep.ranks")
+_KINDS = {
+    "layers": (r"model\.deep\.layers", _DEEP),
+    "units": (r"model\.deep\.units\.(\d{1,2})", _DEEP),
+    "ranks": (r"model\.deep\.ranks\.(\d{1,2})", _DEEP),
+    "crosses": (r"model\.crosses\.layers", ("model.crosses.layers",)),
+    "cross_rank": (r"model\.crosses\.rank", ("model.crosses.rank",)),
+    "ui_units": (r"model\.factorized\.ui_units\.(\d{1,2})", ("model.factorized.ui_units",)),
+    "factor_width": (r"model\.factorized\.width", ("model.factorized.width",)),
+    "widths": (r"model\.widths\.(.+)", ("model.widths",)),
+    "features": (r"features\.(.+)", ("model.without",)),
 }
+"""For each kind of a part the names of its decisions, and the keys of the training configuration that it sets."""
 
 
 class Part(NamedTuple):
     """Part of a model that a decision is about."""
 
-    kind: str  # a key of _NAMES
+    kind: str  # a key of _KINDS
     layer: int = 0  # for ``units``, ``ranks`` and ``ui_units``
     features: tuple[str, ...] = ()  # for ``widths`` and ``features``
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return _KINDS[self.kind][1]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Architecture in which layers that are absent keep their places, as masks of a larger one need it."""
+    """Architecture in which layers that are absent keep their places, as masks of a larger one need it.
 
-    deep_units: tuple[int, ...]  # 0: the layer is absent, and the next one reads its input
-    deep_ranks: tuple[int, ...]  # of the bottlenecks; 0: it has none
+    Attributes:
+        deep_units: the width of each deep layer; 0: it is absent, and the next one reads its input.
+        deep_ranks: for each of them the rank of its bottleneck; 0: it has none.
+        crosses: the number of crosses.
+        cross_rank: the rank of their matrices; 0: these are full.
+        widths: embedding widths of the features that are decided on; 0: a linear weight alone.
+        without: the features that it does not have.
+        ui_units: as ``deep_units``, of the UI tower.
+        factor_width: of the learned part of Q and U; 0 of a model that is not factorized.
+    """
+
+    deep_units: tuple[int, ...]
+    deep_ranks: tuple[int, ...]
     crosses: int
-    cross_rank: int  # 0: full matrices
-    ui_units: tuple[int, ...]
-    factor_width: int  # of the vectors Q and U; 0 where the model is not factorized
-    widths: Mapping[str, int]  # of the features that are decided on; 0: a linear weight alone
-    without: frozenset[str]
+    cross_rank: int
+    widths: Mapping[str, int]
+    without: Collection[str]
+    ui_units: tuple[int, ...] = ()
+    factor_width: int = 0
+
+    def within(self, largest: "Shape") -> "Shape":
+        """Leaves out the layers that the largest network does not have, either."""
+
+        def kept(own: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(one for one, width in zip(own, whole, strict=True) if width)
+
+        return replace(
+            self,
+            deep_units=kept(self.deep_units, largest.deep_units),
+            deep_ranks=kept(self.deep_ranks, largest.deep_units),
+            ui_units=kept(self.ui_units, largest.ui_units),
+        )
 
 
 def part_of(name: str) -> Part | None:
     """Part that a decision of this name is about; None: it is a key of the training configuration as it is."""
-    for kind, pattern in _NAMES.items():
+    for kind, (pattern, _) in _KINDS.items():
         if found := re.fullmatch(pattern, name):
             if kind in ("widths", "features"):
                 return Part(kind, features=tuple(found[1].split(",")))
@@ -68,36 +98,33 @@ def part_of(name: str) -> Part | None:
 
 def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
     """Shape of a configuration's model with other values for some of its parts."""
-    model = config.model
-    factors = model.factorized
-    units, ranks = list(model.deep.units), list(model.deep.ranks or [0] * len(model.deep.units))
+    model, factors = config.model, config.model.factorized
+    units, ranks = list(model.deep.units), list(model.deep.ranks)
     ui_units = list(factors.ui_units) if factors is not None else []
-    lists = {"units": units, "ranks": ranks, "ui_units": ui_units}
     single = {
         "crosses": model.crosses.layers,
         "cross_rank": model.crosses.rank,
         "factor_width": factors.width if factors is not None else 0,
     }
+    present: int | None = None
     widths: dict[str, int] = {}
     without = set(model.without)
-    layers = None
     for part, value in values.items():
-        if part.kind in lists:
-            changed = lists[part.kind]
-            changed += [0] * (part.layer + 1 - len(changed))
-            changed[part.layer] = value
-        elif part.kind == "widths":
+        if part.kind == "widths":
             widths |= dict.fromkeys(part.features, value)
         elif part.kind == "features":
             (without.difference_update if value else without.update)(part.features)
         elif part.kind == "layers":
-            layers = value
-        else:
+            present = value
+        elif part.kind in single:
             single[part.kind] = value
+        else:
+            layers = {"units": units, "ranks": ranks, "ui_units": ui_units}[part.kind]
+            layers += [0] * (part.layer + 1 - len(layers))
+            layers[part.layer] = value
     ranks += [0] * (len(units) - len(ranks))
-    present = len(units) if layers is None else layers
     return Shape(
-        deep_units=tuple(width if number < present else 0 for number, width in enumerate(units)),
+        deep_units=tuple(units) if present is None else (*units[:present], *[0] * (len(units) - present)),
         deep_ranks=tuple(ranks),
         ui_units=tuple(ui_units),
         widths=widths,
@@ -106,30 +133,24 @@ def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
     )
 
 
-def shape_changes(shape: Shape, decided: Collection[str], base: ModelConfig) -> dict[str, Any]:
+def shape_changes(shape: Shape, decided: Collection[Part], base: ModelConfig) -> dict[str, Any]:
     """Values by dotted keys of the training configuration that give its model a shape.
 
-    ``decided``: the kinds of the parts that are decided on; keys of others are left alone.
+    ``decided``: the parts that are decided on; keys of others are left alone.
     """
-    changes: dict[str, Any] = {}
-    if {"layers", "units", "ranks"} & set(decided):
-        present = [number for number, width in enumerate(shape.deep_units) if width]
-        ranks = [shape.deep_ranks[number] for number in present]
-        changes["model.deep.units"] = [shape.deep_units[number] for number in present]
-        # Without any bottleneck both spellings mean the same model: the base's is kept.
-        changes["model.deep.ranks"] = ranks if any(ranks) or base.deep.ranks else []
+    present = [place for place, width in enumerate(shape.deep_units) if width]
+    ranks = [shape.deep_ranks[place] for place in present]
+    kept = [name for name in base.without if name in shape.without]
     values = {
-        "crosses": ("model.crosses.layers", shape.crosses),
-        "cross_rank": ("model.crosses.rank", shape.cross_rank),
-        "ui_units": ("model.factorized.ui_units", [width for width in shape.ui_units if width]),
-        "factor_width": ("model.factorized.width", shape.factor_width),
-        "widths": ("model.widths", {**base.widths, **shape.widths}),
-        "features": ("model.without", _in_order(shape.without, base.without)),
+        "model.deep.units": [shape.deep_units[place] for place in present],
+        # Without any bottleneck both spellings mean the same model: the base's is kept.
+        "model.deep.ranks": ranks if any(ranks) or base.deep.ranks else [],
+        "model.crosses.layers": shape.crosses,
+        "model.crosses.rank": shape.cross_rank,
+        "model.factorized.ui_units": [width for width in shape.ui_units if width],
+        "model.factorized.width": shape.factor_width,
+        "model.widths": {**base.widths, **shape.widths},
+        "model.without": kept + sorted(set(shape.without) - set(kept)),
     }
-    return changes | dict(pair for kind, pair in values.items() if kind in decided)
-
-
-def _in_order(names: Collection[str], before: Sequence[str]) -> list[str]:
-    """Names, those that were there before first, in their order."""
-    kept = [name for name in before if name in names]
-    return kept + sorted(set(names) - set(kept))
+    keys = {key for part in decided for key in part.keys}
+    return {key: value for key, value in values.items() if key in keys}

@@ -3,18 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from ctr.data.log import MAX_TIME_US
 from ctr.eval.compare import same_examples
 from ctr.eval.intervals import Estimate, mean
-from ctr.eval.prediction_difference import PredictionStream
-from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.run_files import read_run
+from ctr.eval.run_files import metrics_between, read_run
 from ctr.experiments.plan import read_plan
 from ctr.experiments.report.arms import CHANGED, MetricChange, metric_change
 from ctr.experiments.report.files import open_run
 from ctr.io.documents import json_number
 from ctr.search.record import BASELINE, SEARCHED, JudgedMetric, Judgement
-
-_COLUMNS = ("query_time", "query_id", "label", "metric_weight", "logit")
 
 
 def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
@@ -23,30 +20,6 @@ def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
     ``rest_from``: the first query time, in microseconds, that the search has not read; None: it has read
     all. Raises InputError where the plan or a run is damaged.
     """
-    runs = _finished_runs(folder)
-    parts: list[tuple[str, int | None]] = [("whole", None)]
-    if rest_from is not None:
-        parts.insert(0, ("rest", rest_from))
-    return [_judgement(part, runs, start) for part, start in parts]
-
-
-def metrics_from(run: Path, start: int) -> ProgressiveMetrics:
-    """Metrics of the predictions that a run recorded for queries from a time on, in microseconds."""
-    stream, metrics, read_up_to = PredictionStream(run, _COLUMNS), ProgressiveMetrics(), float(start)
-    stream.read_beyond(read_up_to)
-    stream.take_before(read_up_to)
-    while read_up_to < float("inf"):
-        # A query has one time, so that none is divided between two files' rows.
-        stream.read_beyond(read_up_to)
-        read_up_to = stream.complete_up_to
-        rows = stream.take_before(read_up_to)
-        if len(rows):
-            metrics.update(rows["label"], rows["logit"], rows["metric_weight"], rows["query_id"])
-    return metrics
-
-
-def _finished_runs(folder: Path) -> Mapping[int, tuple[Path, Path]]:
-    """Run directories of the baseline and of the result, by the seeds that both finished."""
     plan = read_plan(folder)
     found: list[dict[int, Path]] = []
     for name in (BASELINE, SEARCHED):
@@ -54,12 +27,17 @@ def _finished_runs(folder: Path) -> Mapping[int, tuple[Path, Path]]:
         ended = {planned.seed: open_run(folder, arm, planned)[0] for planned in arm.runs}
         found.append({seed: run.folder for seed, run in ended.items() if run is not None})
     baseline, searched = found
-    return {seed: (run, searched[seed]) for seed, run in baseline.items() if seed in searched}
+    runs = {seed: (run, searched[seed]) for seed, run in baseline.items() if seed in searched}
+    rest = [] if rest_from is None else [_judgement("rest", runs, rest_from)]
+    return [*rest, _judgement("whole", runs, None)]
 
 
 def _judgement(part: str, runs: Mapping[int, tuple[Path, Path]], start: int | None) -> Judgement:
     metrics = {
-        seed: [read_run(run).metrics if start is None else metrics_from(run, start) for run in pair]
+        seed: [
+            read_run(run).metrics if start is None else metrics_between(run, start, MAX_TIME_US)
+            for run in pair
+        ]
         for seed, pair in runs.items()
     }
     missing = "" if runs else "no seed was finished by both"

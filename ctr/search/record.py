@@ -15,12 +15,12 @@ CONTROLLER_FILE = "controller.jsonl"
 
 
 class Tried(Record):
-    """Candidate that was trained by itself."""
+    """Candidate that is trained by itself, and what came of it."""
 
     name: str  # of its arm: ``cN`` for candidate N of the space, or ``baseline``
     values: dict[str, Any]  # by the names of the decisions; empty for the baseline
     cost: float  # in units of the baseline's
-    logloss: float | None = None  # progressive, over the prefix; None: its run failed
+    logloss: float | None = None  # progressive, over the prefix; None: its run failed, or has not been made
     difference: float | None = None  # to the baseline's
     low: float | None = None  # of the 95% interval, paired by query; None where undefined
     high: float | None = None

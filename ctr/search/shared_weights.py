@@ -19,11 +19,20 @@ import tensorflow as tf
 from ctr.data.schema import Schema
 from ctr.io.files import write_atomic_bytes
 from ctr.io.hashing import uniform_hash
-from ctr.models.supernet import Candidate, MaskedPart, masks_of, passed_over
 from ctr.objective.bias_constraints import Family
+from ctr.search.architecture import Shape
 from ctr.search.config import SearchConfig
-from ctr.search.controller import entropy, from_array, learn, new_controller, probabilities, rewards_of
-from ctr.search.policy import Policy
+from ctr.search.controller import (
+    Controller,
+    Policy,
+    entropy,
+    from_array,
+    learn,
+    new_controller,
+    probabilities,
+    rewards_of,
+)
+from ctr.search.masks import MaskedPart, masks_of, passed_over
 from ctr.search.space import Choice, Space
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
@@ -66,23 +75,10 @@ class Plan:
         steps = (1.0 - options.warmup_fraction) * self.examples / self.base.batch.rows
         return max(_PUBLISHED_RATE, min(_FAR / max(steps, 1.0), _HIGHEST_RATE))
 
-    def candidate(self, choice: Choice) -> Candidate:
+    def candidate(self, choice: Choice) -> Shape:
         """Candidate by the layers of the largest network, which lacks those that no candidate has."""
         shape, largest = (self.space.shape(self.base, one) for one in (choice, self.space.largest))
-        there, there_ui = (
-            [place for place, width in enumerate(units) if width]
-            for units in (largest.deep_units, largest.ui_units)
-        )
-        return Candidate(
-            deep_units=tuple(shape.deep_units[place] for place in there),
-            deep_ranks=tuple(shape.deep_ranks[place] for place in there),
-            crosses=shape.crosses,
-            cross_rank=shape.cross_rank,
-            widths=shape.widths,
-            without=shape.without,
-            ui_units=tuple(shape.ui_units[place] for place in there_ui),
-            factor_width=shape.factor_width,
-        )
+        return shape.within(largest)
 
     def sources(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Layers that each layer of the largest network may read, see ``ctr.models.architecture.Tower``."""
@@ -100,28 +96,29 @@ class Plan:
         return {tower: passed_over(list(zip(*own, strict=True))) for tower, own in units.items() if any(own)}
 
 
+@dataclass
 class Progress:
-    """Memory of a search beside the weights, kept in checkpoints as one float64 array.
+    """Memory of a search beside the weights, kept in checkpoints as one float64 array."""
 
-    ``scored`` counts examples scored by candidates, once for each; ``rows`` those learned from in this pass.
-    ``reward`` and ``cost`` are sums over the ``drawn`` candidates since the last record.
-    """
-
-    def __init__(self, values: np.ndarray, sizes: Sequence[int]) -> None:
-        size = 2 * sum(sizes) + 2
-        self.controller = from_array(values[:size], sizes)
-        self.batches, self.examples, self.scored, self.rows, self.drawn = map(int, values[size:-2])
-        self.reward, self.cost = map(float, values[-2:])
-
-    @classmethod
-    def fresh(cls, sizes: Sequence[int]) -> "Progress":
-        return cls(np.concatenate([new_controller(sizes).to_array(), np.zeros(7)]), sizes)
+    controller: Controller
+    batches: int = 0
+    examples: int = 0  # learned from
+    scored: int = 0  # examples scored by candidates, once for each
+    rows: int = 0  # learned from in this pass
+    drawn: int = 0  # candidates since the last record
+    reward: float = 0.0  # sum over these
+    cost: float = 0.0  # sum over these
 
     def to_array(self) -> np.ndarray:
-        """Writes float64; ``Progress`` of it is the same."""
-        counts = self.batches, self.examples, self.scored, self.rows, self.drawn
-        numbers = np.array([*counts, self.reward, self.cost], np.float64)
-        return np.concatenate([self.controller.to_array(), numbers])
+        """Writes float64; ``progress_of`` it is the same."""
+        controller, *numbers = vars(self).values()
+        return np.concatenate([controller.to_array(), np.array(numbers, np.float64)])
+
+
+def progress_of(values: np.ndarray, sizes: Sequence[int]) -> Progress:
+    """Reads what ``Progress.to_array`` wrote; ``sizes`` are the numbers of choices of the decisions."""
+    end = 2 * sum(sizes) + 2
+    return Progress(from_array(values[:end], sizes), *map(int, values[end:-2]), *map(float, values[-2:]))
 
 
 class SharedState(TrainState):
@@ -129,20 +126,15 @@ class SharedState(TrainState):
 
     def __init__(self, plan: Plan, config: TrainConfig, schema: Schema, families: Sequence[Family]) -> None:
         sizes = plan.policy.sizes
-        self.progress = tf.Variable(Progress.fresh(sizes).to_array(), trainable=False)
-        super().__init__(
-            config.table_layouts(schema),
-            config,
-            resolve_compute_dtype(config),
-            families,
-            sources=plan.sources(),
-        )
+        self.progress = tf.Variable(Progress(new_controller(sizes)).to_array(), trainable=False)
+        layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
+        super().__init__(layouts, config, dtype, families, sources=plan.sources())
 
     def variables(self) -> dict[str, tf.Variable]:
         return {**super().variables(), "search": self.progress}
 
     def remembered(self, sizes: Sequence[int]) -> Progress:
-        return Progress(self.progress.numpy(), sizes)
+        return progress_of(self.progress.numpy(), sizes)
 
 
 class SharedTrainer(Trainer):
@@ -230,10 +222,8 @@ class SharedTrainer(Trainer):
             )
         finite = np.isfinite(rewards)
         own.scored += len(losses) * len(feed.batch.rows)
-        own.reward, own.cost = (
-            own.reward + float(rewards[finite].sum()),
-            own.cost + float(costs[finite].sum()),
-        )
+        own.reward += float(rewards[finite].sum())
+        own.cost += float(costs[finite].sum())
         own.drawn += int(finite.sum())
 
 
@@ -270,14 +260,10 @@ class Records:
 
     def cut(self, examples: int) -> None:
         """Deletes what is of later examples than these, and a line that was not finished."""
-        kept = [text for text in self._lines() if json.loads(text)["examples"] <= examples]
+        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+        kept = [one for one in lines if one.endswith("\n") and json.loads(one)["examples"] <= examples]
         write_atomic_bytes(self._path, "".join(kept).encode())
         self._last = examples
-
-    def _lines(self) -> list[str]:
-        if not self._path.exists():
-            return []
-        return [text for text in self._path.read_text().splitlines(keepends=True) if text.endswith("\n")]
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds a line, in the place of those of its examples and later ones, from before a rollback."""

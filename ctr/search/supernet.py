@@ -12,7 +12,7 @@ where it was killed, to the same bits.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ import numpy as np
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
+from ctr.experiments.measure import Operations
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
 from ctr.objective.ramps import Ramp
 from ctr.search.config import SearchConfig
-from ctr.search.controller import entropy, new_controller
-from ctr.search.cost import Cost, Operations
-from ctr.search.policy import Policy
-from ctr.search.shared_weights import Plan, Progress, SharedState, SharedTrainer
-from ctr.search.space import Choice, Space
+from ctr.search.controller import Policy, entropy, new_controller
+from ctr.search.cost import Cost
+from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
+from ctr.search.space import Choice, Space, described
 from ctr.training.config import DEFAULT_SHAMPOO, TensorBoardConfig, TrainConfig
 from ctr.training.device import make_deterministic
 from ctr.training.loop import Learner, open_session
@@ -64,12 +64,11 @@ def search_supernet(
 ) -> SupernetResult:
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
-    The time range of ``base`` is what the search reads. Raises InputError: a decision cannot be masked, the
-    base learns otherwise than by AdaGrad, no candidate keeps to the target, or what
-    ``ctr.training.loop.open_session`` raises.
+    The time range of ``base`` is what the search reads. Raises InputError: the base learns otherwise than by
+    AdaGrad, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
     """
     largest = check_supernet(space, base)
-    policy = Policy(space, cost.of, config.target, config.controller, config.seed)
+    policy = Policy(space, cost, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
     make_folder(out)
     blocks = read_selection(log, read_schema(log), read_manifests(log), Selection(time_range=base.time_range))
@@ -81,24 +80,16 @@ def search_supernet(
         run = out / f"pass-{number + 1}"
         arrays = _one_pass(plan, _of_pass(largest, number), log, run, limit, arrays, progress)
     assert arrays is not None
-    own = Progress(arrays["search"], policy.sizes)
-    count = {purpose: Operations(log, purpose) for purpose in ("training", "serving")}
-    learned = own.examples * (plan.drawn + len(plan.always))
-    operations = learned * count["training"](largest) + own.scored * count["serving"](largest)
-    return SupernetResult(
-        policy.most_likely(own.controller.logits),
-        own.examples,
-        operations / (count["training"](base) * rows),
-    )
+    own = progress_of(arrays["search"], policy.sizes)
+    count, learned = Operations(log), own.examples * (plan.drawn + len(plan.always))
+    flops = count(largest)
+    operations = learned * flops["train_flops"] + own.scored * flops["inference_flops"]
+    whole = count(base)["train_flops"] * rows
+    return SupernetResult(policy.most_likely(own.controller.logits), own.examples, operations / whole)
 
 
 def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``."""
-    for decision in space.decisions:
-        if decision.unmaskable:
-            raise InputError(
-                f"space.{decision.name}: {decision.unmaskable}; allowed with method halving or random"
-            )
     model, optimizer = base.model, base.optimizer
     if model.ensemble.components > 1 or base.objective.ranking is not None:
         raise InputError(
@@ -154,8 +145,7 @@ def _one_pass(
         make_deterministic(config.seed)
         state = SharedState(plan, config, schema, families)
         if before is not None:
-            start = Progress(before["search"], sizes)
-            start.rows = 0
+            start = replace(progress_of(before["search"], sizes), rows=0)
             state.restore({**before, "search": start.to_array()})
         begun.append(state)
         return state
@@ -172,7 +162,7 @@ def _one_pass(
         percent = 100 * own.examples // plan.examples
         if not shown or percent > shown[-1]:
             shown.append(percent)
-            best = plan.space.describe(plan.policy.most_likely(own.controller.logits))
+            best = described(plan.space.values(plan.policy.most_likely(own.controller.logits)))
             progress(f"supernet {percent}%: entropy {entropy(own.controller.logits):.3f}, now {best}")
 
     shown: list[int] = []

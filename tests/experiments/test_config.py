@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ctr.experiments.config import ArmConfig, changed, merged, read_experiment
+from ctr.experiments.config import changed, merged, read_experiment
 from ctr.experiments.plan import Plan, read_plan
 from ctr.experiments.planning import make_plan
 from ctr.experiments.tasks import Tasks
@@ -243,11 +243,6 @@ def test_groups_are_merged_and_dotted_keys_replace():
     assert changed(content, {"a.b": {"c": 3}}) == {"a": {"b": {"c": 3}}, "e": None}
     assert changed(content, {"a": 1, "a.b": 2}) == {"a": {"b": 2}, "e": None}
     assert content == {"a": {"b": {"c": 1, "d": 2}}, "e": None}
-
-
-def test_what_an_arm_is_by_default():
-    arm = ArmConfig()
-    assert (arm.against, arm.score, arm.teacher, arm.sampling) == ("baseline", "all", None, None)
 
 
 def test_slices_are_described_in_words(plan_of):

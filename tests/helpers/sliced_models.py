@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ctr.models.supernet import Candidate
+from ctr.search.architecture import Shape
 
 
 def sliced(
     weights: Mapping[str, np.ndarray],
-    candidate: Candidate,
+    candidate: Shape,
     kept: np.ndarray,
     kept_ui: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:

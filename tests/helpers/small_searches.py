@@ -7,9 +7,8 @@ from typing import Any
 
 from ctr.config import parse_model
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost, Operations
-from ctr.search.decisions import decisions_of
-from ctr.search.space import Space
+from ctr.search.cost import cost_of, counted
+from ctr.search.space import space_of
 from ctr.search.supernet import SupernetResult, search_supernet
 from ctr.training.config import TrainConfig
 from small_runs import merged
@@ -46,8 +45,8 @@ def search(
 ) -> SupernetResult:
     base = parse_model(TrainConfig, merged(BASE, changes or {}), "test")
     own = parse_model(SearchConfig, {"space": space, **config}, "test")
-    made = Space(decisions_of(own))
-    return search_supernet(own, made, Cost(made, base, Operations(log, "training")), base, log, out, progress)
+    made = space_of(own)
+    return search_supernet(own, made, cost_of(made, base, counted(log, "training")), base, log, out, progress)
 
 
 def killed(log: Path, out: Path, at: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ctr.experiments.run import run_experiment
+from ctr.experiments.run import Options, run_experiment
 
 # Writes what ``ctr train`` and ``ctr sample`` would; fails as a configuration's prior or a file beside it asks.
 STAND_IN = """#!{python}
@@ -99,7 +99,9 @@ def run(
     file = Path("experiment.yaml")
     file.write_text(yaml.safe_dump(content or EXPERIMENT, sort_keys=False))
     progress = lines.append if lines is not None else None
-    return run_experiment(file, Path("log"), Path("out"), "ctr replay ...", progress=progress, **options)
+    return run_experiment(
+        file, Path("log"), Path("out"), Options("ctr replay ...", progress=progress, **options)
+    )
 
 
 def read(name: str) -> dict[str, Any]:

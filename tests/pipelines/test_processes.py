@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from ctr.cli import main
-from ctr.experiments import run
+from ctr.experiments.costs import measure_apart
 from ctr.experiments.jobs import Job, run_job
+from ctr.experiments.tasks import Place
 from ctr.pipelines.processes import safe_environment, safe_workers
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
@@ -36,7 +37,7 @@ def trapped(tmp_path, monkeypatch):
 
 
 # Where the package starts a process; each has a test below.
-STARTS = {"ctr/experiments/jobs.py", "ctr/experiments/run.py", "ctr/workers/launch.py"}
+STARTS = {"ctr/experiments/jobs.py", "ctr/workers/launch.py"}
 
 
 STARTING = ("subprocess", "multiprocessing", "concurrent.futures.ProcessPool", "pty")
@@ -74,9 +75,8 @@ def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
 @pytest.mark.slow
 def test_measuring_costs_imports_nothing_from_the_folder(trapped, tmp_path):
     """What ``ctr replay`` measures costs with."""
-    with pytest.raises(run._MeasureError) as raised:
-        run._measure(tmp_path / "nolog", {}, "baseline", 0)
-    assert "nolog is not an example log" in str(raised.value)
+    outcome = measure_apart(Place(tmp_path / "nolog", (), tmp_path), {}, "baseline", 0)
+    assert not outcome.ok and "nolog is not an example log" in outcome.error
     assert not trapped()
 
 

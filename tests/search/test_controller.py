@@ -48,7 +48,6 @@ def test_probabilities_are_those_of_the_softmax(seed):
     found = np.exp(controller.log_probability(logits, EVERY))
     np.testing.assert_allclose(found, [by_hand(logits, one) for one in EVERY], rtol=1e-12)
     np.testing.assert_allclose(controller.entropy(logits), -np.sum(found * np.log(found)), rtol=1e-12)
-    assert by_hand(logits, controller.most_likely(logits)) == max(by_hand(logits, one) for one in EVERY)
 
 
 @given(st.integers(0, 1000), st.integers(0, len(EVERY) - 1))

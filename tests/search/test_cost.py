@@ -11,9 +11,8 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.experiments.measure import measure
 from ctr.io.errors import InputError
 from ctr.search.config import CostConfig, SearchConfig
-from ctr.search.cost import Cost, Operations, make_cost
-from ctr.search.decisions import make_space
-from ctr.search.space import Space
+from ctr.search.cost import cost_of, counted, make_cost
+from ctr.search.space import Space, make_space
 from ctr.search.times import Layer, layers_of, layers_to_measure
 from small_runs import SMALL, draw_examples, merged, publish
 
@@ -47,10 +46,10 @@ def test_the_cost_is_what_an_experiment_counts(log, purpose, key):
     cost = make_cost(CostConfig(purpose=purpose), space, BASE, log, log / "none.json")
     choices = [space.number(index) for index in range(0, space.size, 53)]
     configs = {str(choice): space.apply(BASE, choice).model_dump(mode="json") for choice in choices}
-    counted = measure(log, {**configs, "base": BASE}, "base", 0)
+    found = measure(log, {**configs, "base": BASE}, "base", 0)
     for choice in choices:
-        assert cost.of(choice) == counted[str(choice)][key] / counted["base"][key]
-    assert cost.of(space.baseline(BASE)) == 1.0
+        assert cost(choice) == found[str(choice)][key] / found["base"][key]
+    assert cost(space.baseline(BASE)) == 1.0
 
 
 @pytest.mark.parametrize("purpose", ["training", "serving"])
@@ -59,14 +58,14 @@ def test_a_larger_part_never_costs_less(log, purpose):
     choices = {**CHOICES, "model.deep.ranks.0": [2, 4], "model.crosses.layers": [0, 1, 2]}
     del choices["batch.rows"]
     space = space_of(log, choices)
-    cost = Cost(space, BASE, Operations(log, purpose))
+    cost = cost_of(space, BASE, counted(log, purpose))
     compared = 0
     for choice in list(space.candidates())[::7]:
         for place, decision in enumerate(space.decisions):
             larger = (*choice[:place], choice[place] + 1, *choice[place + 1 :])
             if choice[place] + 1 == len(decision.choices):
                 continue
-            change = cost.of(larger) - cost.of(choice)
+            change = cost(larger) - cost(choice)
             if decision.name == "features.tags":
                 assert change <= 0
             # A layer that is not there may cost less or more than one: the next products have its width.
@@ -95,16 +94,16 @@ def test_times_are_those_of_the_layers_and_of_a_rest(log, tmp_path):
     path.write_text(json.dumps(table))
     cost = make_cost(CostConfig(measure="times", times=path), space, BASE, log, path)
     base = 10 + 2 * 3 + 6 + 1
-    assert cost.of((1, 1)) == 1.0
-    assert cost.of((0, 1)) == pytest.approx((base - 1) / base)
-    assert cost.of((1, 0)) == pytest.approx((10 + 2 * 2 + 5 + 1) / base)
+    assert cost((1, 1)) == 1.0
+    assert cost((0, 1)) == pytest.approx((base - 1) / base)
+    assert cost((1, 0)) == pytest.approx((10 + 2 * 2 + 5 + 1) / base)
     serving = make_cost(CostConfig(measure="times", purpose="serving"), space, BASE, log, path)
-    assert serving.of((0, 1)) == pytest.approx((1 + 2 * 0.6 + 0.25) / (1 + 2 * 0.6 + 0.5))
+    assert serving((0, 1)) == pytest.approx((1 + 2 * 0.6 + 0.25) / (1 + 2 * 0.6 + 0.5))
     wider = space_of(log, {"model.widths.user": [4, 8]})
     with pytest.raises(
         InputError, match=r"no time of a cross layer from 18 to 18 numbers of rank 3; those with 12"
     ):
-        make_cost(CostConfig(measure="times"), wider, BASE, log, path).of((1,))
+        make_cost(CostConfig(measure="times"), wider, BASE, log, path)((1,))
     path.write_text(json.dumps({**table, "batch_rows": 60}))
     with pytest.raises(InputError, match=r"its times are of batches of 60 rows, and batch\.rows is 50"):
         make_cost(CostConfig(measure="times"), space, BASE, log, path)
@@ -133,9 +132,9 @@ def test_times_are_measured_once(log, tmp_path):
     path = tmp_path / "new" / "times.json"
     lines: list[str] = []
     cost = make_cost(CostConfig(measure="times"), space, BASE, log, path, lines.append)
-    assert cost.of((0,)) > 0 and cost.of((1,)) == 1.0
+    assert cost((0,)) > 0 and cost((1,)) == 1.0
     written = path.read_bytes()
     again = make_cost(CostConfig(measure="times"), space, BASE, log, path, lines.append)
-    assert again.of((0,)) == cost.of((0,))
+    assert again((0,)) == cost((0,))
     assert path.read_bytes() == written
     assert lines == ["measuring the times of 3 layers"]

@@ -15,8 +15,9 @@ from ctr.cli import main
 from ctr.config import load_model
 from ctr.data.log import read_manifests
 from ctr.experiments.jobs import Job, Outcome
+from ctr.experiments.run import Options
 from ctr.io.errors import InputError
-from ctr.search.run import Options, run_search
+from ctr.search.run import run_search
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from report_pages import Page
@@ -76,8 +77,9 @@ def run_here(jobs: Sequence[Job], workers: int, report, beam_options: str, outco
             report(job, Outcome(False, 1.0, str(error), str(error)))
 
 
-def search(out: str = "out", **options: Any):
-    return run_search(Path("search.yaml"), Path("log"), Path(out), Options("ctr search ...", **options))
+def search(out: str = "out", replay: bool = True, timing: bool = True):
+    options = Options("ctr search ...", timing=timing)
+    return run_search(Path("search.yaml"), Path("log"), Path(out), options, is_judged=replay)
 
 
 def logloss(rate: float, end: str | None) -> float:
@@ -270,7 +272,7 @@ def test_bad_searches_end_in_one_line(place, capsys, content, message):
 def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch):
     from ctr.data.log import read_schema
     from ctr.search.config import read_search
-    from ctr.search.decisions import make_space, with_widths
+    from ctr.search.space import make_space, with_widths
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
 

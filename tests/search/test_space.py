@@ -11,8 +11,7 @@ from ctr.config import parse_model
 from ctr.data.schema import Category, Schema
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
-from ctr.search.decisions import make_space
-from ctr.search.space import Decision, Space
+from ctr.search.space import Decision, Space, make_space
 from ctr.training.config import TrainConfig
 
 SCHEMA = Schema(
@@ -148,6 +147,13 @@ def test_absent_layers_keep_their_places_in_the_shape():
     shape = space.shape(TrainConfig.model_validate(BASE), choice)
     assert shape.deep_units == (8, 0, 0)
     assert space.apply(BASE, choice).model.deep.units == (8,)
+    # Layers that no candidate has are not in the largest network, either.
+    space = space_of({"model.deep.units.1": (0,), "model.deep.units.2": (4, 0)})
+    largest, smallest = (
+        space.shape(TrainConfig.model_validate(BASE), one) for one in (space.largest, space.smallest)
+    )
+    assert smallest.deep_units == (16, 0, 0)
+    assert (smallest.within(largest).deep_units, smallest.within(largest).deep_ranks) == ((16, 0), (4, 0))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import rows_of_table
 from ctr.models.part import WHOLE
-from ctr.models.supernet import Candidate, MaskedPart, masks_of, passed_over
 from ctr.objective.config import ObjectiveConfig
+from ctr.search.architecture import Shape
+from ctr.search.masks import MaskedPart, masks_of, passed_over
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
@@ -27,7 +28,7 @@ RAMPS = dict.fromkeys(("alpha2", *ObjectiveConfig.model_fields), 1.0)
 STEPS = 3
 # Of the tables in their order, quality-4 with user, item and tags, ui-2 with position.
 COLUMNS = {"user": 4, "item": 4, "tags": 4, "position": 2}
-CANDIDATE = Candidate(
+CANDIDATE = Shape(
     deep_units=(4, 0), deep_ranks=(0, 0), crosses=1, cross_rank=2, widths={"user": 1}, without={"item"}
 )
 
@@ -57,7 +58,7 @@ def feeds(state: TrainState) -> list[Feed]:
     ]
 
 
-def learn(state: TrainState, config: TrainConfig, *learners: Candidate, steps: int = STEPS):
+def learn(state: TrainState, config: TrainConfig, *learners: Shape, steps: int = STEPS):
     masks = [masks_of(candidate, state.architecture, state.layouts) for candidate in learners]
     step = TrainStep(state, config, False, [MaskedPart(own) for own in masks] or [WHOLE])
     for feed in feeds(state)[:steps]:
@@ -121,7 +122,7 @@ def test_what_is_masked_does_not_move(linear_rule):
 def test_what_is_not_masked_moves_as_in_the_smaller_network():
     config = make_config()
     state = make_state(config, passed_over([(6,), (0, 5)]))
-    candidate = Candidate((4, 0), (0, 0), crosses=1, cross_rank=2, widths={}, without=())
+    candidate = Shape((4, 0), (0, 0), crosses=1, cross_rank=2, widths={}, without=())
     small_config = make_config(crosses={"layers": 1, "rank": 2}, deep={"units": [4], "activation": "smelu"})
     small = make_state(small_config)
     for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
@@ -144,7 +145,7 @@ def test_what_is_not_masked_moves_as_in_the_smaller_network():
 @pytest.mark.slow
 def test_several_learners_move_weights_by_the_mean_of_their_gradients():
     config, sources = make_config(), passed_over([(6,), (0, 5)])
-    largest = Candidate((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())
+    largest = Shape((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())
     found, logits = [], []
     for chosen in ([CANDIDATE], [largest], [CANDIDATE, largest]):
         state = make_state(config, sources)

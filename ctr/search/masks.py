@@ -18,8 +18,7 @@ which a mask selects one.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -31,31 +30,7 @@ from ctr.models.own_gradient import own_gradient
 from ctr.models.part import Part
 from ctr.models.row_curvature import RowCurvature, of_present
 from ctr.models.rows import TableLayout
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """The architecture of a candidate, in which layers that are absent keep their places.
-
-    Attributes:
-        deep_units: the width of each deep layer; 0: it is absent, and the next one reads its input.
-        deep_ranks: for each of them the rank of its bottleneck, of no effect where it has none.
-        crosses: the number of crosses.
-        cross_rank: the rank of their matrices, of no effect where these are full.
-        widths: embedding widths by feature; of others all columns.
-        without: the features that it does not have.
-        ui_units: as ``deep_units``, of the UI tower.
-        factor_width: of the learned part of Q and U; 0 of a plain model.
-    """
-
-    deep_units: tuple[int, ...]
-    deep_ranks: tuple[int, ...]
-    crosses: int
-    cross_rank: int
-    widths: Mapping[str, int]
-    without: Collection[str]
-    ui_units: tuple[int, ...] = ()
-    factor_width: int = 0
+from ctr.search.architecture import Shape
 
 
 def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -72,7 +47,7 @@ def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def masks_of(
-    candidate: Candidate, architecture: Architecture, layouts: Sequence[TableLayout]
+    candidate: Shape, architecture: Architecture, layouts: Sequence[TableLayout]
 ) -> dict[str, np.ndarray]:
     """The masks under which the largest network is a candidate, float32.
 
@@ -96,9 +71,7 @@ def masks_of(
     return {name: mask.astype(np.float32) for name, mask in masks.items()}
 
 
-def _tower_masks(
-    candidate: Candidate, name: str, tower: Tower, units: Sequence[int]
-) -> dict[str, np.ndarray]:
+def _tower_masks(candidate: Shape, name: str, tower: Tower, units: Sequence[int]) -> dict[str, np.ndarray]:
     masks = {}
     for number in range(tower.crosses):
         first, last = ("u", "v") if tower.cross_rank else ("w", "w")

@@ -12,7 +12,8 @@ from ctr.models.architecture import Architecture, Factors
 from ctr.models.click_model import TowerInput, forward
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
-from ctr.models.supernet import Candidate, MaskedPart, candidate_weights, masked, masks_of, passed_over
+from ctr.search.architecture import Shape
+from ctr.search.masks import MaskedPart, candidate_weights, masked, masks_of, passed_over
 from sliced_models import sliced
 
 ROWS = 6
@@ -54,7 +55,7 @@ def made(shape: Architecture, width=8, seed=0) -> dict[str, tf.Tensor]:
     return weights
 
 
-def alone(shape: Architecture, candidate: Candidate, width: int, weights) -> Architecture:
+def alone(shape: Architecture, candidate: Shape, width: int, weights) -> Architecture:
     """The candidate as a plain model, whose weights these are."""
     present = [place for place, units in enumerate(candidate.deep_units) if units]
     plain = Architecture(
@@ -71,9 +72,9 @@ def alone(shape: Architecture, candidate: Candidate, width: int, weights) -> Arc
 
 
 @st.composite
-def candidates(draw) -> Candidate:
+def candidates(draw) -> Shape:
     units = tuple(draw(st.integers(0, width)) for width in UNITS)
-    return Candidate(
+    return Shape(
         deep_units=units,
         deep_ranks=(0, draw(st.integers(1, 3)), 0),
         crosses=draw(st.integers(0 if any(units) else 1, 2)),
@@ -83,7 +84,7 @@ def candidates(draw) -> Candidate:
     )
 
 
-def columns_of(candidate: Candidate) -> np.ndarray:
+def columns_of(candidate: Shape) -> np.ndarray:
     """Which columns of e_0 the candidate has, bool [8]."""
     parts = []
     for name, width in (("a", 3), ("b", 3), ("c", 2)):
@@ -92,9 +93,9 @@ def columns_of(candidate: Candidate) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def candidate_of(shape: Architecture, weights, candidate: Candidate) -> dict[str, tf.Tensor]:
+def candidate_of(shape: Architecture, weights, candidate: Shape) -> dict[str, tf.Tensor]:
     """The weights of a candidate, from one mask to the next."""
-    everything = Candidate(shape.deep_units, shape.deep_ranks, 2, 3, {}, (), UI_UNITS, FACTORS)
+    everything = Shape(shape.deep_units, shape.deep_ranks, 2, 3, {}, (), UI_UNITS, FACTORS)
     masked_part = MaskedPart(masks_of(everything, shape, LAYOUTS))
     masked_part.set_to(masked_part.packed(masks_of(candidate, shape, LAYOUTS)))
     return dict(masked_part.weights(weights))
@@ -150,7 +151,7 @@ def test_a_masked_network_is_the_smaller_one(gated, candidate):
         np.testing.assert_allclose(found, by_hand(weights, inputs()[:, kept]), rtol=0, atol=1e-5)
 
 
-def factorized(candidate: Candidate | None = None, pieces: int = 0) -> Architecture:
+def factorized(candidate: Shape | None = None, pieces: int = 0) -> Architecture:
     """Of the largest model with Q of a and b and U of c, or of a candidate alone."""
     if candidate is None:
         units, ui_units, width, crosses, rank = UNITS, UI_UNITS, FACTORS, 2, 3
@@ -174,7 +175,7 @@ def factorized(candidate: Candidate | None = None, pieces: int = 0) -> Architect
 
 
 @st.composite
-def factorized_candidates(draw) -> Candidate:
+def factorized_candidates(draw) -> Shape:
     plain = draw(candidates())
     ui_units = tuple(draw(st.integers(0, width)) for width in UI_UNITS)
     return replace(plain, ui_units=ui_units, factor_width=draw(st.integers(1, FACTORS)))
@@ -216,7 +217,7 @@ def test_a_masked_factorized_model_is_the_smaller_one(pieces, candidate):
 
 def test_full_crosses_can_be_left_out():
     shape = architecture(full=True)
-    candidate = Candidate((5, 4, 3), (0, 3, 0), crosses=1, cross_rank=0, widths={"a": 1}, without=())
+    candidate = Shape((5, 4, 3), (0, 3, 0), crosses=1, cross_rank=0, widths={"a": 1}, without=())
     largest, kept = made(shape), columns_of(candidate)
     weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, kept)
     plain = alone(shape, candidate, int(kept.sum()), weights)
@@ -255,7 +256,7 @@ def test_masks_of_ones_change_no_bit():
     for dtype in ("float32", "bfloat16"):
         shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype, gated=True)
         weights = made(shape)
-        everything = masks_of(Candidate(UNITS, (0, 3, 0), 2, 3, {}, ()), shape, LAYOUTS)
+        everything = masks_of(Shape(UNITS, (0, 3, 0), 2, 3, {}, ()), shape, LAYOUTS)
         assert all((mask == 1).all() for mask in everything.values())
         e0 = tf.constant(inputs()[np.newaxis], dtype)
         found = []
@@ -276,7 +277,7 @@ def test_each_layer_may_read_the_last_present_one_before_it():
     assert passed_over([(0, 5), (4,), (0, 3)]) == ((), (0,), (), (2,))
     assert passed_over([(0, 5), (0, 4)]) == ((), (0,), (1, 0))
     assert passed_over([(5,), (4,)]) == ((), (), ())
-    own = masks_of(Candidate((5, 0, 0), (0, 3, 0), 2, 3, {}, ()), architecture(), LAYOUTS)
+    own = masks_of(Shape((5, 0, 0), (0, 3, 0), 2, 3, {}, ()), architecture(), LAYOUTS)
     # The head reads layer 0: of the outputs 3 (before it), 2, 1 (that of layer 0) and 0.
     matrices = ("quality_head", *(f"quality/head_from_{source}" for source in (2, 1, 0)))
     assert [own[f"columns/{name}"].tolist() for name in matrices] == [[0], [0], [1], [0]]
