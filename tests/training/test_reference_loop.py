@@ -27,7 +27,7 @@ PRINTED = {
     [
         {},
         {"optimizer": {"dense": {"shampoo": PRINTED}}},
-        {"model": {**SMALL["model"], "widths": {"user": 0, "item": 0, "tags": 0}}},
+        {"model": {**SMALL["model"], "widths": {"user": 0, "item": 0}}},
     ],
     ids=["default", "shampoo", "features of linear weights alone"],
 )
