@@ -1,33 +1,23 @@
-"""Reference of a configuration: every key with its meaning, what is allowed and its default.
-
-All of it comes from the models themselves. A key's meaning stands in its model's docstring under
-``Attributes:``; its default and what is allowed come from the annotations. A dataclass may stand in a model
-(Shampoo's options); what it allows is said by the ``allowed`` of the objects in its ``Annotated`` types.
-"""
+"""Reference of a configuration: every key with its meaning, what is allowed and its default, by its JSON Schema."""
 
 import dataclasses
-import inspect
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-import annotated_types
 import yaml
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 
-from ctr.config import Dumper, StrictModel
-from ctr.config.options import OptionsKey, pruned
+from ctr.config import Dumper
+from ctr.config.options import options_schema
+from ctr.config.schema import Schema, key_tree, members, values_of
 from ctr.io.errors import InputError
 from ctr.io.words import did_you_mean
 
 _WIDTH = 100
 _TAGS = ("type", "kind")
+_HIDDEN = ("preset",)  # a key that no default has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,249 +42,126 @@ class Key:
     is_open: bool = False  # whether the keys below it are in use where nothing is said
 
 
-def describe(model: type, values: Mapping[str, Any] | None = None, without: Collection[str] = ()) -> Group:
-    """Describes the keys of a pydantic model or a dataclass, and of all below it.
+def describe(model: type) -> Group:
+    """Describes the keys of a pydantic model or of a dataclass of options, and of all below it."""
+    return _group(key_tree(model) if issubclass(model, BaseModel) else options_schema(model()), {})
 
-    ``values`` stand in place of the fields' own defaults; fields named in ``without`` a file cannot give.
-    """
-    meanings = field_meanings(model)
-    values = values or {}
+
+def _group(schema: Schema, values: Mapping[str, Any]) -> Group:
+    """Describes a group; ``values`` stand in place of the defaults of its keys."""
     keys = []
-    for name, field in _fields(model).items():
-        if name in without:
+    for name, node in schema["properties"].items():
+        if name in _HIDDEN:
             continue
-        shown = field.alias or name
-        default = _default(shown, field)
-        if shown in values:
-            default = values[shown]
-        options = next((item for item in field.metadata if isinstance(item, OptionsKey)), None)
-        if options is None:
-            below = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
-            many, groups = _groups_in(field.annotation, default, below)
-        else:
-            default = pruned(default, options.without)
-            many, groups = "", (describe(type(options.start), default, options.without),)
+        required = name in schema.get("required", ())
+        default = values.get(name, _default(name, node))
+        many, groups = _groups(node, default)
+        is_used = required if default is None else isinstance(default, Mapping | list) and bool(default)
+        meaning = node.get("description") or (groups[0].meaning if len(groups) == 1 else "")
         keys.append(
-            Key(
-                name=shown,
-                meaning=meanings.get(name) or (groups[0].meaning if len(groups) == 1 else ""),
-                allowed=_allowed(field.annotation, field.metadata, field.title),
-                required=field.is_required(),
-                default=default,
-                many=many,
-                groups=groups,
-                is_open=bool(groups)
-                and (
-                    field.is_required()
-                    if default is None
-                    else isinstance(default, Mapping | list) and bool(default)
-                ),
-            )
+            Key(name, meaning, _allowed(node), required, default, many, groups, bool(groups) and is_used)
         )
     # What chooses among models comes first.
     keys.sort(key=lambda key: key.name not in _TAGS)
-    return Group(_summary(model), tuple(keys))
+    return Group(schema.get("description", ""), tuple(keys))
 
 
-def _fields(model: type) -> dict[str, FieldInfo]:
-    if issubclass(model, BaseModel):
-        return dict(model.model_fields)
-    hints = get_type_hints(model, include_extras=True)
-    return {
-        field.name: FieldInfo.from_annotated_attribute(hints[field.name], field.default)
-        for field in dataclasses.fields(cast(Any, model))
-    }
-
-
-def _default(name: str, field: FieldInfo) -> Any:
+def _default(name: str, node: Schema) -> Any:
     """As plain data. Of a required key, or of one that a file cannot do without, an example."""
-    if field.examples:
-        return field.examples[0]
-    if not field.is_required():
-        return to_jsonable_python(field.get_default(), by_alias=True)
-    if get_origin(field.annotation) is Literal:
-        return get_args(field.annotation)[0]
-    if field.annotation is int:
-        return next((item.ge for item in field.metadata if isinstance(item, annotated_types.Ge)), 1)
-    return name.upper() if field.annotation is str else None
+    if "examples" in node:
+        return node["examples"][0]
+    for key in ("default", "const"):
+        if key in node:
+            return node[key]
+    if "enum" in node:
+        return node["enum"][0]
+    if node.get("type") == "integer":
+        return node.get("minimum", 1)
+    is_text = node.get("type") == "string" and "format" not in node and not node.get("title", "").startswith("ISO")
+    return name.upper() if is_text else None
 
 
-# ---------------------------------------------------------------- meanings, from docstrings
-
-
-def field_meanings(model: type) -> dict[str, str]:
-    """Meaning of each field in the docstrings of a model and its bases, under ``Attributes:``, on one line."""
-    meanings: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if base in (BaseModel, StrictModel):
-            continue
-        section = inspect.cleandoc(vars(base).get("__doc__") or "").partition("\nAttributes:\n")[2]
-        names: list[str] = []
-        for line in section.splitlines():
-            entry = re.fullmatch(r" {4}([a-z_0-9]+(?:, [a-z_0-9]+)*): (.+)", line)
-            if entry is not None:
-                names = entry[1].split(", ")
-                meanings |= dict.fromkeys(names, entry[2])
-            elif line.startswith(" " * 8):
-                meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
-            elif line.strip():
-                break
-    return {name: _plain(text) for name, text in meanings.items()}
-
-
-def _summary(model: type) -> str:
-    text = inspect.cleandoc(vars(model).get("__doc__") or "")
-    return _plain(" ".join(text.partition("\nAttributes:\n")[0].split()))
-
-
-def _plain(text: str) -> str:
-    # In YAML.
-    text = re.sub(
-        r"\b(?:None|True|False)\b", lambda word: {"None": "null"}.get(word[0], word[0].lower()), text
-    )
-    if text[:1].islower():
-        text = text[0].upper() + text[1:]
-    text = text.replace("``", "`").strip()
-    return text if not text or text.endswith(".") else f"{text}."
-
-
-# ---------------------------------------------------------------- what is allowed, from annotations
-
-
-def _groups_in(
-    annotation: Any, default: Any, without: Collection[str] = ()
-) -> tuple[Literal["", "list", "names"], tuple[Group, ...]]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _groups_in(arguments[0], default, without)
-    if origin is tuple:
-        return "list" if _groups_in(arguments[0], None)[1] else "", _groups_in(arguments[0], _first(default))[
-            1
-        ]
-    if origin is dict:
-        groups = _groups_in(arguments[1], None)[1]
-        return "names" if groups else "", groups
-    models = [part for part in _members(annotation) if _is_model(part)]
-    if not models:
-        return "", ()
-    # Of several models the one that the default is of comes first.
+def _groups(node: Schema, default: Any) -> tuple[Literal["", "list", "names"], tuple[Group, ...]]:
+    found = members(node)
+    for one in found:
+        below = one.get("items") if one.get("type") == "array" else values_of(one)
+        if isinstance(below, dict) and (groups := _groups(below, _first(default))[1]):
+            return "list" if one["type"] == "array" else "names", groups
+    models = [one for one in found if "properties" in one]
+    # Of several models the one that the default is of has its values.
     chosen = default if isinstance(default, Mapping) else {}
-    return "", tuple(describe(model, _fitting(model, chosen, len(models)), without) for model in models)
+    return "", tuple(_group(one, chosen if _fits(one, chosen, len(models)) else {}) for one in models)
 
 
 def _first(default: Any) -> Any:
-    return default[0] if isinstance(default, list | tuple) and default else None
+    return default[0] if isinstance(default, list) and default else None
 
 
-def _fitting(model: type, values: Mapping[str, Any], models: int) -> Mapping[str, Any]:
-    """The values, unless they are those of another model of a union."""
-    fields = _fields(model)
-    for tag in _TAGS:
-        if models > 1 and tag in fields and values.get(tag) not in get_args(fields[tag].annotation):
-            return {}
-    return values
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and (
-        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
+def _fits(model: Schema, values: Mapping[str, Any], models: int) -> bool:
+    """Tells whether values are those of this model of a choice."""
+    tags = {tag: model["properties"][tag] for tag in _TAGS if tag in model["properties"]}
+    return models == 1 or all(
+        values.get(tag) in (node.get("const"), *node.get("enum", ())) for tag, node in tags.items()
     )
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """Types of a union, or the one that it is, without what they are annotated with."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return tuple(member for part in get_args(annotation) for member in _members(part))
-    return (annotation,)
+# ---------------------------------------------------------------- what is allowed, in words
+
+_TYPES = {"boolean": "true or false", "integer": "whole number", "number": "number", "string": "text"}
+_FORMATS = {"path": "path", "date": "date"}
 
 
-_TYPES: dict[Any, str] = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    Path: "path",
-    date: "date",
-    datetime: "ISO date, or date and time",
-    Any: "any value",
-}
-
-
-def _allowed(
-    annotation: Any, metadata: Sequence[Any] = (), title: str | None = None, many: bool = False
-) -> str:
-    """Type with its bounds, in words; ``title`` names the type."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        titles = (item.title for item in arguments[1:] if isinstance(item, FieldInfo))
-        title = title or next((text for text in titles if text), None)
-        return _allowed(arguments[0], (*arguments[1:], *metadata), title, many)
-    if origin in (Union, UnionType):
-        members = [part for part in arguments if part is not NoneType]
-        texts = [title or ""] if title else [_allowed(part, metadata, None, many) for part in members]
-        text = " or ".join(dict.fromkeys(texts))
-        if NoneType not in arguments:
+def _allowed(node: Schema, many: bool = False) -> str:
+    """Type with its bounds, in words; a title names the type."""
+    choice = node.get("anyOf") or node.get("oneOf")
+    title = None if "properties" in node and "title" not in node else node.get("title")
+    if choice:
+        parts = members(node)
+        texts = [title] if title else [_allowed(part, many) for part in parts]
+        text = (", or " if any("," in text for text in texts) else " or ").join(dict.fromkeys(texts))
+        if not any(one.get("type") == "null" for one in choice):
             return text
         return f"{text}, or null" if "," in text or " or " in text else f"{text} or null"
     if title is not None:
         return re.sub(r"^\w+", r"\g<0>s", title) if many else title
-    if origin is Literal:
-        *words, last = map(_scalar, arguments)
+    if "const" in node or "enum" in node:
+        *words, last = map(_scalar, node.get("enum") or [node["const"]])
         return f"{', '.join(words)} or {last}" if words else last
-    if origin is tuple:
-        return f"list of {_allowed(arguments[0], (), None, True)}{_length(metadata)}"
-    if origin is dict:
-        return f"by name: {_allowed(arguments[1], (), None, True)}{_length(metadata)}"
-    if _is_model(annotation):
+    if "properties" in node:
         return "groups" if many else "group"
-    text = _TYPES[annotation]
-    return f"{text}{'s' if many and annotation in (int, float, str) else ''}{_bounds(metadata)}"
+    if node.get("type") == "array":
+        items = node["items"] if "items" in node else node["prefixItems"][0]
+        return f"list of {_allowed(items, True)}{_length(node, 'minItems', 'maxItems')}"
+    if node.get("type") == "object":
+        return f"by name: {_allowed(values_of(node) or {}, True)}{_length(node, 'minProperties', 'maxProperties')}"
+    if "type" not in node:
+        return "any value"
+    text = _FORMATS.get(node.get("format", ""), _TYPES[node["type"]])
+    return f"{text}{'s' if many and text in ('whole number', 'number', 'text') else ''}{_bounds(node)}"
 
 
 def _scalar(value: Any) -> str:
     return _yaml(value).removesuffix("...\n").strip()
 
 
-def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
-    for item in metadata:
-        if isinstance(item, FieldInfo):
-            yield from _flat(item.metadata)
-        else:
-            yield item
+def _bounds(node: Schema) -> str:
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    texts = [f"{word} {_number(node[bound])}" for bound, word in words.items() if bound in node]
+    if {"minimum", "maximum"} <= node.keys():
+        texts = [f"{_number(node['minimum'])} to {_number(node['maximum'])}"]
+    if node.get("minLength") == 1:
+        texts.append("not empty")
+    if "pattern" in node:
+        texts.append(f"matching {node['pattern']}")
+    return "".join(f", {text}" for text in texts)
 
 
-def _bounds(metadata: Sequence[Any]) -> str:
-    low = high = ""
-    texts: list[str] = []
-    for item in _flat(metadata):
-        if isinstance(item, annotated_types.Ge):
-            low = f"at least {_number(item.ge)}"
-        elif isinstance(item, annotated_types.Gt):
-            low = f"above {_number(item.gt)}"
-        elif isinstance(item, annotated_types.Le):
-            high = f"at most {_number(item.le)}"
-        elif isinstance(item, annotated_types.Lt):
-            high = f"below {_number(item.lt)}"
-        elif isinstance(item, annotated_types.MinLen) and item.min_length == 1:
-            texts.append("not empty")
-        elif isinstance(pattern := getattr(item, "pattern", None), str):
-            texts.append(f"matching {pattern}")
-        elif isinstance(allowed := getattr(item, "allowed", None), str):
-            texts.append(allowed.removeprefix("a whole number "))
-    if low.startswith("at least ") and high.startswith("at most "):
-        low, high = f"{low.removeprefix('at least ')} to {high.removeprefix('at most ')}", ""
-    return "".join(f", {text}" for text in (low, high, *texts) if text)
-
-
-def _length(metadata: Sequence[Any]) -> str:
+def _length(node: Schema, least: str, most: str) -> str:
     texts = []
-    for item in _flat(metadata):
-        if isinstance(item, annotated_types.MinLen):
-            texts.append(f"at least {item.min_length} {'item' if item.min_length == 1 else 'items'}")
-        elif isinstance(item, annotated_types.MaxLen):
-            texts.append(f"at most {item.max_length} items")
+    if least in node:
+        texts.append(f"at least {node[least]} {'item' if node[least] == 1 else 'items'}")
+    if most in node:
+        texts.append(f"at most {node[most]} items")
     return "".join(f", {text}" for text in texts)
 
 
