@@ -1,6 +1,6 @@
 """Options of optimizers as groups of a configuration: dataclasses that check their values themselves."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -39,7 +39,10 @@ class OptionsKey:
         """Describes the options that a file can give."""
         group = options_schema(self.start, self.without)
         if self.presets:
-            group["properties"]["preset"] = {"enum": [*self.presets], "description": "What the others start from."}
+            group["properties"]["preset"] = {
+                "enum": [*self.presets],
+                "description": "What the others start from.",
+            }
         return group
 
     def read(self, content: Any) -> Any:
@@ -98,11 +101,9 @@ def options_schema(options: Options, without: frozenset[str] = frozenset()) -> S
 
 
 def _choice(groups: tuple[type[Options], ...], default: Any, without: frozenset[str]) -> Schema:
-    """One group, or one of several by its ``kind``, which alone may stand for it; without a kind, that of the default."""
+    """One group, or one of several by its ``kind``, which alone may stand for it; without one, that of the default."""
     kinds = [getattr(group, "kind", "") for group in groups]
-    found = [
-        options_schema(default if type(default) is group else group(), without) for group in groups
-    ]
+    found = [options_schema(default if type(default) is group else group(), without) for group in groups]
     if not any(kinds):
         return found[0]
     for kind, group in zip(kinds, found, strict=True):

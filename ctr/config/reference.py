@@ -77,7 +77,9 @@ def _default(name: str, node: Schema) -> Any:
         return node["enum"][0]
     if node.get("type") == "integer":
         return node.get("minimum", 1)
-    is_text = node.get("type") == "string" and "format" not in node and not node.get("title", "").startswith("ISO")
+    is_text = (
+        node.get("type") == "string" and "format" not in node and not node.get("title", "").startswith("ISO")
+    )
     return name.upper() if is_text else None
 
 
@@ -145,7 +147,12 @@ def _scalar(value: Any) -> str:
 
 
 def _bounds(node: Schema) -> str:
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
     texts = [f"{word} {_number(node[bound])}" for bound, word in words.items() if bound in node]
     if {"minimum", "maximum"} <= node.keys():
         texts = [f"{_number(node['minimum'])} to {_number(node['maximum'])}"]
