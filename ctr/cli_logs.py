@@ -79,9 +79,9 @@ def _quickstart(arguments: argparse.Namespace) -> None:
         keep=tuple(arguments.keep),
     )
 
-    ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+    asks = ask if sys.stdin.isatty() and sys.stderr.isatty() else None
     width = shutil.get_terminal_size((200, 24)).columns
-    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, ask, Bar, load_tensorflow)
+    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, asks, Bar, load_tensorflow)
     given_to = arguments.file, out, options, tools
     if arguments.dry_run:
         result = quickstart.infer_mapping(*given_to)
@@ -92,7 +92,7 @@ def _quickstart(arguments: argparse.Namespace) -> None:
     print_result(arguments, result, quickstart.result_text(out, result))
 
 
-def _ask(doubt: Any, refused: str = "") -> str:
+def ask(doubt: Any, refused: str = "") -> str:
     """Asks a person on the terminal for a choice; ``refused`` says why the answer before cannot be."""
     if refused:
         print(printable(f"\n{refused}"), file=sys.stderr)
@@ -181,12 +181,13 @@ _ROWS = {
     "[--keep-values NAMES]": "keep the raw values of these features beside the log, e.g. user,item, or all (default: "
     "the mapping's keep_values)",
 }
-_TABLE = _ROWS | {
+_TABLE = {
+    **_ROWS,
     "logs that grow": {
         "[--append]": "more files will follow: keep the rows of the last partition unpublished until later rows come",
         "[--allowed-lateness DURATION]": "with --append: keep a partition unpublished until a row is this much later "
         "than its end, e.g. 2h (0s)",
-    }
+    },
 }
 _MAPPING = {"--mapping FILE": "YAML file that names columns and features"}
 _DEFAULTS = {"max_reject_share": 0.01}
@@ -268,8 +269,9 @@ def _ingest_events(arguments: argparse.Namespace) -> None:
     print_result(arguments, *run_events(arguments, events))
 
 
-_tables = {name: (f"ingest {files}", _TABLE) for name, files in FORMATS.items()} | {
-    "table": ("ingest CSV, TSV, JSON lines or Parquet files with your own mapping", _TABLE | _MAPPING)
+_tables: dict[str, tuple[str, Takes]] = {
+    **{name: (f"ingest {files}", _TABLE) for name, files in FORMATS.items()},
+    "table": ("ingest CSV, TSV, JSON lines or Parquet files with your own mapping", {**_TABLE, **_MAPPING}),
 }
 _INGESTS = (
     *(

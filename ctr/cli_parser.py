@@ -297,16 +297,15 @@ def _complete_arguments(parser: argparse.ArgumentParser, files: object, name: st
 
 def config_keys(kind: str) -> list[str]:
     """Lists the dotted keys of a configuration that ``--set`` takes."""
-    from ctr.config.reference import describe, settable_keys
+    from ctr.config.schema import settable_keys
 
-    return settable_keys(describe(config_model(kind)))
+    return settable_keys(config_model(kind))
 
 
-def config_model(kind: str) -> type:
+def config_model(kind: str) -> Any:
     """Imports the model of a configuration's file."""
     module, name = CONFIGS[kind]
-    model: type = getattr(importlib.import_module(module), name)
-    return model
+    return getattr(importlib.import_module(module), name)
 
 
 def _words(function: str, words: Sequence[str]) -> dict[str, Any]:

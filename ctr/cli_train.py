@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ctr.cli_logs import LOG
 from ctr.cli_output import (
     Bar,
     importing,
@@ -25,7 +24,7 @@ from ctr.cli_output import (
     show_report,
     training_bar,
 )
-from ctr.cli_parser import command, settings
+from ctr.cli_parser import command, config_model, settings
 from ctr.io.errors import InputError, one_line
 from ctr.io.signals import Interrupted, stop_signals
 from ctr.workers.cluster import Cluster
@@ -43,7 +42,7 @@ _has_joined = False
     "train",
     "train in one pass over a log, or resume a run",
     {
-        **LOG,
+        "LOG": "directory of the log",
         "[--config FILE]": "YAML file with settings (without it: the defaults)",
         "--out RUN": "run directory; rerun to resume",
         "[--init-from RUN]": "warm start: begin with the weights of another run, where it stopped",
@@ -72,14 +71,15 @@ def train(arguments: argparse.Namespace) -> None:
     """Trains; SystemExit where workers were ended by a signal, WorkerLostError where they were lost again and again."""
     with importing():
         from ctr.config import load_model
-        from ctr.training.config import TrainConfig
+
+        model = config_model("train")
 
     place = read_place()
     if place is not None and place.size == 1:
         place = None
     size = _check_workers(arguments, place)
     _check_device(arguments, size)
-    config = load_model(TrainConfig, arguments.config, "config", arguments.set)
+    config = load_model(model, arguments.config, "config", arguments.set)
     if arguments.follow and arguments.record is not None:
         raise InputError(
             "--record does not go with --follow: rerun without --follow to finish the run and to record"

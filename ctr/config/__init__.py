@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from ctr.config.schema import field_meanings, key_tree, keys_at, summary
+from ctr.config.schema import field_meanings, key_tree, keys_at, settable_keys, summary
 from ctr.io.documents import parse_yaml, read_short_floats
 from ctr.io.errors import InputError
 from ctr.io.files import not_text, require_file
@@ -133,7 +133,9 @@ def describe_validation_error(
             continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] == "extra_forbidden":
-            message = f"unknown key{_known_keys(model, fault['loc'], path.removeprefix(prefix))}"
+            allowed = keys_at(key_tree(model), fault["loc"][:-1])
+            meant = did_you_mean(path.removeprefix(prefix), settable_keys(model))
+            message = "unknown key" + (f"; allowed: {', '.join(allowed)}" if allowed else "") + meant
         elif fault["type"] == "missing":
             message = "missing"
         else:
@@ -141,14 +143,6 @@ def describe_validation_error(
             message = f"{received[:80]} is not allowed: {fault['msg'].removeprefix('Value error, ')}"
         faults.append(f"{path}: {message}")
     return f"{where}: " + "; ".join(faults)
-
-
-def _known_keys(model: type[BaseModel], location: tuple[int | str, ...], path: str) -> str:
-    from ctr.config.reference import describe, settable_keys
-
-    allowed = keys_at(key_tree(model), location[:-1])
-    text = f"; allowed: {', '.join(allowed)}" if allowed else ""
-    return text + did_you_mean(path, settable_keys(describe(model)))
 
 
 def parse_model(model: type[ModelT], content: object, where: str, prefix: str = "") -> ModelT:

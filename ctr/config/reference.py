@@ -14,6 +14,7 @@ from ctr.config.options import options_schema
 from ctr.config.schema import Schema, key_tree, members, values_of
 from ctr.io.errors import InputError
 from ctr.io.words import did_you_mean
+from ctr.optim.checked import Options
 
 _WIDTH = 100
 _TAGS = ("type", "kind")
@@ -42,7 +43,7 @@ class Key:
     is_open: bool = False  # whether the keys below it are in use where nothing is said
 
 
-def describe(model: type) -> Group:
+def describe(model: type[BaseModel] | type[Options]) -> Group:
     """Describes the keys of a pydantic model or of a dataclass of options, and of all below it."""
     return _group(key_tree(model) if issubclass(model, BaseModel) else options_schema(model()), {})
 
@@ -213,11 +214,6 @@ def _walk(group: Group, prefix: str) -> Iterator[tuple[str, Key]]:
                 if below not in seen:
                     seen.add(below)
                     yield below, found
-
-
-def settable_keys(group: Group) -> list[str]:
-    """Dotted paths that ``--set`` takes, in the order of the file."""
-    return [path for path, _ in _walk(group, "") if "[]" not in path and ".NAME" not in path]
 
 
 def select(group: Group, path: str, what: str) -> Group:

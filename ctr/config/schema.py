@@ -77,6 +77,19 @@ def values_of(node: Schema) -> Schema | None:
     return found if isinstance(found, dict) else None
 
 
+def settable_keys(model: type[BaseModel]) -> list[str]:
+    """Returns the dotted paths that ``--set`` takes: none is below a list or a name of one's own."""
+    return list(dict.fromkeys(_dotted_keys(key_tree(model), "")))
+
+
+def _dotted_keys(node: Schema, above: str) -> Iterator[str]:
+    for name, below in node["properties"].items():
+        yield f"{above}{name}"
+        for one in members(below):
+            if "properties" in one:
+                yield from _dotted_keys(one, f"{above}{name}.")
+
+
 def keys_at(node: Schema, path: Sequence[int | str]) -> list[str] | None:
     """Returns the keys of the group at the path of an error, which may name the kind of one; None: of no one group."""
     found = members(node)
