@@ -4,6 +4,7 @@ Pydantic makes it of the models. A key's meaning stands in its model's docstring
 of optimizers (``ctr.config.options``) describe themselves.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,11 @@ class _Writer(GenerateJsonSchema):
             found["default"] = inner["serialization"]["function"](schema["default"])
         return found
 
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        found = super().dict_schema(schema)
+        # Other names than those of the pattern are refused.
+        return {**found, "additionalProperties": False} if "patternProperties" in found else found
+
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
         return {**super().tagged_union_schema(schema), "required": [schema["discriminator"]]}
 
@@ -47,6 +53,7 @@ def json_schema(model: type[BaseModel]) -> Schema:
     return model.model_json_schema(schema_generator=_Writer)
 
 
+@functools.cache
 def key_tree(model: type[BaseModel]) -> Schema:
     """Returns the same with what is below a key in place of a reference to it."""
     schema = json_schema(model)
