@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from ctr import __version__
 from ctr.io.errors import InputError
@@ -25,19 +25,10 @@ CONFIGS = {
 }
 SHELLS = ("bash", "zsh", "fish")
 
-_PLACES = (
-    "LOG",
-    "RUN",
-    "RUN_A",
-    "RUN_B",
-    "DIR",
-    "FILE",
-    "MODEL",
-    "INPUT",
-    "PREDICTIONS",
-    "EXPERIMENT",
-    "SEARCH",
-)
+_PLACES = {
+    *("LOG", "RUN", "RUN_A", "RUN_B", "DIR", "FILE", "MODEL", "INPUT", "PREDICTIONS"),
+    *("EXPERIMENT", "SEARCH"),
+}
 _NUMBERS: dict[str, type] = {"N": int, "P": int, "SECONDS": float, "SHARE": float}
 
 Takes: TypeAlias = Mapping[str, Any]
@@ -236,19 +227,13 @@ def _parse_rest(
     for action in required:
         action.required = True
     if unknown:
-        is_missing = misspelled and any(getattr(found, action.dest) is None for action in required)
-        _refuse_unknown(parser, misspelled if is_missing else unknown, options)
+        if misspelled and any(getattr(found, action.dest) is None for action in required):
+            unknown = misspelled
+        name, known = unknown[0].partition("=")[0], [name for name in options if name.startswith("--")]
+        # A single dash in place of two is forgiven only here.
+        meant = did_you_mean(f"--{name.lstrip('-')}", known) if name.startswith("-") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     return found
-
-
-def _refuse_unknown(
-    parser: argparse.ArgumentParser, words: Sequence[str], options: Sequence[str]
-) -> NoReturn:
-    given = words[0].partition("=")[0]
-    known = [name for name in options if name.startswith("--")]
-    # A single dash in place of two is forgiven only here.
-    meant = did_you_mean(f"--{given.lstrip('-')}", known) if given.startswith("-") else ""
-    parser.error(f"unrecognized arguments: {' '.join(words)}{meant}")
 
 
 # ---------------------------------------------------------------- completion by shells

@@ -3,6 +3,7 @@
 Each part of the system keeps its own model beside itself; this module only holds what they share.
 """
 
+import copy
 import functools
 import logging
 from collections.abc import Mapping, Sequence
@@ -181,7 +182,7 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
 
     What is no mapping comes back as it is, for ``parse_model`` to refuse.
     """
-    changed = _copy_tree(content)
+    changed = copy.deepcopy(content)
     if not isinstance(changed, dict):
         return changed
     for setting in settings:
@@ -203,12 +204,6 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
             node = child
         node[keys[-1]] = value
     return changed
-
-
-def _copy_tree(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: _copy_tree(value) for key, value in node.items()}
-    return node
 
 
 def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequence[str] = ()) -> ModelT:

@@ -1,10 +1,9 @@
 """Reference of a configuration: every key with its meaning, what is allowed and its default, by its JSON Schema."""
 
-import dataclasses
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel
@@ -19,56 +18,47 @@ from ctr.optim.checked import Options
 _WIDTH = 100
 _TAGS = ("type", "kind")
 _HIDDEN = ("preset",)  # a key that no default has
+_OPEN = "is_open"  # marks what `select` keeps: in use, whatever the default is
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Keys of one model, in the order of its fields."""
-
-    meaning: str
-    keys: tuple["Key", ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """One key of a configuration."""
-
+class _Key(NamedTuple):
     name: str
-    meaning: str
-    allowed: str  # its type and bounds, in words
-    required: bool
+    node: Schema
     default: Any  # as plain data; of a required key an example, or None
-    many: Literal["", "list", "names"] = ""  # groups describe the value itself, each item or each named value
-    groups: tuple[Group, ...] = ()  # models of the keys below it; several where a choice is to be made
-    is_open: bool = False  # whether the keys below it are in use where nothing is said
+    required: bool
+    many: Literal["", "list", "names"]  # groups describe the value itself, each item or each named value
+    groups: list[tuple[Schema, Mapping[str, Any]]]  # below it, with the values that stand for their defaults
+
+    @property
+    def is_open(self) -> bool:
+        """Tells whether the keys below it are in use where nothing is said."""
+        if _OPEN in self.node:
+            return True
+        given = self.default
+        is_used = self.required if given is None else isinstance(given, Mapping | list) and bool(given)
+        return bool(self.groups) and is_used
+
+    @property
+    def meaning(self) -> str:
+        text: str = self.node.get("description", "")
+        return text or (self.groups[0][0].get("description", "") if len(self.groups) == 1 else "")
 
 
-def describe(model: type[BaseModel] | type[Options]) -> Group:
-    """Describes the keys of a pydantic model or of a dataclass of options, and of all below it."""
-    return _group(key_tree(model) if issubclass(model, BaseModel) else options_schema(model()), {})
+def describe(model: type[BaseModel] | type[Options]) -> Schema:
+    """Returns the keys of a pydantic model or of a dataclass of options, and all below them, as a JSON Schema."""
+    return key_tree(model) if issubclass(model, BaseModel) else options_schema(model())
 
 
-def _group(schema: Schema, values: Mapping[str, Any]) -> Group:
-    """Describes a group; ``values`` stand in place of the defaults of its keys."""
-    keys = []
-    for name, node in schema["properties"].items():
-        if name in _HIDDEN:
-            continue
-        required = name in schema.get("required", ())
-        default = values.get(name, _default(name, node))
-        many, groups = _groups(node, default)
-        is_used = required if default is None else isinstance(default, Mapping | list) and bool(default)
-        meaning = node.get("description") or (groups[0].meaning if len(groups) == 1 else "")
-        keys.append(
-            Key(name, meaning, _allowed(node), required, default, many, groups, bool(groups) and is_used)
-        )
+def _keys(group: Schema, values: Mapping[str, Any]) -> Iterator[_Key]:
     # What chooses among models comes first.
-    keys.sort(key=lambda key: key.name not in _TAGS)
-    return Group(schema.get("description", ""), tuple(keys))
+    for name, node in sorted(group["properties"].items(), key=lambda item: item[0] not in _TAGS):
+        if name not in _HIDDEN:
+            default = values.get(name, _default(name, node))
+            yield _Key(name, node, default, name in group.get("required", ()), *_groups(node, default))
 
 
 def _default(name: str, node: Schema) -> Any:
-    """As plain data. Of a required key, or of one that a file cannot do without, an example."""
+    """Of a required key, or of one that a file cannot do without, an example."""
     if "examples" in node:
         return node["examples"][0]
     for key in ("default", "const"):
@@ -78,34 +68,28 @@ def _default(name: str, node: Schema) -> Any:
         return node["enum"][0]
     if node.get("type") == "integer":
         return node.get("minimum", 1)
-    is_text = (
-        node.get("type") == "string" and "format" not in node and not node.get("title", "").startswith("ISO")
-    )
-    return name.upper() if is_text else None
+    is_text = node.get("type") == "string" and "format" not in node
+    return name.upper() if is_text and not node.get("title", "").startswith("ISO") else None
 
 
-def _groups(node: Schema, default: Any) -> tuple[Literal["", "list", "names"], tuple[Group, ...]]:
+def _groups(
+    node: Schema, default: Any
+) -> tuple[Literal["", "list", "names"], list[tuple[Schema, Mapping[str, Any]]]]:
     found = members(node)
     for one in found:
         below = one.get("items") if one.get("type") == "array" else values_of(one)
-        if isinstance(below, dict) and (groups := _groups(below, _first(default))[1]):
+        first = default[0] if isinstance(default, list) and default else None
+        if isinstance(below, dict) and (groups := _groups(below, first)[1]):
             return "list" if one["type"] == "array" else "names", groups
     models = [one for one in found if "properties" in one]
     # Of several models the one that the default is of has its values.
     chosen = default if isinstance(default, Mapping) else {}
-    return "", tuple(_group(one, chosen if _fits(one, chosen, len(models)) else {}) for one in models)
+    return "", [(one, chosen if len(models) == 1 or _fits(one, chosen) else {}) for one in models]
 
 
-def _first(default: Any) -> Any:
-    return default[0] if isinstance(default, list) and default else None
-
-
-def _fits(model: Schema, values: Mapping[str, Any], models: int) -> bool:
-    """Tells whether values are those of this model of a choice."""
+def _fits(model: Schema, values: Mapping[str, Any]) -> bool:
     tags = {tag: model["properties"][tag] for tag in _TAGS if tag in model["properties"]}
-    return models == 1 or all(
-        values.get(tag) in (node.get("const"), *node.get("enum", ())) for tag, node in tags.items()
-    )
+    return all(values.get(tag) in (node.get("const"), *node.get("enum", ())) for tag, node in tags.items())
 
 
 # ---------------------------------------------------------------- what is allowed, in words
@@ -183,8 +167,8 @@ def _number(value: Any) -> str:
 # ---------------------------------------------------------------- keys by their paths
 
 
-def key_rows(group: Group) -> list[dict[str, Any]]:
-    """Every key with its dotted path; lists are entered by ``[]``, values by name through ``NAME``.
+def key_rows(group: Schema) -> list[dict[str, Any]]:
+    """Lists every key with its dotted path; lists are entered by ``[]``, values by name through ``NAME``.
 
     For each ``key, default, required, allowed, meaning``.
     """
@@ -193,42 +177,39 @@ def key_rows(group: Group) -> list[dict[str, Any]]:
             "key": path,
             "default": key.default,
             "required": key.required,
-            "allowed": key.allowed,
+            "allowed": _allowed(key.node),
             "meaning": key.meaning,
         }
-        for path, key in _walk(group, "")
+        for path, key in _walk(group, {}, "").items()
     ]
 
 
 _STEPS = {"": "", "list": "[]", "names": ".NAME"}
 
 
-def _walk(group: Group, prefix: str) -> Iterator[tuple[str, Key]]:
-    for key in group.keys:
+def _walk(group: Schema, values: Mapping[str, Any], prefix: str) -> dict[str, _Key]:
+    found: dict[str, _Key] = {}
+    for key in _keys(group, values):
         path = f"{prefix}{key.name}"
-        yield path, key
-        seen: set[str] = set()
-        for part in key.groups:
-            for below, found in _walk(part, f"{path}{_STEPS[key.many]}."):
-                # Models to choose from share keys.
-                if below not in seen:
-                    seen.add(below)
-                    yield below, found
+        found[path] = key
+        for part, inner in key.groups:
+            # Models to choose from share keys.
+            found |= _walk(part, inner, f"{path}{_STEPS[key.many]}.") | found
+    return found
 
 
-def select(group: Group, path: str, what: str) -> Group:
+def select(group: Schema, path: str, what: str) -> Schema:
     """Keeps nothing of a group but the key of a dotted path, all that is below it, and the keys above it.
 
     Raises InputError: there is no such key. Names those that are alike.
     """
     names = [name for name in _plain_path(path).split(".") if name]
-    found = _select(group, names) if names else None
-    if found is not None:
-        return Group("", (found,))
-    known = list(dict.fromkeys(_plain_path(known) for known, _ in _walk(group, "")))
+    if names and (found := _select(group, {}, names)):
+        return found
+    known = list(dict.fromkeys(_plain_path(known) for known in _walk(group, {}, "")))
     if meant := did_you_mean(path, known, 4):
         raise InputError(f"{what}: no key {path}{meant}")
-    raise InputError(f"{what}: no key {path}; allowed: {', '.join(key.name for key in group.keys)}")
+    raise InputError(f"{what}: no key {path}; allowed: {', '.join(key.name for key in _keys(group, {}))}")
 
 
 def _plain_path(path: str) -> str:
@@ -236,61 +217,67 @@ def _plain_path(path: str) -> str:
     return re.sub(r"\[\]|\.[0-9]+(?=\.|$)|\.NAME(?=\.|$)", "", path)
 
 
-def _select(group: Group, names: Sequence[str]) -> Key | None:
-    for key in group.keys:
-        if key.name != names[0]:
-            continue
-        if len(names) == 1:
-            return dataclasses.replace(key, is_open=True)
-        # Of models to choose from the first one that has the key.
-        below = (_select(part, names[1:]) for part in key.groups)
-        found = next((inner for inner in below if inner is not None), None)
-        if found is not None:
-            return Key(key.name, "", "", False, None, key.many, (Group("", (found,)),), is_open=True)
+def _select(group: Schema, values: Mapping[str, Any], names: Sequence[str]) -> Schema | None:
+    key = next((key for key in _keys(group, values) if key.name == names[0]), None)
+    if key is None:
+        return None
+    if len(names) == 1:
+        kept = {**key.node, "default": key.default, _OPEN: True}
+        return {"properties": {key.name: kept}, "required": [key.name] * key.required}
+    # Of models to choose from the first one that has the key.
+    for part, inner in key.groups:
+        if below := _select(part, inner, names[1:]):
+            if key.many:
+                word = "items" if key.many == "list" else "additionalProperties"
+                below = {"type": "array" if key.many == "list" else "object", word: below}
+            return {"properties": {key.name: {**below, _OPEN: True}}}
     return None
 
 
 # ---------------------------------------------------------------- as YAML
 
 
-def as_yaml(group: Group) -> str:
+def as_yaml(group: Schema) -> str:
     """Writes a file with every key and its default, what is allowed, and what it means.
 
     What is off by default stands below its key, commented out; so do the other models where one is to be
     chosen.
     """
-    return "\n".join(_lines(group)) + "\n"
+    return "\n".join(_lines(group, {})) + "\n"
 
 
-def _lines(group: Group) -> Iterator[str]:
-    for number, key in enumerate(group.keys):
-        if number and (key.groups or group.keys[number - 1].groups):
+def _lines(group: Schema, values: Mapping[str, Any]) -> Iterator[str]:
+    had_groups: bool | None = None
+    for key in _keys(group, values):
+        if had_groups is not None and (key.groups or had_groups):
             yield ""
+        had_groups = bool(key.groups)
         yield from _key_lines(key)
 
 
-def _key_lines(key: Key) -> Iterator[str]:
-    yield from _comment(f"{key.meaning}{' Required.' if key.required and key.is_open else ''}")
+def _key_lines(key: _Key) -> Iterator[str]:
+    is_open = bool(key.groups) and key.is_open
+    yield from _comment(f"{key.meaning}{' Required.' if key.required and is_open else ''}")
     below = [f"{key.name}:", *_indented(_below(key))]
-    if key.groups and key.is_open:
+    if is_open:
         yield from below
         return
-    notes = ["required"] if key.required else []
-    notes += [key.allowed] if key.allowed != "group or null" else []
+    allowed = _allowed(key.node)
+    notes = ["required"] * key.required + [allowed] * (allowed != "group or null")
     yield f"{key.name}: {_scalar(key.default)}  # {', '.join(notes)}".removesuffix("  # ")
     if key.groups:
         yield from _commented(below)
 
 
-def _below(key: Key) -> Iterator[str]:
-    for number, group in enumerate(key.groups):
-        lines = list(_lines(group))
+def _below(key: _Key) -> Iterator[str]:
+    for number, (group, values) in enumerate(key.groups):
+        lines = list(_lines(group, values))
         if key.many == "list":
             lines = _as_item(lines)
         elif key.many == "names":
             lines = ["NAME:", *_indented(lines)]
         if len(key.groups) > 1:
-            lines = [*_comment(f"{'Or: ' if number else ''}{group.meaning}"), *lines]
+            lines = [*_comment(f"{'Or: ' if number else ''}{group.get('description', '')}"), *lines]
         # Of models to choose from, the first one stands.
         yield from _commented(lines) if number else lines
 
