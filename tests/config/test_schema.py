@@ -166,6 +166,16 @@ def test_a_fault_is_refused_where_it_is(kind, content, path):
     assert path in [error.json_path for error in formats.iter_errors(content)]
 
 
+def test_names_of_all_scripts_are_taken():
+    for name in ("रंग", "Größe", "_a.b-c", "x9", "a b", "9a", "a/b", "", "-a", "a:b"):
+        contents = ({"model": {"without": [name]}}, {"ids": {"capacities": {name: 5}}})
+        fits = name in ("रंग", "Größe", "_a.b-c", "x9")
+        for content in contents:
+            assert (is_taken("train", content), not refused_by_schema("train", content)) == (fits, fits), (
+                content
+            )
+
+
 def test_presets_and_kinds_of_groups_are_taken():
     for given in (
         {"preset": name, "method": "kl", "grafting": {"initial_accumulator": 0.5}} for name in PRESETS
