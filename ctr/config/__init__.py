@@ -1,6 +1,8 @@
-"""Typed configuration: strict models, read from YAML, changed by ``key=value``.
+"""Typed configuration: strict models, read from YAML, changed by ``key=value``. Begin here.
 
-Each part of the system keeps its own model beside itself; this module only holds what they share.
+Each part of the system keeps its own model beside itself; this module holds what they share. ``schema`` makes the JSON
+Schema of a model's file, which is the one description of its keys; ``options`` puts the dataclasses of optimizers'
+options into models and schemas; ``reference`` prints a schema as ``ctr config`` does.
 """
 
 import copy
