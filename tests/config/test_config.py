@@ -116,6 +116,11 @@ def test_a_long_value_is_cut():
             {"optimizer": {"embeddings": {"tower_rates": {"left": 1}}}},
             ["tower_rates.left: ", "'quality' or 'ui'"],
         ),
+        ({"model": {"ensemble": 5}}, ["model.ensemble: 5 ", "dictionary"]),
+        (
+            {"optimizer": {"dense": {"shampoo": {"method": {"kind": []}}}}},
+            ["optimizer.dense.shampoo: ", "method is {'kind': []}; allowed: shampoo, "],
+        ),
         ({"jit": "maybe"}, ["jit: 'maybe' ", "'auto', True or False"]),
         ({"seed": 2**31}, [f"seed: {2**31} "]),
         ({"checkpoint": {"keep": 0}}, ["checkpoint.keep: 0 "]),
