@@ -24,6 +24,7 @@ from ctr.cli_output import (
     show_report,
     training_bar,
 )
+from ctr.cli_parser import command, config_model, settings
 from ctr.io.errors import InputError, one_line
 from ctr.io.signals import Interrupted, stop_signals
 from ctr.workers.cluster import Cluster
@@ -37,18 +38,48 @@ _CRASH_STATUS = os.EX_SOFTWARE
 _has_joined = False
 
 
+@command(
+    "train",
+    "train in one pass over a log, or resume a run",
+    {
+        "LOG": "directory of the log",
+        "[--config FILE]": "YAML file with settings (without it: the defaults)",
+        "--out RUN": "run directory; rerun to resume",
+        "[--init-from RUN]": "warm start: begin with the weights of another run, where it stopped",
+        "[--record NAME]": "publish the predictions as the log's sidecar NAME, from which other runs can distill",
+        **settings("seed=2"),
+        "many workers": {
+            "": "Where the environment variable TF_CONFIG describes a cluster, this is one worker of it. The first "
+            "worker prints progress and result; each worker that --workers starts has its output in RUN/workers. A "
+            "command that has lost a worker ends with status 75: rerun it to resume.",
+            "[--workers N]": "start N workers on this machine and look after them (1)",
+            "[--worker-timeout SECONDS]": "how long workers wait for another one within a step before it counts as "
+            "lost (60)",
+            "[--max-restarts N]": "how often --workers restarts all workers after one is lost, without a checkpoint "
+            "between (3)",
+        },
+        "[--device DEVICE]": "train on all chips of this host's TPU: tpu; or on N logical devices of its processor, to "
+        "try it: cpu:N",
+        "logs that grow": {
+            "[--follow]": "train on new partitions as they are published, until stopped",
+            "[--poll SECONDS]": "seconds between scans for new partitions (0.5)",
+            "[--stop-when-idle SECONDS]": "end when nothing new came for so long (never)",
+        },
+    },
+)
 def train(arguments: argparse.Namespace) -> None:
     """Trains; SystemExit where workers were ended by a signal, WorkerLostError where they were lost again and again."""
     with importing():
         from ctr.config import load_model
-        from ctr.training.config import TrainConfig
+
+        model = config_model("train")
 
     place = read_place()
     if place is not None and place.size == 1:
         place = None
     size = _check_workers(arguments, place)
     _check_device(arguments, size)
-    config = load_model(TrainConfig, arguments.config, "config", arguments.set)
+    config = load_model(model, arguments.config, "config", arguments.set)
     if arguments.follow and arguments.record is not None:
         raise InputError(
             "--record does not go with --follow: rerun without --follow to finish the run and to record"

@@ -23,6 +23,10 @@ class Whole:
     def allowed(self) -> str:
         return f"a whole number in {self.low}..{self.high}"
 
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
     def holds(self, value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
@@ -39,6 +43,14 @@ class Real:
     @property
     def allowed(self) -> str:
         return f"{'(' if self.low_open else '['}{self.low}, {self.high}{')' if self.high_open else ']'}"
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        ends = {
+            "exclusiveMinimum" if self.low_open else "minimum": self.low,
+            "exclusiveMaximum" if self.high_open else "maximum": self.high,
+        }
+        return {"type": "number", **{end: value for end, value in ends.items() if math.isfinite(value)}}
 
     def holds(self, value: Any) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -116,7 +128,7 @@ def _changed_group(
     kinds = {getattr(group, "kind", ""): group for group in groups}
     given = {"kind": content} if isinstance(content, str) else dict(content)
     kind = given.pop("kind", getattr(now, "kind", ""))
-    if not isinstance(kind, str) or kind not in kinds or (isinstance(content, str) and not kind):
+    if kind not in [*kinds] or (isinstance(content, str) and not kind):
         raise ValueError(f"{name} is {content!r}; allowed: {_kinds(groups)}")
     start = now if type(now) is kinds[kind] else kinds[kind]()
     try:
@@ -134,11 +146,11 @@ def refuse_unknown(title: str, given: Iterable[str], allowed: Iterable[str]) -> 
 
 
 def _check(name: str, value: Any, hint: Any, groups: tuple[type[Options], ...]) -> None:
-    ranges = [part for part in _parts(hint) if isinstance(part, Whole | Real)]
+    limits = range_of(hint)
     if groups:
         fits, allowed = isinstance(value, groups), _kinds(groups)
-    elif ranges:
-        fits, allowed = ranges[0].holds(value), ranges[0].allowed
+    elif limits is not None:
+        fits, allowed = limits.holds(value), limits.allowed
     elif hint is bool:
         fits, allowed = isinstance(value, bool), "True, False"
     else:
@@ -151,6 +163,12 @@ def _check(name: str, value: Any, hint: Any, groups: tuple[type[Options], ...]) 
 
 def _kinds(groups: Iterable[type[Options]]) -> str:
     return ", ".join(getattr(group, "kind", "a group of keys") for group in groups)
+
+
+def range_of(hint: Any) -> Whole | Real | None:
+    """Returns the range of numbers that an annotation has; None: it is of something else."""
+    found = [part for part in _parts(hint) if isinstance(part, Whole | Real)]
+    return found[0] if found else None
 
 
 def _parts(hint: Any) -> list[Any]:

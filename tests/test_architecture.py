@@ -65,8 +65,8 @@ LONGEST_FUNCTION = 80
 MOST_IMPORTS = 20
 """Modules of ``ctr`` that a module may import."""
 
-# The command line has a line for every command.
-MANY_IMPORTS = {"ctr.cli"}
+# They have some lines for every command.
+MANY_IMPORTS = {"ctr.cli_logs", "ctr.cli_trained"}
 
 
 @pytest.fixture(scope="module")

@@ -464,10 +464,11 @@ def test_a_reader_that_leaves_early_is_no_fault(root, fresh_python):
     script = """
 import os, sys
 from ctr import cli
+from ctr.eval import report
 read, write = os.pipe()
 os.close(read)
 os.dup2(write, 1)
-cli._report = lambda arguments: print("lost")
+report.write_report = lambda run, out: "lost"
 sys.exit(cli.main(["report", "run"]))
 """
     done = fresh_python("-c", script, cwd=root, check=False)
@@ -475,10 +476,10 @@ sys.exit(cli.main(["report", "run"]))
 
 
 def test_an_interruption_has_its_own_status(monkeypatch, capsys):
-    def interrupted(arguments):
+    def interrupted(run, out):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["ctr.cli"], "_report", interrupted)
+    monkeypatch.setattr("ctr.eval.report.write_report", interrupted)
     assert main(["report", "run"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

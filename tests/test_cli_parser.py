@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ctr.cli_parser import FORMATS, make_parser
+from ctr.cli import make_parser
+from ctr.cli_logs import FORMATS
+from ctr.cli_parser import parse
 from ctr.data.mapping import format_names
 
 
@@ -22,7 +24,7 @@ def commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> It
 
 def help_text(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as end:
-        make_parser().parse_args([*words, "--help"])
+        parse(make_parser(), [*words, "--help"])
     assert end.value.code == 0
     return " ".join(capsys.readouterr().out.split())
 
@@ -74,7 +76,7 @@ def test_the_help_of_a_format_lists_its_own_options(capsys):
     ids=lambda order: " ".join(word for part in order for word in part),
 )
 def test_options_may_stand_before_the_format(order):
-    given = make_parser().parse_args(["ingest", *(word for part in order for word in part), "in"])
+    given = parse(make_parser(), ["ingest", *(word for part in order for word in part), "in"])
     assert (given.command, given.format, given.out, given.json) == ("ingest", "events", Path("log"), True)
     assert (given.input, given.mapping, given.follow) == ([Path("in")], Path("m.yaml"), True)
 
@@ -84,7 +86,7 @@ def test_options_may_stand_before_the_format(order):
     ["--mapping m.yaml a b --out log", "a --mapping m.yaml --out log b", "--out log --mapping m.yaml a b"],
 )
 def test_inputs_may_stand_before_and_behind_options(given):
-    parsed = make_parser().parse_args(["ingest", "table", *given.split()])
+    parsed = parse(make_parser(), ["ingest", "table", *given.split()])
     assert (parsed.input, parsed.out) == ([Path("a"), Path("b")], Path("log"))
 
 
@@ -104,6 +106,6 @@ def test_inputs_may_stand_before_and_behind_options(given):
 )
 def test_wrong_usage_says_what_is_wrong(capsys, given, words):
     with pytest.raises(SystemExit) as end:
-        make_parser().parse_args(given)
+        parse(make_parser(), given)
     assert end.value.code == 2
     assert words in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctr.cli import main
+from ctr.cli import main, make_parser
 from ctr.cli_parser import CONFIGS, SHELLS, completion_script, config_keys
 
 TRY = """
@@ -24,7 +24,7 @@ def complete(tmp_path_factory):
     """What bash makes of words, the last of which is being typed."""
     folder = tmp_path_factory.mktemp("completion")
     script = folder / "ctr.bash"
-    script.write_text(completion_script("bash"))
+    script.write_text(completion_script(make_parser(), "bash"))
     (folder / "logs").mkdir()
     (folder / "logs.yaml").touch()
 

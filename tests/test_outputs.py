@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctr.cli import main
-from ctr.cli_parser import make_parser
+from ctr.cli import main, make_parser
 from ctr.io.files import write_atomic_bytes
 
 # Each is refused before it looks at anything else than its configuration.

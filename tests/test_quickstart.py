@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr import cli
+from ctr import cli_logs
 from ctr.cli import main
 from ctr.config import load_model
 from ctr.data.mapping import load_mapping
@@ -149,7 +149,7 @@ def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(cli, "load_tensorflow", stop)
+        patched.setattr(cli_logs, "load_tensorflow", stop)
         assert run(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")[0] == 130
         mapping = place / "o" / "mapping.yaml"
         assert load_mapping(mapping).label.column == "click_bool" and not (place / "o" / "log").exists()
@@ -208,7 +208,7 @@ def test_a_terminal_is_asked(monkeypatch, capfd, typed, answer):
         doubt = Doubt(
             "--label", "which column is the label", (Choice("a", "0 and 1"), Choice("b", "no\x1b[2J"))
         )
-        assert cli._ask(doubt) == answer
+        assert cli_logs.ask(doubt) == answer
     os.close(leader)
     shown = capfd.readouterr().err
     assert "1  a: 0 and 1" in shown and "what --label takes" in shown and "\x1b" not in shown

@@ -81,11 +81,11 @@ def test_the_command_goes_before_what_stands_in_front_of_it(sample, capfd):
 
 
 def test_warnings_are_printed_unless_it_is_to_be_quiet(monkeypatch, capfd):
-    def warn(arguments):
+    def warn(run, out):
         logging.getLogger("ctr.training.run.run").warning("one\n  line \x1b[1m")
-        print("the result")
+        return "the result"
 
-    monkeypatch.setattr(sys.modules["ctr.cli"], "_report", warn)
+    monkeypatch.setattr("ctr.eval.report.write_report", warn)
     assert main(["report", "run"]) == 0
     assert capfd.readouterr() == ("the result\n", "warning: one line \\x1b[1m\n")
     assert main(["report", "run", "-q"]) == 0

@@ -1,19 +1,30 @@
-"""Typed configuration: strict models, read from YAML, changed by ``key=value``.
+"""Typed configuration: strict models, read from YAML, changed by ``key=value``. Begin here.
 
-Each part of the system keeps its own model beside itself; this module only holds what they share.
+Each part of the system keeps its own model beside itself; this module holds what they share. ``schema`` makes the JSON
+Schema of a model's file, which is the one description of its keys; ``options`` puts the dataclasses of optimizers'
+options into models and schemas; ``reference`` prints a schema as ``ctr config`` does.
 """
 
+import copy
+import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
-import annotated_types
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from ctr.config.schema import field_meanings, key_tree, keys_at, settable_keys, summary
 from ctr.io.documents import parse_yaml, read_short_floats
 from ctr.io.errors import InputError
 from ctr.io.files import not_text, require_file
@@ -36,125 +47,72 @@ LocalName = Annotated[str, BeforeValidator(_refuse_address)]
 """Type of a key that is the text of a path, or a glob of files."""
 
 
+def _strict(schema: Any) -> Any:
+    """Changes a core schema so that it refuses what pydantic would read as a number or a truth value: "5", true, 0.
+
+    Pydantic's strict mode would refuse too much: 1e6 for a whole number, a list for a tuple, a text for a path. Unions
+    are left: there each value already is what it looks like.
+    """
+    if schema["type"] in ("int", "float"):
+        read = functools.partial(_read_number, schema)
+        return core_schema.no_info_before_validator_function(read, schema)
+    if schema["type"] == "bool":
+        return core_schema.no_info_before_validator_function(_read_truth, schema)
+    for key in {"schema", "values_schema"} & schema.keys():
+        schema[key] = _strict(schema[key])
+    if schema["type"] == "tuple":
+        schema["items_schema"] = [_strict(item) for item in schema["items_schema"]]
+    if schema["type"] == "model-fields":
+        for field in schema["fields"].values():
+            _strict(field)
+    return schema
+
+
+def _read_number(schema: Mapping[str, Any], value: Any) -> Any:
+    if isinstance(value, str | bool):
+        raise PydanticCustomError("conversion", "a number is required")
+    # What does not fit into 64 bits, unless the key has a bound of its own.
+    if schema["type"] == "int" and isinstance(value, int):
+        if value >= 2**63 and not {"lt", "le"} & schema.keys():
+            raise PydanticCustomError("less_than", f"Input should be less than {2**63}")
+        if value < -(2**63) and not {"gt", "ge"} & schema.keys():
+            raise PydanticCustomError("greater_than_equal", f"Input should be at least {-(2**63)}")
+    return value
+
+
+def _read_truth(value: Any) -> Any:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        raise PydanticCustomError("conversion", "true or false is required")
+    return value
+
+
 class StrictModel(BaseModel):
     """Refuses unknown keys, texts and truth values for numbers, and does not change after it is made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    @model_validator(mode="before")
     @classmethod
-    def _check_content(cls, content: Any) -> Any:
-        if not isinstance(content, dict):
-            return content
-        faults: list[InitErrorDetails] = []
-        # Pydantic would read "5" and true as the numbers 5 and 1, and "off" and 0 as false.
-        for name, field in cls.model_fields.items():
-            value = content.get(field.alias or name)
-            types = _leaf_types(field.annotation)
-            if types <= _NUMBERS and _holds(value, str | bool):
-                needed = "a number is required"
-            elif types <= _NUMBERS and _holds_beyond(value, float not in types):
-                needed = _bound_text(field.metadata, float not in types)
-            elif types <= _TRUTHS and _holds(value, str | int | float) and not _holds(value, bool):
-                needed = "true or false is required"
-            else:
-                continue
-            error = PydanticCustomError("conversion", needed)
-            faults.append({"type": error, "loc": (field.alias or name,), "input": value})
-        if faults:
-            raise ValidationError.from_exception_data(cls.__name__, faults)
-        return content
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Makes numbers and truth values strict."""
+        schema = handler(source)
+        _strict(handler.resolve_ref_schema(schema))
+        return schema
 
-
-_NUMBERS = frozenset({int, float, type(None)})
-_TRUTHS = frozenset({bool, type(None)})
-
-
-def _leaf_types(annotation: Any) -> frozenset[Any]:
-    """Types of the values that an annotation allows, within tuples and dicts too."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal or not arguments:
-        return frozenset({origin or annotation})
-    if origin is Annotated:
-        return _leaf_types(arguments[0])
-    if origin is dict:
-        return _leaf_types(arguments[1])
-    return frozenset().union(*(_leaf_types(argument) for argument in arguments if argument is not Ellipsis))
-
-
-def _holds(value: Any, types: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_holds(part, types) for part in value)
-    if isinstance(value, dict):
-        return any(_holds(part, types) for part in value.values())
-    return isinstance(value, types)
-
-
-def _holds_beyond(value: Any, whole: bool) -> bool:
-    """Tells whether any whole number fits neither into 64 bits nor, unless ``whole``, into a float."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return any(_holds_beyond(part, whole) for part in value)
-    return isinstance(value, int) and not -(2**63 if whole else 2**1023) <= value < (
-        2**63 if whole else 2**1023
-    )
-
-
-def _bound_text(metadata: Sequence[object], whole: bool) -> str:
-    """Bound that a number much too large has to be below, in the words of pydantic."""
-    for bound in metadata:
-        if isinstance(bound, annotated_types.Lt):
-            return f"Input should be less than {bound.lt}"
-        if isinstance(bound, annotated_types.Le):
-            return f"Input should be less than or equal to {bound.le}"
-    return f"Input should be less than {2**63 if whole else '1e308'}"
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Adds what the docstring says of the model and of its fields."""
+        written = handler(schema)
+        group = handler.resolve_ref_schema(written)
+        group.pop("title")
+        group["description"] = summary(cls)
+        for name, meaning in field_meanings(cls).items():
+            group["properties"][cls.model_fields[name].alias or name]["description"] = meaning
+        return written
 
 
 ModelT = TypeVar("ModelT", bound=StrictModel)
-
-
-def _allowed_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> str | None:
-    """Field names of the model that the last key of ``path`` was refused by, where it can be found."""
-    found: list[Any] = [model]
-    for key in path[:-1]:
-        found = [part for one in found for part in _parts(one, key)]
-    models = [one for one in found if isinstance(one, type) and issubclass(one, BaseModel)]
-    return ", ".join(sorted(models[0].model_fields)) if len(models) == 1 else None
-
-
-def _dotted_keys(kind: Any, path: str = "") -> Iterator[str]:
-    """Keys of a model and of those in it, by their paths; none below a list or a name of one's own."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        for name, field in kind.model_fields.items():
-            key = f"{path}{field.alias or name}"
-            yield key
-            for one in _kinds(field.annotation):
-                yield from _dotted_keys(one, f"{key}.")
-
-
-def _parts(kind: Any, key: int | str) -> list[Any]:
-    """Types that may stand under a key, or the kind of that tag among several, as an error's path names it."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        by_name = {field.alias or name: field for name, field in kind.model_fields.items()}
-        if key in by_name:
-            return _kinds(by_name[str(key)].annotation)
-        tags = [get_args(field.annotation) for field in by_name.values()]
-        return [kind] if any(key in tag for tag in tags) else []
-    arguments = [part for part in get_args(kind) if part is not Ellipsis]
-    if get_origin(kind) is dict:
-        return _kinds(arguments[1])
-    return [part for argument in arguments for part in _kinds(argument)] if isinstance(key, int) else []
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    """Types that an annotation allows, each by itself."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _kinds(arguments[0])
-    if origin in (Union, UnionType):
-        return [kind for argument in arguments for kind in _kinds(argument)]
-    return [annotation]
 
 
 def describe_validation_error(
@@ -178,9 +136,9 @@ def describe_validation_error(
             continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] == "extra_forbidden":
-            allowed = _allowed_keys(model, fault["loc"])
-            meant = did_you_mean(path.removeprefix(prefix), list(_dotted_keys(model)))
-            message = "unknown key" + (f"; allowed: {allowed}" if allowed else "") + meant
+            allowed = keys_at(key_tree(model), fault["loc"][:-1])
+            meant = did_you_mean(path.removeprefix(prefix), settable_keys(model))
+            message = "unknown key" + (f"; allowed: {', '.join(allowed)}" if allowed else "") + meant
         elif fault["type"] == "missing":
             message = "missing"
         else:
@@ -226,7 +184,7 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
 
     What is no mapping comes back as it is, for ``parse_model`` to refuse.
     """
-    changed = _copy_tree(content)
+    changed = copy.deepcopy(content)
     if not isinstance(changed, dict):
         return changed
     for setting in settings:
@@ -248,12 +206,6 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
             node = child
         node[keys[-1]] = value
     return changed
-
-
-def _copy_tree(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: _copy_tree(value) for key, value in node.items()}
-    return node
 
 
 def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequence[str] = ()) -> ModelT:

@@ -1,13 +1,16 @@
 """Options of optimizers as groups of a configuration: dataclasses that check their values themselves."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from ctr.optim.checked import Options
+from ctr.config.schema import Schema, field_meanings, summary
+from ctr.optim.checked import Options, groups_of, range_of
 
 
 @dataclass(frozen=True)
@@ -17,13 +20,11 @@ class OptionsKey:
     Attributes:
         start: the options where a file gives none.
         without: paths of those that a file cannot give.
-        check: raises ValueError for options that the dataclass allows and this field does not.
-        presets: by name, what the key ``preset`` starts from instead.
+        presets: by name, what the key ``preset`` starts from instead; each has the kinds of groups that ``start`` has.
     """
 
     start: Options
     without: frozenset[str] = frozenset()
-    check: Callable[[Any], object] | None = None
     presets: Mapping[str, Options] = field(default_factory=dict)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -31,6 +32,18 @@ class OptionsKey:
         return core_schema.no_info_plain_validator_function(
             self.read, serialization=core_schema.plain_serializer_function_ser_schema(self.dump)
         )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describes the options that a file can give."""
+        group = options_schema(self.start, self.without)
+        if self.presets:
+            group["properties"]["preset"] = {
+                "enum": [*self.presets],
+                "description": "What the others start from.",
+            }
+        return group
 
     def read(self, content: Any) -> Any:
         """Returns the options, from a mapping of some of them."""
@@ -44,22 +57,68 @@ class OptionsKey:
             if name not in self.presets:
                 raise ValueError(f"preset is {name!r}; allowed: {', '.join(self.presets)}")
             start = self.presets[name]
-        options = start.changed(given, self.without)
-        if self.check is not None:
-            self.check(options)
-        return options
+        return start.changed(given, self.without)
 
     def dump(self, options: Options) -> dict[str, Any]:
         """Returns the options that a file can give."""
-        return pruned(asdict(options), self.without)
+        return _pruned(asdict(options), self.without)
 
 
-def pruned(content: Mapping[str, Any], without: frozenset[str]) -> dict[str, Any]:
+def _pruned(content: Mapping[str, Any], without: frozenset[str]) -> dict[str, Any]:
     """Returns nested mappings without what is at some paths."""
-    found = {}
-    for name, value in content.items():
+    return {
+        name: _pruned(value, _within(name, without)) if isinstance(value, Mapping) else value
+        for name, value in content.items()
+        if name not in without
+    }
+
+
+def _within(name: str, paths: frozenset[str]) -> frozenset[str]:
+    return frozenset(path.removeprefix(f"{name}.") for path in paths if path.startswith(f"{name}."))
+
+
+def options_schema(options: Options, without: frozenset[str] = frozenset()) -> Schema:
+    """Returns the JSON Schema of a group of options, whose defaults are ``options``."""
+    kind = type(options)
+    hints, meanings = get_type_hints(kind, include_extras=True), field_meanings(kind)
+    values, properties = asdict(options), {}
+    for name in kind.names():
         if name in without:
             continue
-        below = frozenset(path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}."))
-        found[name] = pruned(value, below) if isinstance(value, Mapping) else value
-    return found
+        if groups := groups_of(kind, name):
+            found = _choice(groups, getattr(options, name), _within(name, without))
+        else:
+            found = _plain_values(hints[name])
+        properties[name] = {"default": values[name], **found}
+        if name in meanings:
+            properties[name]["description"] = meanings[name]
+    return {
+        "type": "object",
+        "description": summary(kind),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _choice(groups: tuple[type[Options], ...], default: Any, without: frozenset[str]) -> Schema:
+    """One group, or one of several by its ``kind``, which alone may stand for it; without one, that of the default."""
+    kinds = [getattr(group, "kind", "") for group in groups]
+    found = [options_schema(default if type(default) is group else group(), without) for group in groups]
+    if not any(kinds):
+        return found[0]
+    for kind, group in zip(kinds, found, strict=True):
+        if kind != getattr(default, "kind", None):
+            group["required"] = ["kind"]
+    return {"oneOf": [*found, {"enum": kinds}]}
+
+
+def _plain_values(hint: Any) -> Schema:
+    if NoneType in get_args(hint):
+        return {"anyOf": [_plain_values(get_args(hint)[0]), {"type": "null"}]}
+    if hint is bool:
+        return {"type": "boolean"}
+    found = range_of(hint)
+    if found is not None:
+        return found.json_schema
+    words = get_args(hint)
+    return {"const": words[0]} if len(words) == 1 else {"enum": [*words]}

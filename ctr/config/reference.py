@@ -1,300 +1,159 @@
-"""Reference of a configuration: every key with its meaning, what is allowed and its default.
+"""Reference of a configuration: every key with its meaning, what is allowed and its default, by its JSON Schema."""
 
-All of it comes from the models themselves. A key's meaning stands in its model's docstring under
-``Attributes:``; its default and what is allowed come from the annotations. A dataclass may stand in a model
-(Shampoo's options); what it allows is said by the ``allowed`` of the objects in its ``Annotated`` types.
-"""
-
-import dataclasses
-import inspect
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-import annotated_types
 import yaml
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 
-from ctr.config import Dumper, StrictModel
-from ctr.config.options import OptionsKey, pruned
+from ctr.config import Dumper
+from ctr.config.options import options_schema
+from ctr.config.schema import Schema, key_tree, members, values_of
 from ctr.io.errors import InputError
 from ctr.io.words import did_you_mean
+from ctr.optim.checked import Options
 
 _WIDTH = 100
 _TAGS = ("type", "kind")
+_HIDDEN = ("preset",)  # a key that no default has
+_OPEN = "is_open"  # marks what `select` keeps: in use, whatever the default is
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Keys of one model, in the order of its fields."""
-
-    meaning: str
-    keys: tuple["Key", ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """One key of a configuration."""
-
+class _Key(NamedTuple):
     name: str
-    meaning: str
-    allowed: str  # its type and bounds, in words
-    required: bool
+    node: Schema
     default: Any  # as plain data; of a required key an example, or None
-    many: Literal["", "list", "names"] = ""  # groups describe the value itself, each item or each named value
-    groups: tuple[Group, ...] = ()  # models of the keys below it; several where a choice is to be made
-    is_open: bool = False  # whether the keys below it are in use where nothing is said
+    required: bool
+    many: Literal["", "list", "names"]  # groups describe the value itself, each item or each named value
+    groups: list[tuple[Schema, Mapping[str, Any]]]  # below it, with the values that stand for their defaults
+
+    @property
+    def is_open(self) -> bool:
+        """Tells whether the keys below it are in use where nothing is said."""
+        if _OPEN in self.node:
+            return True
+        given = self.default
+        is_used = self.required if given is None else isinstance(given, Mapping | list) and bool(given)
+        return bool(self.groups) and is_used
+
+    @property
+    def meaning(self) -> str:
+        text: str = self.node.get("description", "")
+        return text or (self.groups[0][0].get("description", "") if len(self.groups) == 1 else "")
 
 
-def describe(model: type, values: Mapping[str, Any] | None = None, without: Collection[str] = ()) -> Group:
-    """Describes the keys of a pydantic model or a dataclass, and of all below it.
+def describe(model: type[BaseModel] | type[Options]) -> Schema:
+    """Returns the keys of a pydantic model or of a dataclass of options, and all below them, as a JSON Schema."""
+    return key_tree(model) if issubclass(model, BaseModel) else options_schema(model())
 
-    ``values`` stand in place of the fields' own defaults; fields named in ``without`` a file cannot give.
-    """
-    meanings = field_meanings(model)
-    values = values or {}
-    keys = []
-    for name, field in _fields(model).items():
-        if name in without:
-            continue
-        shown = field.alias or name
-        default = _default(shown, field)
-        if shown in values:
-            default = values[shown]
-        options = next((item for item in field.metadata if isinstance(item, OptionsKey)), None)
-        if options is None:
-            below = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
-            many, groups = _groups_in(field.annotation, default, below)
-        else:
-            default = pruned(default, options.without)
-            many, groups = "", (describe(type(options.start), default, options.without),)
-        keys.append(
-            Key(
-                name=shown,
-                meaning=meanings.get(name) or (groups[0].meaning if len(groups) == 1 else ""),
-                allowed=_allowed(field.annotation, field.metadata, field.title),
-                required=field.is_required(),
-                default=default,
-                many=many,
-                groups=groups,
-                is_open=bool(groups)
-                and (
-                    field.is_required()
-                    if default is None
-                    else isinstance(default, Mapping | list) and bool(default)
-                ),
-            )
-        )
+
+def _keys(group: Schema, values: Mapping[str, Any]) -> Iterator[_Key]:
     # What chooses among models comes first.
-    keys.sort(key=lambda key: key.name not in _TAGS)
-    return Group(_summary(model), tuple(keys))
+    for name, node in sorted(group["properties"].items(), key=lambda item: item[0] not in _TAGS):
+        if name not in _HIDDEN:
+            default = values.get(name, _default(name, node))
+            yield _Key(name, node, default, name in group.get("required", ()), *_groups(node, default))
 
 
-def _fields(model: type) -> dict[str, FieldInfo]:
-    if issubclass(model, BaseModel):
-        return dict(model.model_fields)
-    hints = get_type_hints(model, include_extras=True)
-    return {
-        field.name: FieldInfo.from_annotated_attribute(hints[field.name], field.default)
-        for field in dataclasses.fields(cast(Any, model))
-    }
+def _default(name: str, node: Schema) -> Any:
+    """Of a required key, or of one that a file cannot do without, an example."""
+    if "examples" in node:
+        return node["examples"][0]
+    for key in ("default", "const"):
+        if key in node:
+            return node[key]
+    if "enum" in node:
+        return node["enum"][0]
+    if node.get("type") == "integer":
+        return node.get("minimum", 1)
+    is_text = node.get("type") == "string" and "format" not in node
+    return name.upper() if is_text and not node.get("title", "").startswith("ISO") else None
 
 
-def _default(name: str, field: FieldInfo) -> Any:
-    """As plain data. Of a required key, or of one that a file cannot do without, an example."""
-    if field.examples:
-        return field.examples[0]
-    if not field.is_required():
-        return to_jsonable_python(field.get_default(), by_alias=True)
-    if get_origin(field.annotation) is Literal:
-        return get_args(field.annotation)[0]
-    if field.annotation is int:
-        return next((item.ge for item in field.metadata if isinstance(item, annotated_types.Ge)), 1)
-    return name.upper() if field.annotation is str else None
-
-
-# ---------------------------------------------------------------- meanings, from docstrings
-
-
-def field_meanings(model: type) -> dict[str, str]:
-    """Meaning of each field in the docstrings of a model and its bases, under ``Attributes:``, on one line."""
-    meanings: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if base in (BaseModel, StrictModel):
-            continue
-        section = inspect.cleandoc(vars(base).get("__doc__") or "").partition("\nAttributes:\n")[2]
-        names: list[str] = []
-        for line in section.splitlines():
-            entry = re.fullmatch(r" {4}([a-z_0-9]+(?:, [a-z_0-9]+)*): (.+)", line)
-            if entry is not None:
-                names = entry[1].split(", ")
-                meanings |= dict.fromkeys(names, entry[2])
-            elif line.startswith(" " * 8):
-                meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
-            elif line.strip():
-                break
-    return {name: _plain(text) for name, text in meanings.items()}
-
-
-def _summary(model: type) -> str:
-    text = inspect.cleandoc(vars(model).get("__doc__") or "")
-    return _plain(" ".join(text.partition("\nAttributes:\n")[0].split()))
-
-
-def _plain(text: str) -> str:
-    # In YAML.
-    text = re.sub(
-        r"\b(?:None|True|False)\b", lambda word: {"None": "null"}.get(word[0], word[0].lower()), text
-    )
-    if text[:1].islower():
-        text = text[0].upper() + text[1:]
-    text = text.replace("``", "`").strip()
-    return text if not text or text.endswith(".") else f"{text}."
-
-
-# ---------------------------------------------------------------- what is allowed, from annotations
-
-
-def _groups_in(
-    annotation: Any, default: Any, without: Collection[str] = ()
-) -> tuple[Literal["", "list", "names"], tuple[Group, ...]]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _groups_in(arguments[0], default, without)
-    if origin is tuple:
-        return "list" if _groups_in(arguments[0], None)[1] else "", _groups_in(arguments[0], _first(default))[
-            1
-        ]
-    if origin is dict:
-        groups = _groups_in(arguments[1], None)[1]
-        return "names" if groups else "", groups
-    models = [part for part in _members(annotation) if _is_model(part)]
-    if not models:
-        return "", ()
-    # Of several models the one that the default is of comes first.
+def _groups(
+    node: Schema, default: Any
+) -> tuple[Literal["", "list", "names"], list[tuple[Schema, Mapping[str, Any]]]]:
+    found = members(node)
+    for one in found:
+        below = one.get("items") if one.get("type") == "array" else values_of(one)
+        first = default[0] if isinstance(default, list) and default else None
+        if isinstance(below, dict) and (groups := _groups(below, first)[1]):
+            return "list" if one["type"] == "array" else "names", groups
+    models = [one for one in found if "properties" in one]
+    # Of several models the one that the default is of has its values.
     chosen = default if isinstance(default, Mapping) else {}
-    return "", tuple(describe(model, _fitting(model, chosen, len(models)), without) for model in models)
+    return "", [(one, chosen if len(models) == 1 or _fits(one, chosen) else {}) for one in models]
 
 
-def _first(default: Any) -> Any:
-    return default[0] if isinstance(default, list | tuple) and default else None
+def _fits(model: Schema, values: Mapping[str, Any]) -> bool:
+    tags = {tag: model["properties"][tag] for tag in _TAGS if tag in model["properties"]}
+    return all(values.get(tag) in (node.get("const"), *node.get("enum", ())) for tag, node in tags.items())
 
 
-def _fitting(model: type, values: Mapping[str, Any], models: int) -> Mapping[str, Any]:
-    """The values, unless they are those of another model of a union."""
-    fields = _fields(model)
-    for tag in _TAGS:
-        if models > 1 and tag in fields and values.get(tag) not in get_args(fields[tag].annotation):
-            return {}
-    return values
+# ---------------------------------------------------------------- what is allowed, in words
+
+_TYPES = {"boolean": "true or false", "integer": "whole number", "number": "number", "string": "text"}
+_FORMATS = {"path": "path", "date": "date"}
 
 
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and (
-        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
-    )
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """Types of a union, or the one that it is, without what they are annotated with."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return tuple(member for part in get_args(annotation) for member in _members(part))
-    return (annotation,)
-
-
-_TYPES: dict[Any, str] = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    Path: "path",
-    date: "date",
-    datetime: "ISO date, or date and time",
-    Any: "any value",
-}
-
-
-def _allowed(
-    annotation: Any, metadata: Sequence[Any] = (), title: str | None = None, many: bool = False
-) -> str:
-    """Type with its bounds, in words; ``title`` names the type."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        titles = (item.title for item in arguments[1:] if isinstance(item, FieldInfo))
-        title = title or next((text for text in titles if text), None)
-        return _allowed(arguments[0], (*arguments[1:], *metadata), title, many)
-    if origin in (Union, UnionType):
-        members = [part for part in arguments if part is not NoneType]
-        texts = [title or ""] if title else [_allowed(part, metadata, None, many) for part in members]
-        text = " or ".join(dict.fromkeys(texts))
-        if NoneType not in arguments:
+def _allowed(node: Schema, many: bool = False) -> str:
+    """Type with its bounds, in words; a title names the type."""
+    choice = node.get("anyOf") or node.get("oneOf")
+    title = None if "properties" in node and "title" not in node else node.get("title")
+    if choice:
+        parts = members(node)
+        texts = [title] if title else [_allowed(part, many) for part in parts]
+        text = (", or " if any("," in text for text in texts) else " or ").join(dict.fromkeys(texts))
+        if not any(one.get("type") == "null" for one in choice):
             return text
         return f"{text}, or null" if "," in text or " or " in text else f"{text} or null"
     if title is not None:
         return re.sub(r"^\w+", r"\g<0>s", title) if many else title
-    if origin is Literal:
-        *words, last = map(_scalar, arguments)
+    if "const" in node or "enum" in node:
+        *words, last = map(_scalar, node.get("enum") or [node["const"]])
         return f"{', '.join(words)} or {last}" if words else last
-    if origin is tuple:
-        return f"list of {_allowed(arguments[0], (), None, True)}{_length(metadata)}"
-    if origin is dict:
-        return f"by name: {_allowed(arguments[1], (), None, True)}{_length(metadata)}"
-    if _is_model(annotation):
+    if "properties" in node:
         return "groups" if many else "group"
-    text = _TYPES[annotation]
-    return f"{text}{'s' if many and annotation in (int, float, str) else ''}{_bounds(metadata)}"
+    if node.get("type") == "array":
+        items = node["items"] if "items" in node else node["prefixItems"][0]
+        return f"list of {_allowed(items, True)}{_length(node, 'minItems', 'maxItems')}"
+    if node.get("type") == "object":
+        return f"by name: {_allowed(values_of(node) or {}, True)}{_length(node, 'minProperties', 'maxProperties')}"
+    if "type" not in node:
+        return "any value"
+    text = _FORMATS.get(node.get("format", ""), _TYPES[node["type"]])
+    return f"{text}{'s' if many and text in ('whole number', 'number', 'text') else ''}{_bounds(node)}"
 
 
 def _scalar(value: Any) -> str:
     return _yaml(value).removesuffix("...\n").strip()
 
 
-def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
-    for item in metadata:
-        if isinstance(item, FieldInfo):
-            yield from _flat(item.metadata)
-        else:
-            yield item
+def _bounds(node: Schema) -> str:
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    texts = [f"{word} {_number(node[bound])}" for bound, word in words.items() if bound in node]
+    if {"minimum", "maximum"} <= node.keys():
+        texts = [f"{_number(node['minimum'])} to {_number(node['maximum'])}"]
+    if node.get("minLength") == 1:
+        texts.append("not empty")
+    if "pattern" in node:
+        texts.append(f"matching {node['pattern']}")
+    return "".join(f", {text}" for text in texts)
 
 
-def _bounds(metadata: Sequence[Any]) -> str:
-    low = high = ""
-    texts: list[str] = []
-    for item in _flat(metadata):
-        if isinstance(item, annotated_types.Ge):
-            low = f"at least {_number(item.ge)}"
-        elif isinstance(item, annotated_types.Gt):
-            low = f"above {_number(item.gt)}"
-        elif isinstance(item, annotated_types.Le):
-            high = f"at most {_number(item.le)}"
-        elif isinstance(item, annotated_types.Lt):
-            high = f"below {_number(item.lt)}"
-        elif isinstance(item, annotated_types.MinLen) and item.min_length == 1:
-            texts.append("not empty")
-        elif isinstance(pattern := getattr(item, "pattern", None), str):
-            texts.append(f"matching {pattern}")
-        elif isinstance(allowed := getattr(item, "allowed", None), str):
-            texts.append(allowed.removeprefix("a whole number "))
-    if low.startswith("at least ") and high.startswith("at most "):
-        low, high = f"{low.removeprefix('at least ')} to {high.removeprefix('at most ')}", ""
-    return "".join(f", {text}" for text in (low, high, *texts) if text)
-
-
-def _length(metadata: Sequence[Any]) -> str:
+def _length(node: Schema, least: str, most: str) -> str:
     texts = []
-    for item in _flat(metadata):
-        if isinstance(item, annotated_types.MinLen):
-            texts.append(f"at least {item.min_length} {'item' if item.min_length == 1 else 'items'}")
-        elif isinstance(item, annotated_types.MaxLen):
-            texts.append(f"at most {item.max_length} items")
+    if least in node:
+        texts.append(f"at least {node[least]} {'item' if node[least] == 1 else 'items'}")
+    if most in node:
+        texts.append(f"at most {node[most]} items")
     return "".join(f", {text}" for text in texts)
 
 
@@ -308,8 +167,8 @@ def _number(value: Any) -> str:
 # ---------------------------------------------------------------- keys by their paths
 
 
-def key_rows(group: Group) -> list[dict[str, Any]]:
-    """Every key with its dotted path; lists are entered by ``[]``, values by name through ``NAME``.
+def key_rows(group: Schema) -> list[dict[str, Any]]:
+    """Lists every key with its dotted path; lists are entered by ``[]``, values by name through ``NAME``.
 
     For each ``key, default, required, allowed, meaning``.
     """
@@ -318,47 +177,39 @@ def key_rows(group: Group) -> list[dict[str, Any]]:
             "key": path,
             "default": key.default,
             "required": key.required,
-            "allowed": key.allowed,
+            "allowed": _allowed(key.node),
             "meaning": key.meaning,
         }
-        for path, key in _walk(group, "")
+        for path, key in _walk(group, {}, "").items()
     ]
 
 
 _STEPS = {"": "", "list": "[]", "names": ".NAME"}
 
 
-def _walk(group: Group, prefix: str) -> Iterator[tuple[str, Key]]:
-    for key in group.keys:
+def _walk(group: Schema, values: Mapping[str, Any], prefix: str) -> dict[str, _Key]:
+    found: dict[str, _Key] = {}
+    for key in _keys(group, values):
         path = f"{prefix}{key.name}"
-        yield path, key
-        seen: set[str] = set()
-        for part in key.groups:
-            for below, found in _walk(part, f"{path}{_STEPS[key.many]}."):
-                # Models to choose from share keys.
-                if below not in seen:
-                    seen.add(below)
-                    yield below, found
+        found[path] = key
+        for part, inner in key.groups:
+            # Models to choose from share keys.
+            found |= _walk(part, inner, f"{path}{_STEPS[key.many]}.") | found
+    return found
 
 
-def settable_keys(group: Group) -> list[str]:
-    """Dotted paths that ``--set`` takes, in the order of the file."""
-    return [path for path, _ in _walk(group, "") if "[]" not in path and ".NAME" not in path]
-
-
-def select(group: Group, path: str, what: str) -> Group:
+def select(group: Schema, path: str, what: str) -> Schema:
     """Keeps nothing of a group but the key of a dotted path, all that is below it, and the keys above it.
 
     Raises InputError: there is no such key. Names those that are alike.
     """
     names = [name for name in _plain_path(path).split(".") if name]
-    found = _select(group, names) if names else None
-    if found is not None:
-        return Group("", (found,))
-    known = list(dict.fromkeys(_plain_path(known) for known, _ in _walk(group, "")))
+    if names and (found := _select(group, {}, names)):
+        return found
+    known = list(dict.fromkeys(_plain_path(known) for known in _walk(group, {}, "")))
     if meant := did_you_mean(path, known, 4):
         raise InputError(f"{what}: no key {path}{meant}")
-    raise InputError(f"{what}: no key {path}; allowed: {', '.join(key.name for key in group.keys)}")
+    raise InputError(f"{what}: no key {path}; allowed: {', '.join(key.name for key in _keys(group, {}))}")
 
 
 def _plain_path(path: str) -> str:
@@ -366,61 +217,67 @@ def _plain_path(path: str) -> str:
     return re.sub(r"\[\]|\.[0-9]+(?=\.|$)|\.NAME(?=\.|$)", "", path)
 
 
-def _select(group: Group, names: Sequence[str]) -> Key | None:
-    for key in group.keys:
-        if key.name != names[0]:
-            continue
-        if len(names) == 1:
-            return dataclasses.replace(key, is_open=True)
-        # Of models to choose from the first one that has the key.
-        below = (_select(part, names[1:]) for part in key.groups)
-        found = next((inner for inner in below if inner is not None), None)
-        if found is not None:
-            return Key(key.name, "", "", False, None, key.many, (Group("", (found,)),), is_open=True)
+def _select(group: Schema, values: Mapping[str, Any], names: Sequence[str]) -> Schema | None:
+    key = next((key for key in _keys(group, values) if key.name == names[0]), None)
+    if key is None:
+        return None
+    if len(names) == 1:
+        kept = {**key.node, "default": key.default, _OPEN: True}
+        return {"properties": {key.name: kept}, "required": [key.name] * key.required}
+    # Of models to choose from the first one that has the key.
+    for part, inner in key.groups:
+        if below := _select(part, inner, names[1:]):
+            if key.many:
+                word = "items" if key.many == "list" else "additionalProperties"
+                below = {"type": "array" if key.many == "list" else "object", word: below}
+            return {"properties": {key.name: {**below, _OPEN: True}}}
     return None
 
 
 # ---------------------------------------------------------------- as YAML
 
 
-def as_yaml(group: Group) -> str:
+def as_yaml(group: Schema) -> str:
     """Writes a file with every key and its default, what is allowed, and what it means.
 
     What is off by default stands below its key, commented out; so do the other models where one is to be
     chosen.
     """
-    return "\n".join(_lines(group)) + "\n"
+    return "\n".join(_lines(group, {})) + "\n"
 
 
-def _lines(group: Group) -> Iterator[str]:
-    for number, key in enumerate(group.keys):
-        if number and (key.groups or group.keys[number - 1].groups):
+def _lines(group: Schema, values: Mapping[str, Any]) -> Iterator[str]:
+    had_groups: bool | None = None
+    for key in _keys(group, values):
+        if had_groups is not None and (key.groups or had_groups):
             yield ""
+        had_groups = bool(key.groups)
         yield from _key_lines(key)
 
 
-def _key_lines(key: Key) -> Iterator[str]:
-    yield from _comment(f"{key.meaning}{' Required.' if key.required and key.is_open else ''}")
+def _key_lines(key: _Key) -> Iterator[str]:
+    is_open = bool(key.groups) and key.is_open
+    yield from _comment(f"{key.meaning}{' Required.' if key.required and is_open else ''}")
     below = [f"{key.name}:", *_indented(_below(key))]
-    if key.groups and key.is_open:
+    if is_open:
         yield from below
         return
-    notes = ["required"] if key.required else []
-    notes += [key.allowed] if key.allowed != "group or null" else []
+    allowed = _allowed(key.node)
+    notes = ["required"] * key.required + [allowed] * (allowed != "group or null")
     yield f"{key.name}: {_scalar(key.default)}  # {', '.join(notes)}".removesuffix("  # ")
     if key.groups:
         yield from _commented(below)
 
 
-def _below(key: Key) -> Iterator[str]:
-    for number, group in enumerate(key.groups):
-        lines = list(_lines(group))
+def _below(key: _Key) -> Iterator[str]:
+    for number, (group, values) in enumerate(key.groups):
+        lines = list(_lines(group, values))
         if key.many == "list":
             lines = _as_item(lines)
         elif key.many == "names":
             lines = ["NAME:", *_indented(lines)]
         if len(key.groups) > 1:
-            lines = [*_comment(f"{'Or: ' if number else ''}{group.meaning}"), *lines]
+            lines = [*_comment(f"{'Or: ' if number else ''}{group.get('description', '')}"), *lines]
         # Of models to choose from, the first one stands.
         yield from _commented(lines) if number else lines
 

@@ -303,6 +303,10 @@ class Label(StrictModel):
         return self
 
 
+def _or_text(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"type": "string"}]
+
+
 class Mapping(StrictModel):
     """The mapping file: how raw files become examples.
 
@@ -329,7 +333,7 @@ class Mapping(StrictModel):
     time: Time = Field(examples=[{"column": "shown_at", "format": "iso8601"}])
     query: Query | None = None
     example_id: Column | None = None
-    label: Label = Field(title="column or rule", examples=["clicked"])
+    label: Label = Field(title="column or rule", examples=["clicked"], json_schema_extra=_or_text)
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
     partition: Duration
@@ -337,7 +341,7 @@ class Mapping(StrictModel):
     features: tuple[Feature, ...] = Field(min_length=1)
     keep_values: KeepValues = ()
 
-    @field_validator("query", mode="before")
+    @field_validator("query", mode="before", json_schema_input_type=Query | Literal["none"] | None)
     @classmethod
     def _none_by_name(cls, content: Any) -> Any:
         return None if content == "none" else content

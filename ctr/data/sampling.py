@@ -26,6 +26,7 @@ from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
 
 Rate = Annotated[float, Field(gt=0, le=1)]
+_Salt = Annotated[str, Field(min_length=1)]
 
 # A product of rates may come out a rounding below the floor that it is meant to equal.
 _ROUNDING = 1e-9
@@ -149,7 +150,7 @@ class SamplingConfig(StrictModel):
         time_range: examples outside it are dropped; the weights of the others do not change.
     """
 
-    salt: str = Field(default="1", min_length=1)
+    salt: _Salt = "1"
     non_click_rate: Rate = 1.0
     uninformative: Uninformative | None = None
     gradient: Gradient | None = None
@@ -157,7 +158,7 @@ class SamplingConfig(StrictModel):
     min_rate: Rate = 0.01
     time_range: TimeRange = TimeRange()
 
-    @field_validator("salt", mode="before")
+    @field_validator("salt", mode="before", json_schema_input_type=_Salt | int)
     @classmethod
     def _text(cls, value: object) -> object:
         # In YAML and after --set, salt: 2 is a number.

@@ -25,7 +25,13 @@ InputKind = Literal["text", "number", "time"]
 Name = Annotated[
     str,
     # Letters and digits of all scripts.
-    Field(pattern=r"^[^\W\d][\w.\-]*$", max_length=100, title="name of letters, digits, _ . -"),
+    Field(
+        pattern=r"^[^\W\d][\w.\-]*$",
+        max_length=100,
+        title="name of letters, digits, _ . -",
+        # In JavaScript, letters are those of ASCII: without a space and the other signs of ASCII.
+        json_schema_extra={"pattern": r"^[^\s!-@\[-^`{-~][^\s!-,/:-@\[-^`{-~]*$"},
+    ),
 ]
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 

@@ -39,7 +39,13 @@ def read_duration(key: str, text: str) -> int:
 
 
 Duration = Annotated[
-    str, AfterValidator(_check_duration), Field(title="duration such as 30m", examples=["1d"])
+    str,
+    AfterValidator(_check_duration),
+    Field(
+        title="duration such as 30m",
+        examples=["1d"],
+        json_schema_extra={"pattern": f"^{_DURATION.pattern}$"},
+    ),
 ]
 
 

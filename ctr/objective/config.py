@@ -24,9 +24,9 @@ def _one_kind(values: object) -> object:
 
 
 AxisValues = Annotated[
-    tuple[RawValue, ...] | Literal["all"],
+    Annotated[tuple[RawValue, ...], Field(min_length=1, title="list of texts, numbers and null")]
+    | Literal["all"],
     BeforeValidator(_one_kind),
-    Field(title="list of texts, numbers and null, or all"),
 ]
 
 

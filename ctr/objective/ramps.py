@@ -27,5 +27,10 @@ def _read(value: Any) -> Ramp:
     return Ramp(*ends)
 
 
-RampKey = Annotated[Ramp, BeforeValidator(_read), Field(title="whole number, or list of two that rise")]
+_Examples = Annotated[int, Field(ge=0, lt=2**63)]
+RampKey = Annotated[
+    Ramp,
+    BeforeValidator(_read, json_schema_input_type=_Examples | tuple[_Examples, _Examples]),
+    Field(title="whole number, or list of two that rise"),
+]
 """The type of a key that is a ramp: ``10000``, or ``[5000, 10000]``; 0: the whole weight from the first example on."""

@@ -51,12 +51,12 @@ def test_every_kind_of_feature_has_its_keys_in_the_section_about_it(root):
     page = (root / "docs" / "mapping.md").read_text()
     sections = dict(re.findall(r"^#### `(\w+)`\n(.*?)(?=^##)", page, re.DOTALL | re.MULTILINE))
     common = page.partition("### `features`")[2].partition("####")[0]
-    features = next(key for key in group_of("mapping").keys if key.name == "features")
-    assert len(features.groups) == len(sections)
-    for feature in features.groups:
-        kind = next(key.default for key in feature.keys if key.name == "kind")
-        for key in feature.keys:
-            assert f"`{key.name}`" in sections[kind] or f"`{key.name}`" in common, (kind, key.name)
+    features = group_of("mapping")["properties"]["features"]["items"]["oneOf"]
+    assert len(features) == len(sections)
+    for feature in features:
+        kind = feature["properties"]["kind"]["const"]
+        for name in feature["properties"]:
+            assert f"`{name}`" in sections[kind] or f"`{name}`" in common, (kind, name)
 
 
 def test_every_environment_variable_is_documented(root):

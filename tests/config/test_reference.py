@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field
 from ctr.cli import main
 from ctr.cli_parser import CONFIGS
 from ctr.config import StrictModel, parse_model
-from ctr.config.reference import as_yaml, describe, field_meanings, key_rows, select, settable_keys
+from ctr.config.reference import as_yaml, describe, key_rows, select
+from ctr.config.schema import field_meanings, settable_keys
 from ctr.io.errors import InputError
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.shampoo.options import ShampooOptions
@@ -94,7 +95,7 @@ def test_the_options_of_shampoo_that_a_file_can_give_are_there_with_the_default(
         parse_model(TrainConfig, {"optimizer": {"embeddings": {"one_sided": {"roots": {"phase": 1}}}}}, "x")
     momentum = rows["optimizer.dense.shampoo.momentum"]
     assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.0
-    assert momentum["allowed"] == "number, [0.0, 1.0)"
+    assert momentum["allowed"] == "number, at least 0, below 1"
     assert "optimizer.embeddings.one_sided.roots.phase" not in rows
 
 
@@ -195,7 +196,7 @@ def test_every_key_has_its_path_through_lists_mappings_and_choices():
         *("part", "part.size", "parts", "parts[].size", "parts[].kind", "parts[].first", "parts[].second"),
         *("by_name", "by_name.NAME.size", "mode", "on", "sizes"),
     ]
-    assert settable_keys(group) == ["part", "part.size", "parts", "by_name", "mode", "on", "sizes"]
+    assert settable_keys(Whole) == ["part", "part.size", "parts", "by_name", "mode", "on", "sizes"]
     for path in ("parts.second", "parts.0.second", "parts[].second"):
         assert yaml.safe_load(as_yaml(select(group, path, "x"))) == {"parts": [{"second": "SECOND"}]}
 

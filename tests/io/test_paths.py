@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from ctr.cli import main
-from ctr.cli_parser import CONFIGS, make_parser
+from ctr.cli import main, make_parser
+from ctr.cli_parser import CONFIGS
 from ctr.config import LocalPath, StrictModel, parse_model
 from ctr.data.log import read_schema
 from ctr.data.mapping import load_format
@@ -57,7 +57,7 @@ def path_arguments(
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
                 yield from path_arguments(below, (*words, name))
-        elif action.type in (Path, local_path) or action.metavar in PLACES:
+        elif action.type is Path or action.metavar in PLACES:
             yield before, action
             if action.required:
                 before = (*before, *action.option_strings[-1:], "here")

@@ -7,7 +7,7 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
-from ctr.cli_parser import make_parser
+from ctr.cli import make_parser
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError

@@ -3,7 +3,6 @@
 import pytest
 
 from ctr.config import parse_model
-from ctr.config.reference import describe
 from ctr.io.errors import InputError
 from ctr.training.ids.config import IdsConfig
 
@@ -33,14 +32,3 @@ def test_what_cannot_be_is_refused_in_one_line(content, expected):
     with pytest.raises(InputError, match=expected) as refusal:
         parse_model(IdsConfig, content, "here")
     assert "\n" not in str(refusal.value)
-
-
-def test_every_key_has_a_meaning():
-    def unexplained(group, path=""):
-        for key in group.keys:
-            if not key.meaning:
-                yield path + key.name
-            for inner in key.groups:
-                yield from unexplained(inner, f"{path}{key.name}.")
-
-    assert list(unexplained(describe(IdsConfig))) == []

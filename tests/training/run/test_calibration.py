@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctr.config import parse_model
-from ctr.config.reference import describe, settable_keys
+from ctr.config.schema import settable_keys
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.training.config import TrainConfig
@@ -102,7 +102,7 @@ def test_every_key_that_is_named_exists():
     ]
     named = {key for text in texts for key in re.findall(r"\b[a-z_]+\.[a-z][a-z_.]*[a-z]", text)}
     assert len(named) >= 8
-    keys = settable_keys(describe(TrainConfig))
+    keys = settable_keys(TrainConfig)
     for key in named:
         assert any(known == key or known.startswith(f"{key}.") for known in keys), key
 

@@ -1,0 +1,320 @@
+"""Commands that make logs, and those that do all in one. Each imports what it needs when it runs."""
+
+import argparse
+import functools
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from ctr.cli_output import Bar, is_quiet, load_tensorflow, print_result
+from ctr.cli_parser import Takes, command, settings
+from ctr.io.errors import InputError, printable
+
+# The mappings that the package ships, each with the files that it reads.
+FORMATS = {
+    "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
+    "criteo": "Criteo display ads: train.txt, tab-separated, without a header",
+    "avazu": "Avazu mobile ads: train.csv, compressed or not",
+    "movielens": "MovieLens ratings with RecBole's column names: *.inter, *.item and *.user",
+    "open_bandit": "Open Bandit, one campaign of one policy: its CSV file, and item_context.csv beside it",
+}
+LOG = {"LOG": "directory of the log"}
+_OUT = {"--out LOG": "output directory of the log"}
+
+
+@command(
+    "demo",
+    "simulate a log, train two models on it, compare them and write a report",
+    {"[--out DIR]": "output directory (runs/demo)", "[--examples N]": "examples to simulate (300000)"},
+    out=Path("runs/demo"),
+    examples=300_000,
+)
+def _demo(arguments: argparse.Namespace) -> None:
+    from ctr.demo import check_demo_folder, run_demo
+
+    check_demo_folder(arguments.out)
+    load_tensorflow()
+
+    report = run_demo(arguments.out, arguments.examples, functools.partial(_say, arguments), Bar)
+    print_result(arguments, {"report": str(report)}, f"The report: {report}")
+
+
+def _say(arguments: argparse.Namespace, text: str) -> None:
+    if not is_quiet():
+        print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+
+
+@command(
+    "quickstart",
+    "infer how to read a table, write that down as a mapping file, ingest the table, train and write a report",
+    {
+        "FILE": "CSV, TSV, JSON lines or Parquet file, or a directory of them",
+        "[--out DIR]": "output directory (NAME-quickstart beside the file); rerun to resume",
+        "[--dry-run]": "write the mapping file and nothing else, to be read and edited",
+        "what the columns are, where the guess is not certain or not right": {
+            "[--label RULE]": "column of the label, or a rule such as 'rating>=4'",
+            "[--query COLUMN]": "column whose values are queries; none: each row is its own query",
+            "[--session-gap DURATION]": "with --query: a longer pause, e.g. 30m, begins a new query",
+            "[--time COLUMN[=FORM]]": "column of the time, read as s, ms, us, ns, serial, iso8601 or a format: "
+            "'when=%%d.%%m.%%y %%H:%%M'; none: the order of the rows is the order of time",
+            "[--weight COLUMN]": "column of importance weights; none: each row counts once",
+            "[--drop COLUMN]...": "column that must be no feature; may be given several times",
+            "[--keep COLUMN]...": "column that is a feature although it was excluded; may be given several times",
+        },
+    },
+)
+def _quickstart(arguments: argparse.Namespace) -> None:
+    from ctr import quickstart
+
+    out = arguments.out or quickstart.default_out(arguments.file)
+    quickstart.check_quickstart_folder(out)
+    from ctr.pipelines.inference.infer import Options
+
+    given = vars(arguments)
+    options = Options(
+        **{name: given[name] for name in ("label", "query", "session_gap", "time", "weight")},
+        drop=tuple(arguments.drop),
+        keep=tuple(arguments.keep),
+    )
+
+    asks = ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+    width = shutil.get_terminal_size((200, 24)).columns
+    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, asks, Bar, load_tensorflow)
+    given_to = arguments.file, out, options, tools
+    if arguments.dry_run:
+        result = quickstart.infer_mapping(*given_to)
+        text = "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
+        print_result(arguments, result, text)
+        return
+    result = quickstart.run_quickstart(*given_to)
+    print_result(arguments, result, quickstart.result_text(out, result))
+
+
+def ask(doubt: Any, refused: str = "") -> str:
+    """Asks a person on the terminal for a choice; ``refused`` says why the answer before cannot be."""
+    if refused:
+        print(printable(f"\n{refused}"), file=sys.stderr)
+    print(printable(f"\nIt is not certain {doubt.question}."), file=sys.stderr)
+    for number, choice in enumerate(doubt.choices, 1):
+        print(printable(f"  {number}  {choice.value}: {choice.because}"), file=sys.stderr)
+    numbers = f"a number from 1 to {len(doubt.choices)}, or " if doubt.choices else ""
+    while True:
+        print(f"{numbers}what {doubt.option} takes: ".capitalize(), end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise InputError(f"no answer; {doubt.option} decides without a question")
+        answer = line.strip()
+        if answer.isdecimal() and 1 <= int(answer) <= len(doubt.choices):
+            return str(doubt.choices[int(answer) - 1].value)
+        if answer and not answer.isdecimal():
+            return answer
+        if answer:
+            print(f"There is no choice {answer}.", file=sys.stderr)
+
+
+@command(
+    "simulate",
+    "write an example log of a simulated world with known click probabilities",
+    {
+        "(|)": {"[--examples N]": "examples to simulate", "[--days N]": "whole days to simulate"},
+        "[--config FILE]": "YAML file with the world's settings",
+        **_OUT,
+        "[--randomized LOG]": "also write the randomized traffic to a log of its own",
+        "[--events DIR]": "also write the same traffic as raw impressions and clicks",
+        "[--events-format NAME]": "format of --events: parquet (default), jsonl or csv",
+        "[--policy RUN]": "let the model of this run choose the ads of the days after its log, and train on them",
+        "[--log LOG]": "with --policy: the simulated log that the run was trained on",
+        **settings("events.format=csv"),
+    },
+)
+def _simulate(arguments: argparse.Namespace) -> None:
+    if arguments.events_format and not arguments.events:
+        raise InputError("--events-format needs --events, the output directory of the events")
+    if arguments.policy is not None or arguments.log is not None:
+        _serve(arguments)
+        return
+    from ctr.config import load_model
+    from ctr.simulator.config import SimulatorConfig
+    from ctr.simulator.folders import check_simulation
+
+    given = {"examples": arguments.examples, "days": arguments.days, "events.format": arguments.events_format}
+    changes = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
+    config = load_model(SimulatorConfig, arguments.config, "config", changes)
+    check_simulation([path for path in (arguments.out, arguments.randomized) if path], arguments.events)
+    load_tensorflow()
+    from ctr.simulator.simulate import simulate
+
+    with closing(Bar(config.examples, "examples")) as bar:
+        result = simulate(config, arguments.out, bar, arguments.randomized, arguments.events)
+    print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    if None in (arguments.policy, arguments.log, arguments.days):
+        raise InputError("--policy RUN, --log LOG and --days N go together")
+    # The world is that of the log.
+    for name in ("config", "set", "randomized", "events"):
+        if vars(arguments).get(name):
+            raise InputError(
+                f"--{name} does not go with --policy: the world and the logs are those of the run"
+            )
+    from ctr.simulator.folders import check_days, check_loop_folders
+
+    check_days(arguments.days)
+    check_loop_folders(arguments.policy, arguments.log, arguments.out)
+    load_tensorflow()
+    from ctr.simulator.closed_loop import run_closed_loop
+
+    with closing(Bar(arguments.days, "days")) as bar:
+        result = run_closed_loop(arguments.policy, arguments.log, arguments.days, arguments.out, bar)
+    days = ["  ".join(f"{key}: {value}" for key, value in day.items()) for day in result["days"]]
+    print_result(arguments, result, "\n".join(days))
+
+
+_ROWS = {
+    # Events may come from Kafka instead, and rows that are held back may be published without others.
+    "[INPUT ...]": "files or directories",
+    **_OUT,
+    "[--max-reject-share SHARE]": "stop when more than this share of the rows is malformed (0.01)",
+    "[--keep-values NAMES]": "keep the raw values of these features beside the log, e.g. user,item, or all (default: "
+    "the mapping's keep_values)",
+}
+_TABLE = {
+    **_ROWS,
+    "logs that grow": {
+        "[--append]": "more files will follow: keep the rows of the last partition unpublished until later rows come",
+        "[--allowed-lateness DURATION]": "with --append: keep a partition unpublished until a row is this much later "
+        "than its end, e.g. 2h (0s)",
+    },
+}
+_MAPPING = {"--mapping FILE": "YAML file that names columns and features"}
+_DEFAULTS = {"max_reject_share": 0.01}
+
+
+def beam_options(more: str = "") -> Takes:
+    """``--beam-options``; ``more`` says which runners."""
+    text = f"options of a Beam runner{more}, in one word: --beam-options='--runner=FlinkRunner ...'"
+    return {"[--beam-options OPTIONS]": text}
+
+
+def _ingest(arguments: argparse.Namespace) -> None:
+    from ctr.data.log import check_log
+    from ctr.data.mapping import keeping_values, load_format, load_mapping
+    from ctr.data.times import read_duration
+    from ctr.pipelines.ingest.state import check_anything_to_do
+    from ctr.pipelines.rows.rejects import check_reject_share
+    from ctr.pipelines.rows.sources import mapped_files
+
+    if arguments.allowed_lateness is not None and not arguments.append:
+        raise InputError("--allowed-lateness goes with --append")
+    lateness_us = read_duration("--allowed-lateness", arguments.allowed_lateness or "0s")
+    mapping = (
+        load_mapping(arguments.mapping) if arguments.format == "table" else load_format(arguments.format)
+    )
+    if arguments.keep_values is not None:
+        mapping = keeping_values(mapping, arguments.keep_values)
+    check_reject_share(arguments.max_reject_share)
+    check_log(arguments.out, mapping.feature_schema)
+    check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
+    if arguments.input:
+        mapped_files(mapping, arguments.input)
+    load_tensorflow()
+    from ctr.pipelines.ingest.run import ingest
+
+    with closing(Bar(None, "rows")) as bar:
+        result = ingest(
+            mapping,
+            arguments.input,
+            arguments.out,
+            append=arguments.append,
+            allowed_lateness_us=lateness_us,
+            max_reject_share=arguments.max_reject_share,
+            progress=bar.advance,
+        )
+    print_result(arguments, result.as_dict(), f"{arguments.out}: {result.as_text()}")
+
+
+@command(
+    "ingest events",
+    "join impressions and clicks that come as separate events",
+    {
+        **_ROWS,
+        **_MAPPING,
+        "logs that grow": {
+            "[--follow]": "keep reading files as they come, and publish as time goes on",
+            "[--stream]": "join as a streaming pipeline of a Beam runner such as Flink",
+            "[--drain]": "publish everything and end as soon as no file is new",
+            "[--poll SECONDS]": "seconds between scans for files (0.5)",
+            "[--idle-timeout SECONDS]": "stop waiting for impressions or clicks that had no new file for so long "
+            "(never)",
+        },
+        "Beam runners and Kafka": {
+            **beam_options(),
+            "[--kafka HOST:PORT]": "with --stream: read topics instead of files",
+            "[--kafka-option KEY=VALUE]...": "setting of Kafka's consumer",
+            "[--expansion-service HOST:PORT]": "with --kafka: a running expansion service (Beam starts its own)",
+        },
+    },
+    beam_options="",
+    expansion_service="",
+    **_DEFAULTS,
+)
+def _ingest_events(arguments: argparse.Namespace) -> None:
+    from ctr.pipelines.events.command import check_events, run_events
+
+    events = check_events(arguments)
+    load_tensorflow()
+    print_result(arguments, *run_events(arguments, events))
+
+
+_tables: dict[str, tuple[str, Takes]] = {
+    **{name: (f"ingest {files}", _TABLE) for name, files in FORMATS.items()},
+    "table": ("ingest CSV, TSV, JSON lines or Parquet files with your own mapping", {**_TABLE, **_MAPPING}),
+}
+_INGESTS = (
+    *(
+        command(f"ingest {name}", does, takes, **_DEFAULTS)(_ingest)
+        for name, (does, takes) in _tables.items()
+    ),
+    _ingest_events,
+)
+
+
+@command(
+    "sample",
+    "choose by hash which examples of a log to train on, with importance weights",
+    {
+        **LOG,
+        "--name NAME": "name of the sampling and of the sidecar that it writes",
+        "[--config FILE]": "YAML file with rates and conditions",
+        "[--out LOG]": "write the kept examples to a log of their own instead of a sidecar",
+        **settings("non_click_rate=0.25"),
+    },
+)
+def _sample(arguments: argparse.Namespace) -> None:
+    from ctr.config import load_model
+    from ctr.data.log import check_log_folder, read_manifests, read_schema
+    from ctr.data.sample_log import write_decisions, write_sampled_log
+    from ctr.data.sampling import SamplingConfig
+
+    if arguments.out is not None:
+        check_log_folder(arguments.out)
+    config = load_model(SamplingConfig, arguments.config, "config", arguments.set)
+    rule = config.uninformative
+    if rule is not None and rule.low_visibility is not None:
+        read_schema(arguments.log)
+        load_tensorflow()
+    # A teacher's recordings are looked through before anything is written.
+    passes = 1 if config.by_teacher is None else 2
+    total = passes * sum(manifest.rows for manifest in read_manifests(arguments.log))
+    with closing(Bar(total, "examples")) as bar:
+        if arguments.out is None:
+            result = write_decisions(arguments.log, arguments.name, config, bar.advance)
+        else:
+            result = write_sampled_log(arguments.log, arguments.name, config, arguments.out, bar.advance)
+    print_result(arguments, result.as_dict(), result.as_text())
+
+
+COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)

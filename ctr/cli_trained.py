@@ -1,0 +1,318 @@
+"""Commands on what there is: runs, models, logs, configurations. Each imports what it needs when it runs."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ctr.cli_logs import FORMATS, LOG, beam_options
+from ctr.cli_output import Bar, load_tensorflow, print_result, run_notes
+from ctr.cli_parser import CONFIGS, command, config_model, settings
+from ctr.io.errors import InputError, joined
+
+if TYPE_CHECKING:
+    from ctr.experiments.run import Options
+
+
+@command(
+    "export",
+    "write a run's model as a SavedModel in TensorFlow Serving's layout",
+    {
+        "RUN": "run directory, or a model that a run exported as a delta, to write it as a whole",
+        "--out DIR": "output directory of the model's versions",
+        "[--checkpoint P]": "export the checkpoint at position P (the newest one)",
+    },
+)
+def _export(arguments: argparse.Namespace) -> None:
+    from ctr.serving.metadata import find_exported
+    from ctr.training.run.directory import check_models_folder, read_run_model
+
+    check_models_folder(arguments.out)
+    model = find_exported(arguments.run)
+    if model is None:
+        read_run_model(arguments.run)
+    elif arguments.checkpoint is not None:
+        raise InputError(
+            f"--checkpoint {arguments.checkpoint}: {arguments.run} is an exported model, not a run"
+        )
+    load_tensorflow()
+    from ctr.serving.export import example_calls, export_model, export_run
+
+    if model is None:
+        exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
+    else:
+        exported = export_model(model, arguments.out)
+    result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
+    made = f"{exported.path}" + ("" if exported.made else ": exists already")
+    print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")
+
+
+@command(
+    "score",
+    "predict the clicks of a log or of raw rows with an exported model",
+    {
+        "MODEL": "directory of a model, or of its versions: the newest is used",
+        "INPUT ...": "an example log, or files or directories of raw rows",
+        "--out FILE": "Parquet file to write the predictions to",
+        "[--start TIME]": "score the query times from this one on of an example log: an ISO date, or date and time, "
+        "in UTC",
+        "[--end TIME]": "score the query times before this one of an example log: an ISO date, or date and time, in "
+        "UTC",
+        "[--labels]": "with --format or --mapping: write labels, weights and queries too, for ctr evaluate",
+        "[|]": {
+            f"[--format {{{','.join(FORMATS)}}}]": "format of the raw rows",
+            "[--mapping FILE]": "YAML file that names the columns of the raw rows",
+        },
+    },
+)
+def _score(arguments: argparse.Namespace) -> None:
+    from ctr.data.mapping import load_format, load_mapping
+    from ctr.data.time_range import read_time_range
+    from ctr.serving.metadata import find_model, read_metadata
+    from ctr.serving.score import check_scores_file, is_log_alone, score_log, score_tables, score_text
+
+    given = arguments.input
+    times = read_time_range(arguments.start, arguments.end)
+    check_scores_file(arguments.out, given)
+    named = load_mapping(arguments.mapping) if arguments.mapping else None
+    named = load_format(arguments.format) if arguments.format else named
+    is_log = named is None and is_log_alone(given)
+    if not is_log and (arguments.start, arguments.end) != (None, None):
+        raise InputError("--start and --end go with an example log: raw rows are scored whole")
+    metadata = read_metadata(find_model(arguments.model))
+    for path in given:
+        if not path.exists():
+            raise InputError(f"input {path}: no such file or folder")
+    from ctr.data.log import read_manifests
+    from ctr.pipelines.rows.raw_rows import check_labeled, find_mapping, key_schema, read_raw_rows
+
+    mapping = named if named or is_log else find_mapping(metadata, given)
+    if arguments.labels and mapping is None:
+        raise InputError(
+            "--labels goes with --format or --mapping, which name the column of the label; scores of an example log "
+            "have its labels"
+        )
+    from ctr.serving.scorer import Scorer
+
+    scorer = Scorer(arguments.model, lazy=True, on_load=load_tensorflow)
+    selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
+    with closing(Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")) as bar:
+        if is_log:
+            result = score_log(scorer, given[0], arguments.out, bar.advance, times)
+        else:
+            if mapping and arguments.labels:
+                check_labeled(mapping)
+            rows = read_raw_rows(scorer.raw_schema, mapping, given, labeled=arguments.labels)
+            keys = key_schema(mapping, arguments.labels)
+            result = score_tables(scorer, rows, keys, arguments.out, bar.advance)
+    counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
+    print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(arguments.out, result))
+
+
+_TRIES = {
+    "[--log LOG]": "directory of the log",
+    "--out DIR": "output directory; rerun to resume",
+    **settings("'seeds=[1, 2, 3]'"),
+    "[--workers N]": "runs to train side by side (one per processor)",
+    **beam_options(" whose workers see the log and the output directory under the same paths"),
+    "[--no-timing]": "count operations, but do not time steps",
+    "[--report]": "train nothing; write the report of what is in --out",
+}
+
+
+@command(
+    "replay",
+    "train the arms of an experiment on one log, and report what each gains and costs",
+    {"[EXPERIMENT]": "YAML file with the arms", **_TRIES},
+    beam_options="",
+)
+def _replay(arguments: argparse.Namespace) -> None:
+    from ctr.data.log import read_schema
+    from ctr.experiments.config import check_experiment_folder, read_experiment
+    from ctr.experiments.report.write import write_experiment
+
+    failures: dict[str, str] = {}
+    if not arguments.report:
+        if arguments.experiment is None or arguments.log is None:
+            raise InputError("EXPERIMENT and --log are required, unless with --report")
+        check_experiment_folder(arguments.out)
+        read_experiment(arguments.experiment, arguments.set)
+        read_schema(arguments.log)
+        load_tensorflow()
+        from ctr.experiments.run import run_experiment
+
+        given = arguments.experiment, arguments.log, arguments.out, _options(arguments), arguments.set
+        failures = run_experiment(*given)
+    _print_runs(arguments, write_experiment(arguments.out), "result.json", failures)
+
+
+@command(
+    "search",
+    "search for the configuration that is most accurate at a cost, and evaluate it on the held-out half",
+    {
+        "[SEARCH]": "YAML file with the space and the method",
+        **_TRIES,
+        "[--no-replay]": "do not train the result alone beside the baseline",
+    },
+    beam_options="",
+)
+def _search(arguments: argparse.Namespace) -> None:
+    from ctr.data.log import read_schema
+    from ctr.search.config import check_search_folder, read_search
+    from ctr.search.report import write_search
+
+    failures: dict[str, str] = {}
+    if not arguments.report:
+        if arguments.search is None or arguments.log is None:
+            raise InputError("SEARCH and --log are required, unless with --report")
+        check_search_folder(arguments.out)
+        read_search(arguments.search, arguments.set)
+        read_schema(arguments.log)
+        load_tensorflow()
+        from ctr.search.run import run_search
+
+        given = arguments.search, arguments.log, arguments.out, _options(arguments), arguments.set
+        _, failures = run_search(*given, is_judged=not arguments.no_replay)
+    _print_runs(arguments, write_search(arguments.out), "search.json", failures)
+
+
+def _options(arguments: argparse.Namespace) -> "Options":
+    from ctr.experiments.run import Options
+
+    given = arguments.given, arguments.workers, arguments.beam_options, not arguments.no_timing
+    return Options(*given, progress=run_notes())
+
+
+def _print_runs(arguments: argparse.Namespace, text: str, file: str, failures: Mapping[str, str]) -> None:
+    out = arguments.out
+    result = json.loads((out / file).read_bytes()) if arguments.json else {}
+    print_result(arguments, result, f"{text}\n{out / 'report.html'}")
+    if failures:
+        causes = joined([f"{name}: {error}" for name, error in failures.items()])
+        raise InputError(f"{len(failures)} failed: {causes}", "rerun the same command to try again")
+
+
+@command(
+    "compare",
+    "compare two runs metric by metric, with paired 95% intervals",
+    {
+        "RUN_A": "run directory, or what ctr simulate --policy wrote",
+        "RUN_B": "second run directory, of the same kind; differences are RUN_B - RUN_A",
+    },
+)
+def _compare(arguments: argparse.Namespace) -> None:
+    from ctr.eval.ads_churn import SHOWN_FILE, LoopComparison, compare_loops
+    from ctr.eval.run_comparison import RunComparison, compare_runs
+
+    given = arguments.run_a, arguments.run_b
+    comparison: LoopComparison | RunComparison
+    is_loop = any((folder / SHOWN_FILE).is_file() for folder in given)
+    comparison = compare_loops(*given) if is_loop else compare_runs(*given)
+    print_result(arguments, comparison.as_dict(), comparison.as_text())
+
+
+@command(
+    "evaluate",
+    "measure recorded predictions of any size, or compare two sets of them",
+    {
+        "PREDICTIONS ...": "run directories, directories of Parquet files, or Parquet files",
+        "[--against PREDICTIONS ...]": "predictions to compare with them; the first ones are a, the baseline, as in "
+        "ctr compare",
+        **beam_options(),
+    },
+    beam_options="",
+)
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
+
+    result = run_evaluate(arguments.predictions, arguments.against, arguments.beam_options)
+    print_result(arguments, result, evaluate_text(result))
+
+
+@command(
+    "report",
+    "write one HTML file with the plots of one or more runs",
+    {
+        "RUN ...": "run directories",
+        "[--out FILE]": "HTML file to write (report.html in the first run directory)",
+    },
+)
+def _report(arguments: argparse.Namespace) -> None:
+    from ctr.eval.report import write_report
+
+    path = write_report(arguments.run, arguments.out)
+    print_result(arguments, {"report": str(path)}, str(path))
+
+
+@command("inspect", "describe a log: rows, clicks, times, gaps, partitions, features and their ids", LOG)
+def _inspect(arguments: argparse.Namespace) -> None:
+    from ctr.data.inspection import inspect_log
+    from ctr.data.inspection_text import inspection_text, log_warnings
+    from ctr.data.log import read_manifests
+
+    with closing(Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")) as bar:
+        summary = inspect_log(arguments.log, bar.advance)
+    result = {**summary.as_dict(), "warnings": log_warnings(summary)}
+    print_result(arguments, result, inspection_text(summary))
+
+
+@command(
+    "vocabulary",
+    "list the ids that have a row of their own in a run: use, age, norm and value",
+    {
+        "RUN": "run directory",
+        "[--feature NAME]": "list this feature (all whose ids grow)",
+        "[--sort {uses,age,last_seen,norm}]": "what comes first: the most used, the oldest, the last seen or the "
+        "longest embedding (uses)",
+        "[--limit N]": "ids to list (50)",
+        "[--log LOG]": "log with the raw values (the one that the run was trained on)",
+    },
+    sort="uses",
+    limit=50,
+)
+def _vocabulary(arguments: argparse.Namespace) -> None:
+    from ctr.training.run.directory import read_run_model
+
+    read_run_model(arguments.run)
+    if arguments.limit is not None and arguments.limit < 1:
+        raise InputError(f"--limit {arguments.limit}: allowed: 1 and more")
+    load_tensorflow()
+    from ctr.training.analysis.vocabulary import list_vocabulary, vocabulary_content
+
+    found = list_vocabulary(arguments.run, arguments.feature, arguments.sort, arguments.limit, arguments.log)
+    print_result(arguments, vocabulary_content(found), found.as_text())
+
+
+@command(
+    "config",
+    "print every key of a configuration file with its default, bounds and meaning",
+    {
+        "[KEY]": "print this key and those below it only, e.g. model.crosses",
+        f"[--kind {{{','.join(CONFIGS)}}}]": "which file the keys are of (train)",
+        "[--schema]": "print the JSON Schema of the file, by which editors check and complete it",
+    },
+    kind="train",
+)
+def _config(arguments: argparse.Namespace) -> None:
+    from ctr.config.reference import as_yaml, describe, key_rows, select
+    from ctr.config.schema import json_schema
+
+    model = config_model(arguments.kind)
+    if arguments.schema:
+        if arguments.key is not None:
+            raise InputError(f"--schema is of a whole file: it does not go with {arguments.key}")
+        schema = json_schema(model)
+        print_result(arguments, schema, json.dumps(schema, indent=1))
+        return
+    group = describe(model)
+    if arguments.key is not None:
+        group = select(group, arguments.key, f"ctr config --kind {arguments.kind}")
+    print_result(arguments, {"kind": arguments.kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))
+
+
+COMMANDS = (
+    *(_export, _score, _replay, _search, _compare, _evaluate, _report),
+    *(_inspect, _vocabulary, _config),
+)

@@ -1,0 +1,156 @@
+"""JSON Schema of a configuration (draft 2020-12): the one description of its keys, for editors and for the reference.
+
+Pydantic makes it of the models. A key's meaning stands in its model's docstring under ``Attributes:``, and the options
+of optimizers (``ctr.config.options``) describe themselves.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+Schema = dict[str, Any]
+
+
+class _Writer(GenerateJsonSchema):
+    # Keys get no titles made of their names: a title is what a model calls the values of a key.
+
+    def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
+        return {"$schema": self.schema_dialect, **super().generate(schema, mode)}
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        found = super().default_schema(schema)
+        inner: Any = schema["schema"]
+        while "serialization" not in inner and "schema" in inner:
+            inner = inner["schema"]
+        if inner["type"] == "function-plain":
+            found["default"] = inner["serialization"]["function"](schema["default"])
+        return found
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        found = super().dict_schema(schema)
+        # Other names than those of the pattern are refused.
+        return {**found, "additionalProperties": False} if "patternProperties" in found else found
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
+        return {**super().tagged_union_schema(schema), "required": [schema["discriminator"]]}
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        # The format `date-time` would refuse dates, and times without seconds or an offset.
+        return {"type": "string", "pattern": r"^\d{4}-?[\dW]", "title": "ISO date, or date and time"}
+
+
+def json_schema(model: type[BaseModel]) -> Schema:
+    """Returns the JSON Schema of a model's file."""
+    return model.model_json_schema(schema_generator=_Writer)
+
+
+@functools.cache
+def key_tree(model: type[BaseModel]) -> Schema:
+    """Returns the same with what is below a key in place of a reference to it."""
+    schema = json_schema(model)
+    kinds = schema.pop("$defs", {})
+
+    def resolved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolved(part) for part in node]
+        if not isinstance(node, dict):
+            return node
+        target = kinds[node["$ref"].rpartition("/")[2]] if isinstance(node.get("$ref"), str) else {}
+        return {key: resolved(part) for key, part in {**target, **node}.items() if key != "$ref"}
+
+    tree: Schema = resolved(schema)
+    return tree
+
+
+def members(node: Schema) -> list[Schema]:
+    """Returns the schemas of a choice, each by itself, or the one that it is; null is none."""
+    found = node.get("oneOf") or node.get("anyOf")
+    parts = [part for one in found for part in members(one)] if found else [node]
+    return [part for part in parts if part.get("type") != "null"]
+
+
+def values_of(node: Schema) -> Schema | None:
+    """Returns the schema of the values of a mapping whose names are one's own; None: it is none, or they are any."""
+    found = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
+    return found if isinstance(found, dict) else None
+
+
+def settable_keys(model: type[BaseModel]) -> list[str]:
+    """Returns the dotted paths that ``--set`` takes: none is below a list or a name of one's own."""
+    return list(dict.fromkeys(_dotted_keys(key_tree(model), "")))
+
+
+def _dotted_keys(node: Schema, above: str) -> Iterator[str]:
+    for name, below in node["properties"].items():
+        yield f"{above}{name}"
+        for one in members(below):
+            if "properties" in one:
+                yield from _dotted_keys(one, f"{above}{name}.")
+
+
+def keys_at(node: Schema, path: Sequence[int | str]) -> list[str] | None:
+    """Returns the keys of the group at the path of an error, which may name the kind of one; None: of no one group."""
+    found = members(node)
+    for key in path:
+        found = [part for one in found for below in _below(one, key) for part in members(below)]
+    groups = [one for one in found if "properties" in one]
+    return sorted(groups[0]["properties"]) if len(groups) == 1 else None
+
+
+def _below(node: Schema, key: int | str) -> Iterator[Schema]:
+    keys = node.get("properties", {})
+    if key in keys:
+        yield keys[key]
+    elif any(key in (one.get("const"), *one.get("enum", ())) for one in keys.values()):
+        yield node
+    elif not keys and (below := node.get("items") if isinstance(key, int) else values_of(node)):
+        yield below
+
+
+# ---------------------------------------------------------------- meanings, from docstrings
+
+
+def field_meanings(model: type) -> dict[str, str]:
+    """Returns what each field means by the docstrings of a class and its bases, under ``Attributes:``, on one line."""
+    meanings: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base is BaseModel:
+            continue
+        section = inspect.cleandoc(vars(base).get("__doc__") or "").partition("\nAttributes:\n")[2]
+        names: list[str] = []
+        for line in section.splitlines():
+            entry = re.fullmatch(r" {4}([a-z_0-9]+(?:, [a-z_0-9]+)*): (.+)", line)
+            if entry is not None:
+                names = entry[1].split(", ")
+                meanings |= dict.fromkeys(names, entry[2])
+            elif line.startswith(" " * 8):
+                meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+            elif line.strip():
+                break
+    return {name: _plain(text) for name, text in meanings.items()}
+
+
+def summary(model: type) -> str:
+    """Returns what a class is by its docstring."""
+    text = inspect.cleandoc(vars(model).get("__doc__") or "")
+    return _plain(" ".join(text.partition("\nAttributes:\n")[0].split()))
+
+
+def _plain(text: str) -> str:
+    # In YAML.
+    text = re.sub(
+        r"\b(?:None|True|False)\b", lambda word: {"None": "null"}.get(word[0], word[0].lower()), text
+    )
+    if text[:1].islower():
+        text = text[0].upper() + text[1:]
+    text = text.replace("``", "`").strip()
+    return text if not text or text.endswith(".") else f"{text}."

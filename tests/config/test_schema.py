@@ -1,0 +1,230 @@
+"""The JSON Schema of each configuration: it takes what is taken, refuses what is refused, and says where."""
+
+import contextlib
+import json
+import re
+from datetime import date
+from functools import cache
+from math import inf, nan
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from pydantic import Field
+from pydantic_core import to_jsonable_python
+
+from ctr.cli import main
+from ctr.cli_parser import CONFIGS, config_model
+from ctr.config import LocalPath, StrictModel, dump_yaml, parse_model
+from ctr.config.reference import as_yaml, describe, key_rows, select
+from ctr.config.schema import json_schema
+from ctr.io.documents import parse_yaml
+from ctr.io.errors import InputError
+from ctr.optim.contrib.presets import PRESETS
+from ctr.training.config import TrainConfig
+
+
+@cache
+def schema_of(kind: str) -> Draft202012Validator:
+    return Draft202012Validator(json_schema(config_model(kind)))
+
+
+def refused_by_schema(kind: str, content: object) -> list[str]:
+    """Where a file is refused; dates of YAML are texts in JSON."""
+    return [error.json_path for error in schema_of(kind).iter_errors(to_jsonable_python(content))]
+
+
+def is_taken(kind: str, content: object) -> bool:
+    try:
+        parse_model(config_model(kind), content, "here")
+    except InputError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_is_printed_and_what_a_run_writes_is_valid(kind, capsys):
+    assert main(["config", "--kind", kind, "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    Draft202012Validator.check_schema(schema)
+    assert schema == schema_of(kind).schema
+    model = config_model(kind)
+    content = yaml.safe_load(as_yaml(describe(model)))
+    for part in (content, yaml.safe_load(dump_yaml(parse_model(model, content, kind)))):
+        assert refused_by_schema(kind, part) == []
+
+
+def documents(root: Path) -> dict[str, Any]:
+    """The YAML files of the package and its examples, and the blocks of the pages."""
+    files = [*root.glob("examples/**/*.yaml"), *root.glob("ctr/data/formats/*.yaml")]
+    found = {str(path): path.read_text() for path in files if "kubernetes" not in path.name}
+    for path in root.glob("docs/*.md"):
+        blocks = re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S)
+        found |= {f"{path}:{number}": block for number, block in enumerate(blocks)}
+    return {name: parse_yaml(text) for name, text in found.items()}
+
+
+def test_the_schemas_take_every_example(root):
+    taken = []
+    for name, content in documents(root).items():
+        kinds = [kind for kind in CONFIGS if is_taken(kind, content)]
+        taken += kinds
+        assert [kind for kind in kinds if refused_by_schema(kind, content)] == [], name
+    assert len(taken) > 30 and {*taken} == {*CONFIGS}
+
+
+VALUES = (
+    None,
+    True,
+    0,
+    5,
+    -1,
+    2**63,
+    5.0,
+    0.5,
+    1e30,
+    "5",
+    "",
+    "auto",
+    "2026-01-31",
+    [],
+    [1],
+    ["a"],
+    {},
+    {"a": 1},
+)
+
+
+def with_value(content: Any, value: object) -> Any:
+    """A file of one key, with another value of it."""
+    if isinstance(content, dict) and len(content) == 1:
+        ((key, below),) = content.items()
+        return {key: with_value(below, value)} if isinstance(below, dict | list) and below else {key: value}
+    if isinstance(content, list) and len(content) == 1:
+        return [with_value(content[0], value)]
+    return value
+
+
+@pytest.mark.parametrize("kind", ["train", "sampling", "simulator", "search"])
+def test_the_schema_takes_every_value_that_is_taken(kind):
+    # What pydantic makes of a text, a truth value or a number in a choice of types.
+    loose = {"batch.growth", "metrics.window_examples", "jit", "start"}
+    group, agreed = describe(config_model(kind)), 0
+    for row in key_rows(group):
+        file = yaml.safe_load(as_yaml(select(group, row["key"], kind)))
+        for value in VALUES:
+            content = with_value(file, value)
+            taken, valid = is_taken(kind, content), schema_of(kind).is_valid(content)
+            agreed += taken == valid
+            assert valid or row["key"] in loose or not taken, (row["key"], value)
+    assert agreed > 0.85 * len(VALUES) * len(key_rows(group))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "path"),
+    [
+        ("train", {"sed": 1}, "$"),
+        ("train", {"seed": "5"}, "$.seed"),
+        ("train", {"seed": True}, "$.seed"),
+        ("train", {"seed": 2.5}, "$.seed"),
+        ("train", {"seed": 2**31}, "$.seed"),
+        ("train", {"batch": {"rows": 0}}, "$.batch.rows"),
+        ("train", {"model": {"prior": 1}}, "$.model.prior"),
+        ("train", {"model": {"deep": {"activation": "sine"}}}, "$.model.deep.activation"),
+        ("train", {"model": {"crosses": {"ramp": -1}}}, "$.model.crosses.ramp"),
+        ("train", {"optimizer": {"embeddings": {"tower_rates": {"left": 1}}}}, "$.optimizer.embeddings.tower_rates"),
+        ("train", {"record_predictions": "off"}, "$.record_predictions"),
+        ("train", {"optimizer": {"dense": {"shampoo": {"beta2": 0}}}}, "$.optimizer.dense.shampoo.beta2"),
+        ("train", {"optimizer": {"dense": {"shampoo": {"rows": {}}}}}, "$.optimizer.dense.shampoo"),
+        ("train", {"optimizer": {"dense": {"shampoo": {"preset": "x"}}}}, "$.optimizer.dense.shampoo.preset"),
+        ("train", {"optimizer": {"dense": {"shampoo": {"grafting": "x"}}}}, "$.optimizer.dense.shampoo.grafting"),
+        (
+            "train",
+            {"optimizer": {"dense": {"shampoo": {"method": {"kind": "kl", "left_share": 0.5}}}}},
+            "$.optimizer.dense.shampoo.method",
+        ),
+        ("sampling", {"non_click_rate": 0}, "$.non_click_rate"),
+        ("simulator", {"days": "3"}, "$.days"),
+        ("simulator", {"days": 3, "start": "Monday"}, "$.start"),
+        ("search", {"space": {}}, "$.space"),
+        ("experiment", {"arms": {"a b": {}}}, "$.arms"),
+        ("experiment", {"arms": {"a": {"score": "some"}}}, "$.arms.a.score"),
+        ("mapping", {"features": []}, "$.features"),
+        ("mapping", {"features": [{"name": "a", "source": "a"}]}, "$.features[0]"),
+        ("mapping", {"input": {"type": "csv", "headr": True}}, "$.input"),
+        ("mapping", {"partition": "1 day"}, "$.partition"),
+        ("events", {"clicks": {"topic": "a b"}}, "$.clicks.topic"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_refused_where_it_is(kind, content, path):
+    assert not is_taken(kind, content)
+    checked = schema_of(kind)
+    formats = Draft202012Validator(checked.schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    assert path in [error.json_path for error in formats.iter_errors(content)]
+
+
+def test_names_of_all_scripts_are_taken():
+    for name in ("रंग", "Größe", "_a.b-c", "x9", "a b", "9a", "a/b", "", "-a", "a:b"):
+        contents = ({"model": {"without": [name]}}, {"ids": {"capacities": {name: 5}}})
+        fits = name in ("रंग", "Größe", "_a.b-c", "x9")
+        for content in contents:
+            assert (is_taken("train", content), not refused_by_schema("train", content)) == (fits, fits), (
+                content
+            )
+
+
+def test_presets_and_kinds_of_groups_are_taken():
+    for given in (
+        {"preset": name, "method": "kl", "grafting": {"initial_accumulator": 0.5}} for name in PRESETS
+    ):
+        content = {"optimizer": {"dense": {"shampoo": {**given, "roots": {"solver": {"kind": "eigh"}}}}}}
+        assert refused_by_schema("train", content) == [] and is_taken("train", content)
+    start = TrainConfig.model_fields["optimizer"].default.dense.shampoo
+    for group in ("method", "grafting"):
+        assert {getattr(preset, group).kind for preset in PRESETS.values()} == {getattr(start, group).kind}
+
+
+class Part(StrictModel):
+    b: int = 0
+
+
+class Kinds(StrictModel):
+    whole: int = 0
+    bounded: int | None = Field(default=1, ge=1, le=9)
+    number: float = 0
+    truth: bool = False
+    text: str = ""
+    path: LocalPath | None = None
+    day: date | None = None
+    choice: Literal["auto", 5] = "auto"
+    wholes: tuple[int, ...] = ()
+    by_name: dict[str, float] = {}
+    part: Part | None = None
+
+
+TAKEN = {
+    "whole": [0, 5, -1, 5.0],
+    "bounded": [None, 5, 5.0],
+    "number": [0, 5, -1, 2**63, 5.0, 0.5, 1e30],
+    "truth": [True],
+    "text": ["5", "", "auto", "2026-01-31"],
+    "path": [None, "5", "", "auto", "2026-01-31"],
+    "day": [None, 0, "2026-01-31"],
+    "choice": [5, 5.0, "auto"],
+    "wholes": [[], [1]],
+    "by_name": [{}, {"a": 1}],
+    "part": [None, {}],
+}
+
+
+@pytest.mark.parametrize("key", TAKEN)
+def test_each_kind_of_key_takes_these_values_and_no_others(key):
+    taken = []
+    for value in (*VALUES, inf, nan, 10**400, 1j):
+        with contextlib.suppress(InputError):
+            parse_model(Kinds, {key: value}, "here")
+            taken.append(value)
+    assert list(map(repr, taken)) == list(map(repr, TAKEN[key]))
