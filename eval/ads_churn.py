@@ -192,7 +192,7 @@ def _as_record(state: AdsChurn) -> dict[str, Any]:
         "queries": int(state.queries.sum()),
         "ads_per_query": {"a": json_number(ads_a), "b": json_number(ads_b)},
     }
-    return record | {name: estimate.as_record() for name, estimate in state.estimates().items()}
+    return record | {name: estimate.number().as_record() for name, estimate in state.estimates().items()}
 
 
 def _cells(name: str, state: AdsChurn) -> list[str]:

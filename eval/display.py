@@ -2,6 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctr.io.documents import json_number
 
 METRIC_TITLES = {
     "per_query_auc": "PerQueryAUC",
@@ -52,6 +56,45 @@ def with_margin(value: float | None, low: float | None, high: float | None, *, s
     if value is None or low is None or high is None or not math.isfinite(high - low):
         return text
     return f"{text} ± {fixed((high - low) / 2, decimals)}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with the ends of its 95% interval, as tables, JSON and CSV show it; None or NaN where undefined."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def decimals(self) -> int:
+        return decimals_for(self.low, self.high)
+
+    def text(self, decimals: int | None = None, *, signed: bool = False) -> str:
+        """The number alone, with the digits that its interval justifies."""
+        return fixed(self.value, self.decimals if decimals is None else decimals, signed=signed)
+
+    def bounds(self, decimals: int | None = None, *, signed: bool = False) -> str:
+        return interval(self.low, self.high, self.decimals if decimals is None else decimals, signed=signed)
+
+    def margin(self, *, signed: bool = False) -> str:
+        """The number with the half-width of its interval."""
+        return with_margin(self.value, self.low, self.high, signed=signed)
+
+    def times(self, factor: float) -> "Number":
+        """A multiple of it."""
+        return Number(*(None if one is None else factor * one for one in (self.value, self.low, self.high)))
+
+    def as_record(self) -> dict[str, Any]:
+        """Entries of a JSON file; None where undefined."""
+        value, *ends = (
+            None if one is None else json_number(one) for one in (self.value, self.low, self.high)
+        )
+        return {"value": value, "ci95": ends}
+
+    def as_columns(self, name: str) -> dict[str, float | None]:
+        """Columns of a CSV file."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:

@@ -106,7 +106,7 @@ class RunComparison:
         difference: dict[str, Any] = {"unavailable": self.no_predictions}
         if paired is not None:
             difference = {
-                **paired.difference.as_record(),
+                **paired.difference.number().as_record(),
                 "examples": paired.examples,
                 "only_a": paired.only_a,
                 "only_b": paired.only_b,
@@ -188,14 +188,19 @@ class RunComparison:
             lines.append("Speeds may differ by more than the configuration.")
         return "\n".join(lines)
 
+    def metric_cells(self, metric: str) -> list[str]:
+        """Title of a metric, both values, their difference and its interval."""
+        row = self.metrics.loc[metric]
+        ends = row["ci95_low"], row["ci95_high"]
+        return display.paired_cells(metric, row["a"], row["b"], row["difference"], *ends)
+
     def _metric_rows(self) -> list[list[str]]:
         rows = []
         for metric, row in self.metrics.iterrows():
-            low, high, name = row["ci95_low"], row["ci95_high"], str(metric)
             relative = row["relative_percent"]
             rows.append(
                 [
-                    *display.paired_cells(name, row["a"], row["b"], row["difference"], low, high),
+                    *self.metric_cells(str(metric)),
                     display.ABSENT if math.isnan(relative) else f"{display.fixed(relative, 2, signed=True)}%",
                     row["verdict"].ljust(display.VERDICT_WIDTH),
                 ]

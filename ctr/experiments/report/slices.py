@@ -39,18 +39,18 @@ class SliceChange:
     A slice by estimated CTR holds other rows in each run.
     """
 
-    family: str
-    log: str | None  # the constraint log whose rows it holds; None: the training log
-    index: int
-    holds: str  # in words
     shown: ShownSlice | None  # how the tables show it; None: they do not
+    family: str
+    index: int
+    log: str | None  # the constraint log whose rows it holds; None: the training log
+    holds: str  # in words
     weight: float
     reference_weight: float
     bias: Estimate
     reference_bias: Estimate
-    size_change: Estimate  # of the bias's absolute value, in percent of the reference's; below 0 is better
-    size_change_by_seed: Mapping[int, float]
-    significant: bool  # interval of size_change excludes 0, and all seeds have one sign
+    size_change_percent: Estimate  # of the bias's absolute value, of the reference's; below 0 is better
+    size_change_percent_by_seed: Mapping[int, float]
+    significant: bool  # interval of size_change_percent excludes 0, and all seeds have one sign
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class VarianceChange:
     slices: int  # how many both have
     variance: Estimate
     reference_variance: Estimate
-    change: Estimate  # in percent of the reference's; below 0 is better
-    change_by_seed: Mapping[int, float]
-    significant: bool  # interval of change excludes 0, and all seeds have one sign
+    change_percent: Estimate  # of the reference's; below 0 is better
+    change_percent_by_seed: Mapping[int, float]
+    significant: bool  # interval of change_percent excludes 0, and all seeds have one sign
 
 
 def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, FamilyBias]:
@@ -139,8 +139,8 @@ def variance_changes(common: Sequence[CommonFamily]) -> list[VarianceChange]:
                 slices=int(both.sum()),
                 variance=variance,
                 reference_variance=reference_variance,
-                change=change,
-                change_by_seed=by_seed,
+                change_percent=change,
+                change_percent_by_seed=by_seed,
                 significant=_is_significant(change, by_seed),
             )
         )
@@ -178,8 +178,8 @@ def _change(common: CommonFamily, index: int, shown: ShownSlice | None) -> Slice
         reference_weight=float(np.mean([found.weight[index] for found in theirs])),
         bias=bias,
         reference_bias=reference_bias,
-        size_change=change,
-        size_change_by_seed=by_seed,
+        size_change_percent=change,
+        size_change_percent_by_seed=by_seed,
         significant=_is_significant(change, by_seed),
     )
 
