@@ -1,7 +1,7 @@
 """Metrics and numbers as text for people."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,10 @@ def with_margin(value: float | None, low: float | None, high: float | None, *, s
 
 @dataclass(frozen=True)
 class Number:
-    """A number with the ends of its 95% interval, as tables, JSON and CSV show it; None or NaN where undefined."""
+    """A number with the ends of its interval, as tables, JSON and CSV show it.
+
+    None where there is none, NaN where it is undefined.
+    """
 
     value: float | None
     low: float | None = None
@@ -81,9 +84,21 @@ class Number:
         """The number with the half-width of its interval."""
         return with_margin(self.value, self.low, self.high, signed=signed)
 
+    def whole(self, decimals: int | None = None, *, signed: bool = False) -> str:
+        """The number and the ends of its interval, where there is one."""
+        text = self.text(decimals, signed=signed)
+        return (
+            text
+            if self.low is None or self.high is None
+            else f"{text} {self.bounds(decimals, signed=signed)}"
+        )
+
+    def map(self, function: Callable[[float], float]) -> "Number":
+        """The number and its ends, each turned into another one by an increasing function."""
+        return Number(*(None if one is None else function(one) for one in (self.value, self.low, self.high)))
+
     def times(self, factor: float) -> "Number":
-        """A multiple of it."""
-        return Number(*(None if one is None else factor * one for one in (self.value, self.low, self.high)))
+        return self.map(lambda one: factor * one)
 
     def as_record(self) -> dict[str, Any]:
         """Entries of a JSON file; None where undefined."""
@@ -93,8 +108,13 @@ class Number:
         return {"value": value, "ci95": ends}
 
     def as_columns(self, name: str) -> dict[str, float | None]:
-        """Columns of a CSV file."""
+        """Cells of a CSV file, by column."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any] | None) -> "Number":
+        """Reads what `as_record` returned, and None as unknown."""
+        return Number(None) if record is None else Number(record["value"], *record["ci95"])
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:

@@ -190,9 +190,8 @@ class RunComparison:
 
     def metric_cells(self, metric: str) -> list[str]:
         """Title of a metric, both values, their difference and its interval."""
-        row = self.metrics.loc[metric]
-        ends = row["ci95_low"], row["ci95_high"]
-        return display.paired_cells(metric, row["a"], row["b"], row["difference"], *ends)
+        columns = ["a", "b", "difference", "ci95_low", "ci95_high"]
+        return display.paired_cells(metric, *map(float, self.metrics.loc[metric, columns]))
 
     def _metric_rows(self) -> list[list[str]]:
         rows = []

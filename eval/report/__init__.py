@@ -6,7 +6,7 @@ of a page: begin there. The rest is the report of one or more runs, a function f
 experiments and of searches are in their rooms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -30,9 +30,9 @@ from ctr.eval.report.page import (
     Figures,
     Heading,
     Page,
+    Row,
     Section,
     Table,
-    Text,
     Words,
     code,
     quiet,
@@ -149,7 +149,7 @@ def _results(runs: Sequence[ShownRun]) -> Section:
     ]
     style = calibrated[0][3] if len(runs) == 1 else ""
     cards.append(Card(display.METRIC_TITLES[ratio], calibrated, style))
-    values = [
+    values: list[Row] = [
         [
             shown.mark,
             *(Cell(one.text(), (one.bounds(),)) for one in map(shown.number, COMPARED)),
@@ -162,8 +162,10 @@ def _results(runs: Sequence[ShownRun]) -> Section:
         for shown in runs
     ]
     heads = (*(display.METRIC_TITLES[metric] for metric in COMPARED), "examples", "queries")
-    costs = [[shown.mark, *(display.amount(shown.run.number(key)) for key in COSTS)] for shown in runs]
-    blocks = [
+    costs: list[Row] = [
+        [shown.mark, *(display.amount(shown.run.number(key)) for key in COSTS)] for shown in runs
+    ]
+    blocks: list[Block] = [
         Cards(cards),
         Table(("run", *heads), values, "Over all examples, with 95% intervals over queries"),
         Table(("run", *COSTS.values()), costs, "Cost"),
@@ -221,29 +223,26 @@ def _faults(runs: Sequence[ShownRun]) -> Section | None:
 
 
 def _fault_table(faults: Sequence[Fault]) -> Table:
-    rows = [[fault.title, display.amount(fault.count), Cell("", tuple(fault.details))] for fault in faults]
+    rows: list[Row] = [
+        [fault.title, display.amount(fault.count), Cell("", tuple(fault.details))] for fault in faults
+    ]
     return Table(("fault", "number", Column("which", words=True)), rows)
 
 
 def _configuration(runs: Sequence[ShownRun]) -> Section:
-    def each(title: str, value: Callable[[ShownRun], str]) -> list[Text]:
-        return [title, *map(value, runs)]
-
-    counts = [
-        each(title, lambda shown: display.amount(shown.run.number(key))) for key, title in COUNTS.items()
+    counts: list[Row] = [
+        [title, *(display.amount(shown.run.number(key)) for shown in runs)] for key, title in COUNTS.items()
     ]
+    left_out = "queries without both a click and a non-click, not in PerQueryAUC"
     counts += [
-        each(
-            "queries without both a click and a non-click, not in PerQueryAUC",
-            lambda shown: display.amount(shown.summary["queries_one_class"]),
-        ),
-        each(
+        [left_out, *(display.amount(shown.summary["queries_one_class"]) for shown in runs)],
+        [
             "maximum error of AUC from its bins",
-            lambda shown: display.fixed(shown.summary["auc_error_bound"]),
-        ),
+            *(display.fixed(shown.summary["auc_error_bound"]) for shown in runs),
+        ],
     ]
     keys = dict.fromkeys(key for shown in runs for key in shown.environment)
-    environment = [each(key, lambda shown: shown.environment.get(key, display.ABSENT)) for key in keys]  # noqa: B023
+    environment = [[key, *(shown.environment.get(key, display.ABSENT) for shown in runs)] for key in keys]
     hashes = [
         (
             shown.mark,
@@ -256,7 +255,7 @@ def _configuration(runs: Sequence[ShownRun]) -> Section:
         for shown in runs
     ]
     marks = [shown.mark for shown in runs]
-    blocks = [
+    blocks: list[Block] = [
         Table(("", *marks), counts, "Counts"),
         Table(("", *(Column(mark, words=True) for mark in marks)), environment, "Environment"),
         *(Details(("Configuration of ", shown.mark), [Code(shown.config)]) for shown in runs),

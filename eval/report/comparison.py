@@ -13,6 +13,7 @@ from ctr.eval.report.page import (
     Figures,
     Heading,
     Part,
+    Row,
     Section,
     Table,
     Text,
@@ -81,7 +82,7 @@ def _overview(found: RunComparison | str, columns: int) -> list[Cell | Text]:
     cells: list[Cell | Text] = []
     for metric in COMPARED:
         *_, change, bounds = found.metric_cells(metric)
-        says = found.metrics.loc[metric, "verdict"]
+        says = str(found.metrics.loc[metric, "verdict"])
         cells.append(Cell(change, (bounds,), says, _SIGNS[says]))
     paired = found.predictions
     cells.append(display.ABSENT if paired is None else display.fixed(paired.difference.point.item(), 4))
@@ -93,11 +94,10 @@ def _overview(found: RunComparison | str, columns: int) -> list[Cell | Text]:
 
 def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[Block]:
     names = (first.name, other.name)
-    rows = []
-    for metric in COMPARED:
-        row = found.metrics.loc[metric]
+    rows: list[Row] = []
+    for metric, row in found.metrics.to_dict("index").items():
         says, why = row["verdict"], row["no_interval"]
-        title, *values, change, bounds = found.metric_cells(metric)
+        title, *values, change, bounds = found.metric_cells(str(metric))
         bar = _bar(row["ci95_low"], row["difference"], row["ci95_high"])
         rows.append(
             [
@@ -158,14 +158,15 @@ def _predictions(found: RunComparison, names: tuple[str, str]) -> tuple[Text, ..
     if paired is None:
         return (f"unknown: {found.no_predictions}.",)
     number = paired.difference.number()
-    lacking = f"; {display.amount(paired.only_a)} only in {names[0]}, {display.amount(paired.only_b)} only in {names[1]}"
-    alone = lacking if paired.only_a or paired.only_b else ""
+    only = ((paired.only_a, names[0]), (paired.only_b, names[1]))
+    lacking = ", ".join(f"{display.amount(count)} only in {name}" for count, name in only)
+    alone = f"; {lacking}" if paired.only_a or paired.only_b else ""
     over = f" over {display.amount(paired.examples)} examples of both runs{alone}."
     return (number.text(5), " ", quiet(number.bounds(5)), over)
 
 
 def _settings(title: str, differences: Sequence[Difference], names: tuple[str, str]) -> Table:
-    rows = [[code(one.key), code(one.shown("a")), code(one.shown("b"))] for one in differences]
+    rows: list[Row] = [[code(one.key), code(one.shown("a")), code(one.shown("b"))] for one in differences]
     return Table(("key", *(Column(name, words=True) for name in names)), rows, title, "narrow")
 
 

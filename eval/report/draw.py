@@ -199,7 +199,7 @@ def _draw_series(axes: Axes, one: Series) -> None:
         ).lines
     else:
         if one.low is not None and one.high is not None:
-            drawn += [axes.fill_between(one.x, one.low, one.high, color=color, alpha=one.band, linewidth=0)]  # type: ignore[arg-type]
+            drawn += [axes.fill_between(one.x, one.low, one.high, color=color, alpha=one.band, linewidth=0)]
         drawn += axes.plot(
             one.x,
             one.y,

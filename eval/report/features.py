@@ -1,5 +1,6 @@
 """Features of a run's log: the health of their ids, and metrics by their values."""
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import pandas as pd
@@ -22,6 +23,7 @@ from ctr.eval.report.page import (
     Heading,
     Key,
     Part,
+    Row,
     Section,
     Series,
     Table,
@@ -33,15 +35,15 @@ from ctr.eval.report.page import (
 from ctr.eval.report.shown_run import ShownRun
 
 _HEALTH = (
-    "Missing: rows without a value. Ids used: distinct ids that occurred, of those that the feature has. Values per id: "
-    "the number of distinct values, estimated from the unused ids, over the ids used; values that share an id (hash "
-    "collisions) share its embedding; more buckets separate them, and without buckets each value has an id of its own. "
-    "New: values whose id no earlier batch had. Most frequent: shares of all values, from every eighth batch."
+    "Missing: rows without a value. Ids used: distinct ids that occurred, of those that the feature has. Values per "
+    "id: the number of distinct values, estimated from the unused ids, over the ids used; values that share an id "
+    "(hash collisions) share its embedding; more buckets separate them, and without buckets each value has an id of "
+    "its own. New: values whose id no earlier batch had. Most frequent: shares of all values, from every eighth batch."
 )
 _GROWING = (
-    " Features without buckets: ids used are those that have a row of their own now, of the capacity; values that share "
-    "are occurrences that were trained on a shared row, because their id was not admitted or found no room; new are ids "
-    "that were admitted, over all values; most frequent ids are those of all batches."
+    " Features without buckets: ids used are those that have a row of their own now, of the capacity; values that "
+    "share are occurrences that were trained on a shared row, because their id was not admitted or found no room; new "
+    "are ids that were admitted, over all values; most frequent ids are those of all batches."
 )
 
 
@@ -106,35 +108,35 @@ def _health(shown: ShownRun) -> list[Block]:
     ]
 
 
-def _health_row(place: int, feature: FeatureHealth) -> list[Cell | Text]:
+def _health_row(place: int, feature: FeatureHealth) -> Row:
     slots, buckets = feature.slots, feature.buckets
     used, shared = display.amount(feature.distinct_ids), display.percent(feature.shared_share)
-    if slots is not None or buckets is None:
+    ids: list[Cell | Text]
+    if buckets is None or slots is not None:
         of = (
             ""
             if slots is None
             else f"of {display.amount(slots.capacity)}, {display.amount(slots.evicted)} evicted"
         )
-        ids = [
-            Cell(used, (of,)),
-            Cell("1", ("ids grow",)),
-            Cell("" if slots is None else display.percent(slots.shared_share)),
-        ]
+        grown = math.nan if slots is None else slots.shared_share
+        ids = [Cell(used, (of,)), Cell("1", ("ids grow",)), display.percent(grown)]
     else:
         ids = [Cell(used, (f"of {display.amount(buckets - 1)}",))]
         if not feature.hashed:
-            ids += [Cell("1", ("not hashed",)), Cell(display.ABSENT)]
+            ids += [Cell("1", ("not hashed",)), display.ABSENT]
         elif feature.distinct_ids >= buckets - 1:
-            ids += [Cell("many", ("every id is used",)), Cell("nearly all")]
+            ids += [Cell("many", ("every id is used",)), "nearly all"]
         else:
             each = feature.distinct_values / feature.distinct_ids if feature.distinct_ids else 0
             about = f"about {display.amount(round(feature.distinct_values))} values"
-            ids += [Cell(display.fixed(each, 2), (about,)), Cell(shared)]
+            ids += [Cell(display.fixed(each, 2), (about,)), shared]
     top = tuple(f"{one.name} {display.percent(one.share)}" for one in feature.top[:3])
     return [
         Cell(code(feature.name), key=Key(place)),
-        *(feature.kind, display.percent(feature.missing_share)),
-        *(*ids, display.percent(feature.new_share)),
+        feature.kind,
+        display.percent(feature.missing_share),
+        *ids,
+        display.percent(feature.new_share),
         Cell("", top),
     ]
 

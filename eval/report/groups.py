@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ctr.eval import display
@@ -48,7 +49,8 @@ def by_group(
     ``tables``: for each run one row for each group; NaN where it has none. ``columns``: the metric's and
     those of its interval's ends. ``labels``: of both axes: what the groups are, and the metric.
     """
-    series, framed = [], [np.array([best])]
+    series: list[Series] = []
+    framed: list[npt.NDArray[Any]] = [np.array([best])]
     for index, table in enumerate(tables):
         y, low, high = (table[name].to_numpy(np.float64) for name in columns)
         series.append(
@@ -59,14 +61,14 @@ def by_group(
         )  # fmt: skip
         # The ends of unusually long intervals may lie outside the frame.
         usual = high - low <= 3 * np.nanmedian(high - low) if np.isfinite(high - low).any() else low > high
-        framed += [y, np.where(usual, low, y), np.where(usual, high, y)]
+        framed += [y, *(np.where(usual, end, y) for end in (low, high))]
     y_axis = Axis(labels[1], frame=np.concatenate(framed), level=best)
     return Panel(series, Axis(labels[0], names=groups), y_axis)
 
 
 def _places(groups: Sequence[str], index: int, runs: int) -> FloatArray:
     """Places of a run's points, beside the middles of their groups."""
-    places: FloatArray = np.arange(len(groups)) + (index - (runs - 1) / 2) * min(0.7 / runs, 0.25)
+    places: FloatArray = np.arange(float(len(groups))) + (index - (runs - 1) / 2) * min(0.7 / runs, 0.25)
     return places
 
 

@@ -1,6 +1,7 @@
 """Figures over time: metrics, differences from the first run, traffic, and the terms of the loss."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,9 @@ class Pass:
         low, high = np.array([begin - margin, end + margin]).astype("datetime64[us]")
         return Axis("event time (UTC)", "time", limits=(low, high))
 
-    def panel(self, series: Sequence[Series], y: Axis, legend: str = "best") -> Panel:
+    def panel(
+        self, series: Sequence[Series], y: Axis, legend: Literal["best", "upper right"] = "best"
+    ) -> Panel:
         return Panel(series, self.axis(), y, legend)
 
 

@@ -129,6 +129,9 @@ class Cell:
         return plain(self.text)
 
 
+Row = Sequence[Cell | Text]
+
+
 @dataclass(frozen=True)
 class Column:
     """Head of a column."""
@@ -143,7 +146,7 @@ class Table:
     """Rows of cells below columns; the first cell of a row says what it is of."""
 
     columns: Sequence[Column | Text]
-    rows: Sequence[Sequence[Cell | Text]]
+    rows: Sequence[Row]
     caption: Text = ""
     layout: Literal["full", "fixed", "narrow"] = "full"
 
@@ -235,7 +238,7 @@ class Panel:
     series: Sequence[Series]
     x: Axis
     y: Axis
-    legend: str = "best"  # where it stands, if any series has a label
+    legend: Literal["best", "upper right"] = "best"  # where it stands, if any series has a label
     legend_columns: int = 1
     arrows: Sequence[tuple[tuple[float, float], tuple[float, float]]] = ()
 

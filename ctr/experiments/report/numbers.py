@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval.ads_churn import MEASURES
+from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import CHANGED, MetricChange, PairChange, prediction_difference_of
 from ctr.experiments.report.costs import CostChange
@@ -268,16 +269,15 @@ def _row(arm: Record, has_loops: bool, slices: list[str], papers: list[str]) -> 
         for measure in MEASURES:
             row |= _pairs(measure, loops["churn"][measure] if loops else {})
     for name in slices:
-        shown = next((one for one in arm["slices"] if one["name"] == name), {})
+        shown: Record = next((one for one in arm["slices"] if one["name"] == name), {})
         row[f"slice_{name}_weight"] = shown.get("weight")
         for key in ("reference_bias", "bias", "size_change_percent"):
             row |= _number(f"slice_{name}_{key}", shown.get(key))
     return row | {f"paper_{key}": arm["paper"].get(key) for key in papers}
 
 
-def _number(column: str, record: Record | None) -> dict[str, object]:
-    value, (low, high) = (None, (None, None)) if record is None else (record["value"], record["ci95"])
-    return {column: value, f"{column}_low": low, f"{column}_high": high}
+def _number(column: str, record: Record | None) -> dict[str, float | None]:
+    return Number.from_record(record).as_columns(column)
 
 
 def _pairs(column: str, record: Record) -> dict[str, object]:

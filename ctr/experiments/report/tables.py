@@ -9,10 +9,10 @@ import numpy as np
 
 from ctr.data.log import MAX_TIME_US
 from ctr.eval import display
+from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.eval.report.page import Cell, Mark, Table
 from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
-from ctr.experiments.report.costs import Multiple
 from ctr.experiments.report.files import ArmCosts
 from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.numbers import spread
@@ -115,7 +115,7 @@ def _accuracy_table(arms: Sequence[ArmResult], scored_us: tuple[int, int] | None
     for result in arms:
         value, changes = result.arm.metric(ACCURACY), result.changes
         cells = [
-            _NOTHING if value is None else _cell(value.number().text(5), _bounds(value, 5)),
+            _NOTHING if value is None else _number_cell(value.number(), 5),
             *[_NOTHING] * 5,
         ]
         cells[3] = _paper_cell(result, "accuracy")
@@ -183,15 +183,12 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
             # Points of a sweep rarely have two seeds.
             continue
         late, whole = (prediction_difference_of(result.arm, part) for part in ("late", "whole"))
-        ratio = None if change is None else change.ratio.number()
         cells = [
-            _cell(display.ABSENT, pairs.unavailable)
-            if late is None
-            else Cell(f"{_percent(late)} {_bounds(late, 2, 100)}"),
+            _cell(display.ABSENT, pairs.unavailable) if late is None else Cell(_percent(late).whole(2)),
             Cell(_span([100 * float(pair.point) for pair in pairs.pairs["late"].values()], 2)),
-            _NOTHING if ratio is None else Cell(f"{ratio.text(3)} {ratio.bounds(3)}"),
+            _NOTHING if change is None else Cell(change.ratio.number().whole(3)),
             _NOTHING if change is None else Cell(_span([*change.by_pair.values()], 3)),
-            _NOTHING if whole is None else _cell(_percent(whole), _bounds(whole, 2, 100)),
+            _NOTHING if whole is None else _number_cell(_percent(whole), 2),
             _paper_cell(result, "pd"),
         ]
         rows.append((result, cells))
@@ -306,12 +303,12 @@ def _paper_cell(result: ArmResult, key: str) -> Cell:
     return _NOTHING if reported is None else Cell(str(reported))
 
 
-def _bounds(estimate: Estimate, decimals: int, factor: float = 1.0, *, signed: bool = False) -> str:
-    return estimate.number().times(factor).bounds(decimals, signed=signed)
+def _number_cell(number: Number, decimals: int, *, signed: bool = False) -> Cell:
+    return Cell(number.text(decimals, signed=signed), (number.bounds(decimals),))
 
 
-def _percent(estimate: Estimate) -> str:
-    return estimate.number().times(100).text(2)
+def _percent(estimate: Estimate) -> Number:
+    return estimate.number().times(100)
 
 
 def _span(values: Sequence[float], decimals: int) -> str:
@@ -321,12 +318,11 @@ def _span(values: Sequence[float], decimals: int) -> str:
     return "..".join(display.fixed(end, decimals) for end in (min(values), max(values)))
 
 
-def _decimals_within(low: float, high: float) -> int:
-    """Digits after the point with which half of a span still shows two digits, within reason."""
-    half = (high - low) / 2
-    if not 0 < half < math.inf:
-        return _LEAST_DECIMALS
-    return min(max(_LEAST_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
+def _decimals_within(number: Number) -> int:
+    """Digits that the interval of a number justifies, within reason."""
+    low, high = number.low or 0.0, number.high or 0.0
+    known = 0 < high - low < math.inf
+    return min(max(_LEAST_DECIMALS, number.decimals), _MOST_DECIMALS) if known else _LEAST_DECIMALS
 
 
 def _by_seed(values: Mapping[int, float], decimals: int) -> str:
@@ -335,56 +331,40 @@ def _by_seed(values: Mapping[int, float], decimals: int) -> str:
 
 
 def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> Cell:
-    low, high = (float(end) for end in change.percent.interval())
-    decimals = _decimals_within(low, high)
-    number = change.percent.number()
-    text, ends = number.text(decimals, signed=True), number.bounds(decimals, signed=True)
+    number, absolute = change.percent.number(), change.difference.number().text(5, signed=True)
+    decimals = _decimals_within(number)
+    ends = number.bounds(decimals, signed=True)
     if with_interval:
-        text = f"{text} {ends}"
-    verdict = (
-        display.verdict(metric, float(change.percent.point), change.significant) if change.significant else ""
-    )
-    absolute = f"{display.fixed(float(change.difference.point), 5, signed=True)} absolute"
-    ends = ends if ends != display.ABSENT else f"no interval ({change.percent.no_interval()})"
-    detail = absolute if with_interval else f"{ends}, {absolute}"
-    return _cell(f"{text}{'*' if change.significant else ' '}", detail, verdict)
+        text, detail = number.whole(decimals, signed=True), f"{absolute} absolute"
+    else:
+        why = f"no interval ({change.percent.no_interval()})"
+        text = number.text(decimals, signed=True)
+        detail = f"{why if ends == display.ABSENT else ends}, {absolute} absolute"
+    if not change.significant:
+        return _cell(f"{text} ", detail)
+    return _cell(f"{text}*", detail, display.verdict(metric, float(change.percent.point), change.significant))
 
 
 def _seeds_cell(change: MetricChange) -> Cell:
     low, high, deviation = spread(change.percent_by_seed.values())
     if deviation is None:
         return Cell("one seed")
-    decimals = _decimals_within(low, high)
+    decimals = _decimals_within(Number(None, low, high))
     ends = f"{display.fixed(low, decimals, signed=True)}..{display.fixed(high, decimals, signed=True)}"
     return _cell(f"{ends} ± {display.fixed(deviation, decimals)}", _by_seed(change.percent_by_seed, decimals))
 
 
-def _multiple_cell(multiple: Multiple | None, amount: float | None, unit: str) -> Cell:
-    detail = "" if amount is None else f"{display.amount(amount)} {unit}"
-    if multiple is None:
-        return _cell(display.ABSENT, detail)
-    ends = None if multiple.low is None or multiple.high is None else (multiple.low, multiple.high)
-    return _cell(_change_text(multiple.value, ends, 1), detail)
-
-
-def _change_text(multiple: float, ends: tuple[float, float] | None, decimals: int) -> str:
-    """A multiple, and the ends of its range, as changes in percent."""
-    text = display.fixed(100 * (multiple - 1), decimals, signed=True)
-    if ends is None:
-        return text
-    return f"{text} {display.interval(*(100 * (end - 1) for end in ends), decimals, signed=True)}"
+def _multiple_cell(multiple: Number | None, amount: float | None, unit: str) -> Cell:
+    change = None if multiple is None else multiple.map(lambda one: 100 * (one - 1))
+    text = display.ABSENT if change is None else change.whole(1, signed=True)
+    return _cell(text, "" if amount is None else f"{display.amount(amount)} {unit}")
 
 
 def _tuned(point: TuningPoint | None, decimals: int) -> str:
     if point is None:
         return display.ABSENT
-    number = display.Number(point.value, point.low, point.high).times(100)
-    text = number.text(decimals, signed=True)
-    if point.bound:
-        return f"{point.bound} {text}, beyond the sweep"
-    if point.low is None or point.high is None:
-        return text
-    return f"{text} {number.bounds(decimals, signed=True)}"
+    text = Number(point.value, point.low, point.high).times(100).whole(decimals, signed=True)
+    return f"{point.bound} {text}, beyond the sweep" if point.bound else text
 
 
 def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
@@ -409,25 +389,30 @@ def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
 def _churn_cell(churn: Estimate | None, unavailable: str) -> Cell:
     if churn is None:
         return _cell(display.ABSENT, unavailable)
-    return _cell(_percent(churn), _bounds(churn, 2, 100))
+    return _number_cell(_percent(churn), 2)
 
 
 def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> Cell:
     if change is None:
         return _NOTHING
     number = percent_change(change.ratio).number()
-    value, ends = number.text(1, signed=True), number.bounds(1, signed=True)
-    low, high = percent_change(change.ratio).interval()
-    verdict = "better" if high < 0 else "worse" if low > 0 else ""
-    return _cell(f"{value} {ends}", "", verdict) if with_interval else _cell(value, ends, verdict)
+    verdict = _less_verdict(number)
+    if with_interval:
+        return _cell(number.whole(1, signed=True), "", verdict)
+    return _cell(number.text(1, signed=True), number.bounds(1, signed=True), verdict)
+
+
+def _less_verdict(change: Number) -> str:
+    """Verdict on a change that is better below 0, empty where the interval does not exclude 0."""
+    low, high = change.low or 0.0, change.high or 0.0
+    return "better" if high < 0 else "worse" if low > 0 else ""
 
 
 def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> Cell:
     """Change in percent that is better below 0, with its interval and that of each seed."""
     number = change.number()
-    verdict = ("better" if change.interval()[1] < 0 else "worse") if significant else ""
-    text = f"{number.text(1, signed=True)} {number.bounds(1, signed=True)}{'*' if significant else ' '}"
-    return _cell(text, _by_seed(by_seed, 1), verdict)
+    text = f"{number.whole(1, signed=True)}{'*' if significant else ' '}"
+    return _cell(text, _by_seed(by_seed, 1), _less_verdict(number) if significant else "")
 
 
 def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Cell]:
@@ -436,11 +421,10 @@ def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Ce
         detail = holds if change.log is None else f"{holds}; constraint log {change.log}"
         name = _cell(f"{shown.name}: {shown.title or holds}", detail)
     weight, reference = (display.amount(np.round(one)) for one in (change.weight, change.reference_weight))
-    biases = [bias.number().times(100) for bias in (change.reference_bias, change.bias)]
     return [
         name,
         _cell(weight, f"{reference} of the reference"),
-        *(_cell(bias.text(3, signed=True), bias.bounds(3)) for bias in biases),
+        *(_number_cell(_percent(one), 3, signed=True) for one in (change.reference_bias, change.bias)),
         _less_cell(change.size_change_percent, change.size_change_percent_by_seed, change.significant),
         Cell(change.log or "") if every else _paper_cell(result, "" if shown is None else shown.name),
     ]

@@ -17,6 +17,7 @@ from ctr.eval.report.page import (
     Heading,
     Mark,
     Page,
+    Row,
     Section,
     Table,
     Text,
@@ -26,6 +27,7 @@ from ctr.eval.report.page import (
 from ctr.eval.report.shown_run import flat_environment
 from ctr.experiments.report.arms import RunOutcome
 from ctr.experiments.report.figures import bias_figures, frontier_figure, prediction_figure
+from ctr.experiments.report.files import Ending
 from ctr.experiments.report.numbers import as_csv, as_json
 from ctr.experiments.report.results import ArmResult, Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, ArmTable, arm_marks, experiment_tables
@@ -58,13 +60,16 @@ def write_experiment(folder: Path) -> str:
 def _missing_lines(experiment: Experiment) -> list[str]:
     """Runs and loops that are not finished and arms that are not compared, each with its reason."""
     lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
-    loops = [(one, one.loops.loops.outcomes, " loop") for one in experiment.arms if one.loops is not None]
-    for result, outcomes, what in [*((one, one.arm.outcomes, "") for one in experiment.arms), *loops]:
-        lines += [
-            f"{result.arm.plan.name} seed {outcome.seed}{what} {outcome.state}: {outcome.reason}"
-            for outcome in outcomes
-            if outcome.state != "finished"
-        ]
+    outcomes: list[tuple[ArmResult, Sequence[Ending], str]] = [
+        (one, one.arm.outcomes, "") for one in experiment.arms
+    ]
+    outcomes += [(one, one.loops.loops.outcomes, " loop") for one in experiment.arms if one.loops is not None]
+    lines += [
+        f"{result.arm.plan.name} seed {outcome.seed}{what} {outcome.state}: {outcome.reason}"
+        for result, endings, what in outcomes
+        for outcome in endings
+        if outcome.state != "finished"
+    ]
     return lines + [
         f"{result.arm.plan.name} not compared: {result.refusal}"
         for result in experiment.arms
@@ -131,7 +136,7 @@ def experiment_page(experiment: Experiment) -> Page:
             "Observed minus predicted click-through rate across deciles of the prediction, all seeds of an arm "
             "together, with 95% intervals over queries. 0 is best."
         )
-        calibration = [Words(about, "quiet"), Figures(biases)]
+        calibration: list[Block] = [Words(about, "quiet"), Figures(biases)]
         sections.append(Section("calibration", "Calibration", "Calibration", calibration))
     lead = (
         f"{len(legend)} arms over one log, each compared with {plan.baseline} unless another is named. Every example "
@@ -202,14 +207,12 @@ def _arm_blocks(result: ArmResult, mark: Mark, environments: Sequence[dict[str, 
     ]
     outcomes = result.arm.outcomes
     words = [Column(head, words=True) for head in ("state", "folder", "configuration, SHA-256")]
-    rows = [
+    rows: list[Row] = [
         [
-            *(
-                str(outcome.seed),
-                outcome.state,
-                outcome.folder,
-                code(outcome.config_sha256 or display.ABSENT),
-            ),
+            str(outcome.seed),
+            outcome.state,
+            outcome.folder,
+            code(outcome.config_sha256 or display.ABSENT),
             _number_of(outcome, environments),
         ]
         for outcome in outcomes

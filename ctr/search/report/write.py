@@ -201,7 +201,10 @@ def search_page(record: SearchRecord, course: Sequence[ControllerRecord]) -> Pag
             "Bars are 95% intervals of the difference to the baseline, paired by query. The cross is the baseline; the "
             "dotted line is the target. Lines join the configurations that none beats in both cost and logloss."
         )
-        frontier = [Figures([_frontier_figure(record)], wide="wide single"), Words(about, "quiet")]
+        frontier: list[Block] = [
+            Figures([_frontier_figure(record)], wide="wide single"),
+            Words(about, "quiet"),
+        ]
         sections.append(Section("frontier", "Cost and accuracy", "Cost and accuracy", frontier))
     if course:
         figures = Figures(_controller_figures(record, course))
@@ -285,7 +288,7 @@ def loss_against_cost(groups: dict[str, list[Point]], target: float) -> Panel:
             Series(
                 x, y, group, "points", low, high, look=group, size=5.0, capped=False, label=label,
                 heads=[one.name for one in points],
-                texts=[f"{one.text}: {one.change.margin(signed=False)}%" for one in points],
+                texts=[f"{one.text}: {one.change.margin()}%" for one in points],
             ),
         ]  # fmt: skip
     if groups:
