@@ -11,7 +11,7 @@ import run_directories
 from ctr.cli import main
 from ctr.eval.report import render_report
 from ctr.io.errors import InputError, one_line, printable
-from report_pages import Page
+from report_pages import Html
 
 HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
 
@@ -37,7 +37,7 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
         {"name": "b", "shape": [3, 2], "omitted": HOSTILE},
     ]
     (run / "weight_spectra.json").write_text(json.dumps({"weights": spectra}))
-    page = Page(render_report([run]))
+    page = Html(render_report([run]))
     # One script, that of the package, and a policy that lets no other one run.
     assert [tag for tag, _ in page.elements].count("script") == 1
     page.check_policy()
