@@ -12,31 +12,13 @@ from pathlib import Path
 import pandas as pd
 
 from ctr.eval import display
+from ctr.eval.report import page
 from ctr.eval.report.comparison import comparison_section
 from ctr.eval.report.faults import Fault
 from ctr.eval.report.features import health_section, slices_section
 from ctr.eval.report.groups import calibration_section, gain_section, predictions_section, query_size_section
 from ctr.eval.report.html import check_page, render_page, write_page
 from ctr.eval.report.over_time import loss_figures, metric_figures, traffic_figures, uses_event_time
-from ctr.eval.report.page import (
-    Block,
-    Card,
-    Cards,
-    Cell,
-    Code,
-    Column,
-    Definitions,
-    Details,
-    Figures,
-    Heading,
-    Page,
-    Row,
-    Section,
-    Table,
-    Words,
-    code,
-    quiet,
-)
 from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
 from ctr.eval.report.spectra import statistics_blocks, weights_section
 from ctr.eval.run_comparison import COSTS
@@ -81,7 +63,7 @@ def render_report(runs: Sequence[Path]) -> str:
     return render_page(run_page(show_runs(runs)))
 
 
-def run_page(runs: Sequence[ShownRun]) -> Page:
+def run_page(runs: Sequence[ShownRun]) -> page.Page:
     """Report of at least one run, the others compared with the first."""
     subjects = {shown.subject for shown in runs}
     table = str(next(iter(subjects))) if len(subjects) == 1 else ""
@@ -106,13 +88,13 @@ def run_page(runs: Sequence[ShownRun]) -> Page:
         _faults(runs),
         _configuration(runs),
     )
-    return Page(
+    return page.Page(
         title=f"{subject or ', '.join(shown.name for shown in runs)} – training report",
         heading=subject or "Training report",
         lead=[
-            Words(lead, "quiet"),
+            page.Words(lead, "quiet"),
             *(
-                Words(((shown.mark, ": ") if many else (), shown.headline_sentence), run=shown.index)
+                page.Words(((shown.mark, ": ") if many else (), shown.headline_sentence), run=shown.index)
                 for shown in runs
             ),
         ],
@@ -130,10 +112,10 @@ def _period(runs: Sequence[ShownRun]) -> str:
     return " to ".join(f"{time:%Y-%m-%d %H:%M}" for time in times) + " UTC"
 
 
-def _results(runs: Sequence[ShownRun]) -> Section:
+def _results(runs: Sequence[ShownRun]) -> page.Section:
     marks = [shown.mark if len(runs) > 1 else None for shown in runs]
     cards = [
-        Card(
+        page.Card(
             display.METRIC_TITLES[metric],
             [
                 (mark, shown.index, shown.number(metric).margin(), "", "")
@@ -148,13 +130,13 @@ def _results(runs: Sequence[ShownRun]) -> Section:
         for mark, shown in zip(marks, runs, strict=True)
     ]
     style = calibrated[0][3] if len(runs) == 1 else ""
-    cards.append(Card(display.METRIC_TITLES[ratio], calibrated, style))
-    values: list[Row] = [
+    cards.append(page.Card(display.METRIC_TITLES[ratio], calibrated, style))
+    values: list[page.Row] = [
         [
             shown.mark,
-            *(Cell(one.text(), (one.bounds(),)) for one in map(shown.number, COMPARED)),
+            *(page.Cell(one.text(), (one.bounds(),)) for one in map(shown.number, COMPARED)),
             display.amount(shown.summary["examples"]),
-            Cell(
+            page.Cell(
                 display.amount(shown.summary["queries"]),
                 (f"{display.amount(shown.summary['queries_scored'])} scored",),
             ),
@@ -162,21 +144,21 @@ def _results(runs: Sequence[ShownRun]) -> Section:
         for shown in runs
     ]
     heads = (*(display.METRIC_TITLES[metric] for metric in COMPARED), "examples", "queries")
-    costs: list[Row] = [
+    costs: list[page.Row] = [
         [shown.mark, *(display.amount(shown.run.number(key)) for key in COSTS)] for shown in runs
     ]
-    blocks: list[Block] = [
-        Cards(cards),
-        Table(("run", *heads), values, "Over all examples, with 95% intervals over queries"),
-        Table(("run", *COSTS.values()), costs, "Cost"),
-        Details(
-            "What the numbers mean", [Definitions([(term, (text,)) for term, text in _MEANINGS.items()])]
+    blocks: list[page.Block] = [
+        page.Cards(cards),
+        page.Table(("run", *heads), values, "Over all examples, with 95% intervals over queries"),
+        page.Table(("run", *COSTS.values()), costs, "Cost"),
+        page.Details(
+            "What the numbers mean", [page.Definitions([(term, (text,)) for term, text in _MEANINGS.items()])]
         ),
     ]
-    return Section("results", "Results", "Results", blocks)
+    return page.Section("results", "Results", "Results", blocks)
 
 
-def _time(runs: Sequence[ShownRun]) -> Section:
+def _time(runs: Sequence[ShownRun]) -> page.Section:
     about = [
         "Each point is a window of the log; dashed: cumulative. Bands are 95% intervals and may reach beyond the frame."
     ]
@@ -186,51 +168,51 @@ def _time(runs: Sequence[ShownRun]) -> Section:
         for shown in runs
         if len(shown.windows) < shown.windows_read
     ]
-    blocks: list[Block] = [
-        Words(" ".join(about), "quiet"),
-        Figures(metric_figures(runs)),
-        Heading("Traffic and speed"),
-        Figures(traffic_figures(runs)),
+    blocks: list[page.Block] = [
+        page.Words(" ".join(about), "quiet"),
+        page.Figures(metric_figures(runs)),
+        page.heading("Traffic and speed"),
+        page.Figures(traffic_figures(runs)),
     ]
     if losses := loss_figures(runs):
         terms = (
             "What each term contributes to the training loss, with its weight and its ramp: the terms add up to the "
             "loss."
         )
-        blocks += [Heading("Loss by term"), Words(terms, "quiet"), Figures(losses)]
+        blocks += [page.heading("Loss by term"), page.Words(terms, "quiet"), page.Figures(losses)]
     if statistics := statistics_blocks(runs):
         values = (
             "Singular values of the statistics that Shampoo's roots in use are of, without damping: the smallest and "
             "the largest of all matrices of a weight, and the largest condition number of one of them. Not drawn: "
             "values of 0, of statistics that are singular."
         )
-        blocks += [Heading("Shampoo's statistics"), Words(values, "quiet"), *statistics]
-    return Section("time", "Over time", "Metrics over time", blocks)
+        blocks += [page.heading("Shampoo's statistics"), page.Words(values, "quiet"), *statistics]
+    return page.Section("time", "Over time", "Metrics over time", blocks)
 
 
-def _faults(runs: Sequence[ShownRun]) -> Section | None:
+def _faults(runs: Sequence[ShownRun]) -> page.Section | None:
     if not any(shown.faults for shown in runs):
         return None
     about = (
         "What could not be used or failed, and what the run did about it. If the run went back to a checkpoint, all "
         "other numbers are from the final pass over the log."
     )
-    blocks: list[Block] = [Words(about, "quiet")]
+    blocks: list[page.Block] = [page.Words(about, "quiet")]
     for shown in runs:
-        blocks.append(Heading(shown.mark))
-        blocks.append(_fault_table(shown.faults) if shown.faults else Words("No faults."))
-    return Section("faults", "Faults", "Faults", blocks)
+        blocks.append(page.heading(shown.mark))
+        blocks.append(_fault_table(shown.faults) if shown.faults else page.Words("No faults."))
+    return page.Section("faults", "Faults", "Faults", blocks)
 
 
-def _fault_table(faults: Sequence[Fault]) -> Table:
-    rows: list[Row] = [
-        [fault.title, display.amount(fault.count), Cell("", tuple(fault.details))] for fault in faults
+def _fault_table(faults: Sequence[Fault]) -> page.Table:
+    rows: list[page.Row] = [
+        [fault.title, display.amount(fault.count), page.Cell("", tuple(fault.details))] for fault in faults
     ]
-    return Table(("fault", "number", Column("which", words=True)), rows)
+    return page.Table(("fault", "number", page.Column("which", words=True)), rows)
 
 
-def _configuration(runs: Sequence[ShownRun]) -> Section:
-    counts: list[Row] = [
+def _configuration(runs: Sequence[ShownRun]) -> page.Section:
+    counts: list[page.Row] = [
         [title, *(display.amount(shown.run.number(key)) for shown in runs)] for key, title in COUNTS.items()
     ]
     left_out = "queries without both a click and a non-click, not in PerQueryAUC"
@@ -247,27 +229,30 @@ def _configuration(runs: Sequence[ShownRun]) -> Section:
         (
             shown.mark,
             (
-                ("configuration ", code(shown.run.config_sha256)),
-                ("log ", code(shown.run.log_sha256)),
-                quiet(f"from {shown.run.folder}"),
+                ("configuration ", page.code(shown.run.config_sha256)),
+                ("log ", page.code(shown.run.log_sha256)),
+                page.quiet(f"from {shown.run.folder}"),
             ),
         )
         for shown in runs
     ]
     marks = [shown.mark for shown in runs]
-    blocks: list[Block] = [
-        Table(("", *marks), counts, "Counts"),
-        Table(("", *(Column(mark, words=True) for mark in marks)), environment, "Environment"),
-        *(Details(("Configuration of ", shown.mark), [Code(shown.config)]) for shown in runs),
-        Heading("To repeat a run"),
-        Words(
+    blocks: list[page.Block] = [
+        page.Table(("", *marks), counts, "Counts"),
+        page.Table(("", *(page.Column(mark, words=True) for mark in marks)), environment, "Environment"),
+        *(
+            page.Details(("Configuration of ", shown.mark), [page.Words(shown.config, "file")])
+            for shown in runs
+        ),
+        page.heading("To repeat a run"),
+        page.Words(
             (
-                *("Save its configuration above as ", code("config.yaml"), "; then "),
-                code("ctr train LOG --config config.yaml --out NEW_RUN"),
+                *("Save its configuration above as ", page.code("config.yaml"), "; then "),
+                page.code("ctr train LOG --config config.yaml --out NEW_RUN"),
                 " in the same environment gives the same bits from the same log. ",
-                *(code("summary.json"), " of the new run must show these hashes:"),
+                *(page.code("summary.json"), " of the new run must show these hashes:"),
             )
         ),
-        Definitions(hashes),
+        page.Definitions(hashes),
     ]
-    return Section("configuration", "Configuration", "Configuration, environment and counts", blocks)
+    return page.Section("configuration", "Configuration", "Configuration, environment and counts", blocks)

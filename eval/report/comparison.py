@@ -4,23 +4,8 @@ import math
 from collections.abc import Sequence
 
 from ctr.eval import display
+from ctr.eval.report import page
 from ctr.eval.report.over_time import paired_figures
-from ctr.eval.report.page import (
-    Beside,
-    Block,
-    Cell,
-    Column,
-    Figures,
-    Heading,
-    Part,
-    Row,
-    Section,
-    Table,
-    Text,
-    Words,
-    code,
-    quiet,
-)
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.run_comparison import (
     COSTS,
@@ -36,36 +21,36 @@ _BAR_HALF, _BAR_MIDDLE = 56.0, 60.0
 _SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not significant": "", "no interval": ""}
 
 
-def comparison_section(runs: Sequence[ShownRun]) -> Section | None:
+def comparison_section(runs: Sequence[ShownRun]) -> page.Section | None:
     """Each run against the first one; None of a single run."""
     if len(runs) < 2:
         return None
     first, *others = runs
     compared = [(shown, _compare(first, shown)) for shown in others]
-    blocks: list[Block] = []
+    blocks: list[page.Block] = []
     if len(compared) > 1:
         columns = (*(display.METRIC_TITLES[metric] for metric in COMPARED), "PD", *COSTS.values())
         rows = [[shown.mark, *_overview(found, len(columns))] for shown, found in compared]
         caption = f"Difference from {first.name}, with paired 95% intervals; PD is the prediction difference"
-        blocks.append(Table(("run", *columns), rows, caption))
+        blocks.append(page.Table(("run", *columns), rows, caption))
     for shown, found in compared:
-        blocks.append(Heading(shown.mark))
+        blocks.append(page.heading(shown.mark))
         if isinstance(found, str):
-            blocks.append(Words(found, "note"))
+            blocks.append(page.Words(found, "note"))
         else:
             blocks += _one(first, shown, found)
     if figures := paired_figures(runs):
         blocks += [
-            Heading("Difference over time"),
-            Words(
+            page.heading("Difference over time"),
+            page.Words(
                 f"Each run minus {first.name}, paired by query. Line and band: each window with its 95% interval. "
                 "Dashed: cumulative, with its 95% interval dotted. Where a band excludes 0, the difference is "
                 "significant.",
                 "quiet",
             ),
-            Figures(figures),
+            page.Figures(figures),
         ]
-    return Section("comparison", "Comparison", ("Comparison with ", first.mark), blocks)
+    return page.Section("comparison", "Comparison", ("Comparison with ", first.mark), blocks)
 
 
 def _compare(first: ShownRun, other: ShownRun) -> RunComparison | str:
@@ -76,25 +61,25 @@ def _compare(first: ShownRun, other: ShownRun) -> RunComparison | str:
         return str(error)
 
 
-def _overview(found: RunComparison | str, columns: int) -> list[Cell | Text]:
+def _overview(found: RunComparison | str, columns: int) -> list[page.Cell | page.Text]:
     if isinstance(found, str):
-        return [Cell("not comparable", span=columns)]
-    cells: list[Cell | Text] = []
+        return [page.Cell("not comparable", span=columns)]
+    cells: list[page.Cell | page.Text] = []
     for metric in COMPARED:
         *_, change, bounds = found.metric_cells(metric)
         says = str(found.metrics.loc[metric, "verdict"])
-        cells.append(Cell(change, (bounds,), says, _SIGNS[says]))
+        cells.append(page.Cell(change, (bounds,), says, _SIGNS[says]))
     paired = found.predictions
     cells.append(display.ABSENT if paired is None else display.fixed(paired.difference.point.item(), 4))
     return cells + [
-        Cell(display.times(cost.ratio), (cost.bounds,) if cost.bounds else ())
+        page.Cell(display.times(cost.ratio), (cost.bounds,) if cost.bounds else ())
         for cost in found.costs.values()
     ]
 
 
-def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[Block]:
+def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[page.Block]:
     names = (first.name, other.name)
-    rows: list[Row] = []
+    rows: list[page.Row] = []
     for metric, row in found.metrics.to_dict("index").items():
         says, why = row["verdict"], row["no_interval"]
         title, *values, change, bounds = found.metric_cells(str(metric))
@@ -102,15 +87,15 @@ def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[Block]:
         rows.append(
             [
                 title,
-                Cell(says, (why,) if why else (), says, _SIGNS[says]),
+                page.Cell(says, (why,) if why else (), says, _SIGNS[says]),
                 *(*values, change),
-                Cell(bounds, bar=bar),
+                page.Cell(bounds, bar=bar),
                 display.fixed(row["relative_percent"], 2, signed=True),
             ]
         )
     widths = ("17%", "13%", "11%", "11%", "11%", "29%", "8%")
-    baseline = (first.name, Part(" baseline", "small"))
-    heads: tuple[Text, ...] = (
+    baseline = (first.name, page.Part(" baseline", "small"))
+    heads: tuple[page.Text, ...] = (
         "metric",
         "verdict",
         baseline,
@@ -119,14 +104,14 @@ def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[Block]:
         "95% interval",
         "relative, %",
     )
-    columns = [Column(head, head == "verdict", width) for head, width in zip(heads, widths, strict=True)]
-    costs = Table(
+    columns = [page.Column(head, head == "verdict", width) for head, width in zip(heads, widths, strict=True)]
+    costs = page.Table(
         ("", *names, "ratio"),
         [
             [
                 COSTS[key],
                 *(display.amount(cost.a), display.amount(cost.b)),
-                Cell(
+                page.Cell(
                     display.times(cost.ratio),
                     (f"{cost.bounds} {cost.verdict}".strip(),) if cost.bounds else (),
                 ),
@@ -136,24 +121,24 @@ def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[Block]:
         "Cost",
         "narrow",
     )
-    beside: list[Block] = [costs]
+    beside: list[page.Block] = [costs]
     if found.configuration:
         beside.append(_settings("Configuration keys that differ", found.configuration, names))
     else:
-        beside.append(Words("The configurations are equal."))
+        beside.append(page.Words("The configurations are equal."))
     if found.environment:
         title = "Environment entries that differ: speeds may differ by more than the configuration"
         beside.append(_settings(title, found.environment, names))
     return [
-        Table(columns, rows, layout="fixed"),
-        *([Words(SEED_NOTE, "note")] if found.differs_by_seed else []),
-        Words((Part("Prediction difference", "strong"), " ", *_predictions(found, names))),
-        Beside(beside),
-        *(Words(note, "quiet") for note in found.cost_notes),
+        page.Table(columns, rows, layout="fixed"),
+        *([page.Words(SEED_NOTE, "note")] if found.differs_by_seed else []),
+        page.Words((page.Part("Prediction difference", "strong"), " ", *_predictions(found, names))),
+        page.Beside(beside),
+        *(page.Words(note, "quiet") for note in found.cost_notes),
     ]
 
 
-def _predictions(found: RunComparison, names: tuple[str, str]) -> tuple[Text, ...]:
+def _predictions(found: RunComparison, names: tuple[str, str]) -> tuple[page.Text, ...]:
     paired = found.predictions
     if paired is None:
         return (f"unknown: {found.no_predictions}.",)
@@ -162,12 +147,14 @@ def _predictions(found: RunComparison, names: tuple[str, str]) -> tuple[Text, ..
     lacking = ", ".join(f"{display.amount(count)} only in {name}" for count, name in only)
     alone = f"; {lacking}" if paired.only_a or paired.only_b else ""
     over = f" over {display.amount(paired.examples)} examples of both runs{alone}."
-    return (number.text(5), " ", quiet(number.bounds(5)), over)
+    return (number.text(5), " ", page.quiet(number.bounds(5)), over)
 
 
-def _settings(title: str, differences: Sequence[Difference], names: tuple[str, str]) -> Table:
-    rows: list[Row] = [[code(one.key), code(one.shown("a")), code(one.shown("b"))] for one in differences]
-    return Table(("key", *(Column(name, words=True) for name in names)), rows, title, "narrow")
+def _settings(title: str, differences: Sequence[Difference], names: tuple[str, str]) -> page.Table:
+    rows: list[page.Row] = [
+        [page.code(one.key), page.code(one.shown("a")), page.code(one.shown("b"))] for one in differences
+    ]
+    return page.Table(("key", *(page.Column(name, words=True) for name in names)), rows, title, "narrow")
 
 
 def _bar(*ends: float) -> tuple[float, float, float] | None:

@@ -9,29 +9,10 @@ from ctr.eval import display
 from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.display import Number
 from ctr.eval.progressive import SLICES_SHOWN
+from ctr.eval.report import page
 from ctr.eval.report.data_health import FeatureHealth, Slots, id_name
 from ctr.eval.report.groups import by_group
 from ctr.eval.report.over_time import Pass, line_of
-from ctr.eval.report.page import (
-    Axis,
-    Block,
-    Cell,
-    Column,
-    Details,
-    Figure,
-    Figures,
-    Heading,
-    Key,
-    Part,
-    Row,
-    Section,
-    Series,
-    Table,
-    Text,
-    Words,
-    code,
-    dashes_of,
-)
 from ctr.eval.report.shown_run import ShownRun
 
 _HEALTH = (
@@ -47,7 +28,7 @@ _GROWING = (
 )
 
 
-def health_section(runs: Sequence[ShownRun]) -> Section:
+def health_section(runs: Sequence[ShownRun]) -> page.Section:
     """Health of the features' ids; runs that found the same share a table."""
     alike: list[list[ShownRun]] = []
     for shown in runs:
@@ -57,33 +38,33 @@ def health_section(runs: Sequence[ShownRun]) -> Section:
         else:
             same.append(shown)
     grows = any(feature.slots is not None for group in alike for feature in group[0].health.features)
-    blocks: list[Block] = [Words(_HEALTH + (_GROWING if grows else ""), "quiet")]
+    blocks: list[page.Block] = [page.Words(_HEALTH + (_GROWING if grows else ""), "quiet")]
     for group in alike:
         if len(alike) > 1 or len(group) < len(runs):
-            blocks.append(Heading(tuple(part for shown in group for part in (shown.mark, " "))))
+            blocks.append(page.heading(tuple(part for shown in group for part in (shown.mark, " "))))
         blocks += _health(group[0])
-    return Section("data", "Data", "Data health", blocks)
+    return page.Section("data", "Data", "Data health", blocks)
 
 
-def _health(shown: ShownRun) -> list[Block]:
+def _health(shown: ShownRun) -> list[page.Block]:
     features = shown.health.features
     growing = [(feature.name, feature.slots) for feature in features if feature.slots is not None]
     heads = ("feature", "kind", "missing", "ids used", "values per id", "values that share an id", "new")
     return [
-        Table(
-            (*heads, Column("most frequent", words=True)),
+        page.Table(
+            (*heads, page.Column("most frequent", words=True)),
             [_health_row(place, feature) for place, feature in enumerate(features)],
         ),
         *(
-            Words(
+            page.Words(
                 (
-                    code(name),
+                    page.code(name),
                     f" is full: {display.amount(slots.refused)} occurrences ({display.percent(slots.refused_share)}) "
                     "were of ids for which no row was left. A larger ",
                     *(
-                        code("ids.capacity"),
+                        page.code("ids.capacity"),
                         " has room for them; ",
-                        code("ids.eviction"),
+                        page.code("ids.eviction"),
                         " lets old ids go.",
                     ),
                 ),
@@ -93,9 +74,9 @@ def _health(shown: ShownRun) -> list[Block]:
             if slots.refused
         ),
         *(
-            Words(
+            page.Words(
                 (
-                    code(name),
+                    page.code(name),
                     f": {display.amount(slots.evicted)} of {display.amount(slots.admitted)} ids that were admitted "
                     "were evicted again.",
                 ),
@@ -104,14 +85,14 @@ def _health(shown: ShownRun) -> list[Block]:
             for name, slots in growing
             if slots.evicted and not slots.refused
         ),
-        Figures(_share_figures(shown) + _slot_figures(shown)),
+        page.Figures(_share_figures(shown) + _slot_figures(shown)),
     ]
 
 
-def _health_row(place: int, feature: FeatureHealth) -> Row:
+def _health_row(place: int, feature: FeatureHealth) -> page.Row:
     slots, buckets = feature.slots, feature.buckets
     used, shared = display.amount(feature.distinct_ids), display.percent(feature.shared_share)
-    ids: list[Cell | Text]
+    ids: list[page.Cell | page.Text]
     if buckets is None or slots is not None:
         of = (
             ""
@@ -119,29 +100,29 @@ def _health_row(place: int, feature: FeatureHealth) -> Row:
             else f"of {display.amount(slots.capacity)}, {display.amount(slots.evicted)} evicted"
         )
         grown = math.nan if slots is None else slots.shared_share
-        ids = [Cell(used, (of,)), Cell("1", ("ids grow",)), display.percent(grown)]
+        ids = [page.Cell(used, (of,)), page.Cell("1", ("ids grow",)), display.percent(grown)]
     else:
-        ids = [Cell(used, (f"of {display.amount(buckets - 1)}",))]
+        ids = [page.Cell(used, (f"of {display.amount(buckets - 1)}",))]
         if not feature.hashed:
-            ids += [Cell("1", ("not hashed",)), display.ABSENT]
+            ids += [page.Cell("1", ("not hashed",)), display.ABSENT]
         elif feature.distinct_ids >= buckets - 1:
-            ids += [Cell("many", ("every id is used",)), "nearly all"]
+            ids += [page.Cell("many", ("every id is used",)), "nearly all"]
         else:
             each = feature.distinct_values / feature.distinct_ids if feature.distinct_ids else 0
             about = f"about {display.amount(round(feature.distinct_values))} values"
-            ids += [Cell(display.fixed(each, 2), (about,)), shared]
+            ids += [page.Cell(display.fixed(each, 2), (about,)), shared]
     top = tuple(f"{one.name} {display.percent(one.share)}" for one in feature.top[:3])
     return [
-        Cell(code(feature.name), key=Key(place)),
+        page.Cell(page.code(feature.name), look=place),
         feature.kind,
         display.percent(feature.missing_share),
         *ids,
         display.percent(feature.new_share),
-        Cell("", top),
+        page.Cell("", top),
     ]
 
 
-def _share_figures(shown: ShownRun) -> list[Figure]:
+def _share_figures(shown: ShownRun) -> list[page.Figure]:
     timeline, features = shown.timeline, shown.health.features
     names = [feature.name for feature in features if feature.name in timeline.ids]
     figures = []
@@ -167,16 +148,16 @@ def _share_figures(shown: ShownRun) -> list[Figure]:
                 for place, name in enumerate(names)
             ]
             figures.append(
-                Figure(
+                page.Figure(
                     title,
-                    [along.panel(lines, Axis(what, "percent", bottom=0.0))],
+                    [along.panel(lines, page.Axis(what, "percent", bottom=0.0))],
                     f"Share of {what} over time, for each feature. Overall: {overall}",
                 )
             )
     return figures
 
 
-def _slot_figures(shown: ShownRun) -> list[Figure]:
+def _slot_figures(shown: ShownRun) -> list[page.Figure]:
     """How the rows of each feature whose ids grow are used; in the colors of the table."""
     features = {
         feature.name: (place, feature.slots)
@@ -188,7 +169,7 @@ def _slot_figures(shown: ShownRun) -> list[Figure]:
     along = Pass([shown.timeline])
     series = {name: shown.timeline.slot_series(name) for name in features}
 
-    def shares(over: str, under: str) -> list[Series]:
+    def shares(over: str, under: str) -> list[page.Series]:
         return [
             line_of(
                 shown,
@@ -202,36 +183,38 @@ def _slot_figures(shown: ShownRun) -> list[Figure]:
             for name, (place, _) in features.items()
         ]
 
-    def figure(title: str, lines: Sequence[Series], y: Axis, describe: Callable[[Slots], str]) -> Figure:
+    def figure(
+        title: str, lines: Sequence[page.Series], y: page.Axis, describe: Callable[[Slots], str]
+    ) -> page.Figure:
         words = " ".join(f"{name}: {describe(slots)}." for name, (_, slots) in features.items())
         about = "over time, for each feature whose ids grow. At the end, or overall:"
-        return Figure(title, [along.panel(lines, y)], f"{title}, {about} {words}")
+        return page.Figure(title, [along.panel(lines, y)], f"{title}, {about} {words}")
 
-    moved: list[Series] = []
+    moved: list[page.Series] = []
     for name, (place, _) in features.items():
         admitted, evicted = series[name]["admitted"], series[name]["evicted"]
-        look = {"look": place, "dashes": dashes_of(place)}
+        look = {"look": place, "dashes": page.dashes_of(place)}
         texts = [
             f"{name} {one:,} admitted, {other:,} evicted"
             for one, other in zip(admitted, evicted, strict=True)
         ]
         moved.append(
-            Series(along.x(), admitted, heads=along.heads(), texts=texts, hover=shown.index, **look)  # type: ignore[arg-type]
+            page.Series(along.x(), admitted, heads=along.heads(), texts=texts, hover=shown.index, **look)  # type: ignore[arg-type]
         )
         if evicted.any():
-            moved.append(Series(along.x(), -evicted, **look))  # type: ignore[arg-type]
+            moved.append(page.Series(along.x(), -evicted, **look))  # type: ignore[arg-type]
     evicts = any(slots.evicted for _, slots in features.values())
     figures = [
         figure(
             "Share of the capacity that ids occupy",
             shares("occupancy", "capacity"),
-            Axis("occupied", "percent", bottom=0.0),
+            page.Axis("occupied", "percent", bottom=0.0),
             lambda slots: f"{slots.occupancy:,} of {slots.capacity:,}",
         ),
         figure(
             "Ids admitted, and evicted (below 0)" if evicts else "Ids admitted in each window",
             moved,
-            Axis("ids", "thousands", level=0.0),
+            page.Axis("ids", "thousands", level=0.0),
             lambda slots: f"{slots.admitted:,} admitted, {slots.evicted:,} evicted",
         ),
     ]
@@ -241,32 +224,32 @@ def _slot_figures(shown: ShownRun) -> list[Figure]:
             figure(
                 "Values whose id shares a row",
                 shares("shared", "occurrences"),
-                Axis("values on shared rows", "percent", bottom=0.0),
+                page.Axis("values on shared rows", "percent", bottom=0.0),
                 lambda slots: display.percent(slots.shared_share),
             )
         )
     return figures
 
 
-def slices_section(runs: Sequence[ShownRun]) -> Section | None:
+def slices_section(runs: Sequence[ShownRun]) -> page.Section | None:
     """Metrics by the values of each feature that a run was sliced by; None without any."""
     features = dict.fromkeys(name for shown in runs for name in shown.run.metrics.slices)
     if not features:
         return None
-    about: Text = (
+    about: page.Text = (
         "Metrics by value, of the values with the most weight. A hashed feature has only the numbers of its ids: a log "
         "does not keep the values. AUC is from bins of 1/16 logit and has no interval."
     )
     if any(shown.has_default_slices for shown in runs):
         these = " are configured: these are the features whose values differ most in calibration."
-        about = (about, " No ", code("metrics.slices"), these)
-    blocks: list[Block] = [Words(about, "quiet")]
+        about = (about, " No ", page.code("metrics.slices"), these)
+    blocks: list[page.Block] = [page.Words(about, "quiet")]
     for feature in features:
-        blocks += [Heading(("By ", code(feature))), _slices(runs, feature)]
-    return Section("slices", "Slices", "Slices", blocks)
+        blocks += [page.heading("By ", page.code(feature)), _slices(runs, feature)]
+    return page.Section("slices", "Slices", "Slices", blocks)
 
 
-def _slices(runs: Sequence[ShownRun], feature: str) -> Figures:
+def _slices(runs: Sequence[ShownRun], feature: str) -> page.Figures:
     states = [shown.run.metrics.slices.get(feature) for shown in runs]
     tables = [None if state is None else state.result().set_index("id") for state in states]
     first = next(table for table in tables if table is not None)
@@ -275,7 +258,7 @@ def _slices(runs: Sequence[ShownRun], feature: str) -> Figures:
         {} if table is None else table.loc[table.index.isin(heaviest.index)].to_dict("index")
         for table in tables
     ]
-    rows: list[list[Cell | Text]] = []
+    rows: list[list[page.Cell | page.Text]] = []
     for number, (name, one) in enumerate(zip(names, heaviest.index, strict=True), 1):
         cells = [_slice_cells(found[one]) if one in found else (display.ABSENT,) * 3 for found in records]
         places = zip(*cells, strict=True)
@@ -286,7 +269,9 @@ def _slices(runs: Sequence[ShownRun], feature: str) -> Figures:
                 display.amount(heaviest["weight"].loc[one]),
                 display.fixed(heaviest["mean_label"].loc[one], 4),
                 *(
-                    tuple(Part(text, "line", shown.mark) for text, shown in zip(texts, runs, strict=True))
+                    tuple(
+                        page.Part(text, "line", shown.mark) for text, shown in zip(texts, runs, strict=True)
+                    )
                     if len(runs) > 1
                     else texts[0]
                     for texts in places
@@ -297,7 +282,7 @@ def _slices(runs: Sequence[ShownRun], feature: str) -> Figures:
     heads = ("weight", "observed CTR", "predicted / actual clicks", "logloss", "AUC")
     columns = ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")
     aligned = [(first.iloc[:0] if table is None else table).reindex(heaviest.index) for table in tables]
-    figure = Figure(
+    figure = page.Figure(
         "Predicted / actual clicks",
         [
             by_group(
@@ -309,12 +294,12 @@ def _slices(runs: Sequence[ShownRun], feature: str) -> Figures:
         near=True,
     )
     some = f"{len(rows)} of {display.amount(count)} values, those with the most weight"
-    details = Details(
+    details = page.Details(
         f"All {count} values" if len(rows) == count else some,
-        [Table(("row", Column("value", words=True), *heads), rows)],
+        [page.Table(("row", page.Column("value", words=True), *heads), rows)],
         open=len(rows) <= SLICES_SHOWN,
     )
-    return Figures([figure], beside=details, share=1)
+    return page.Figures([figure], beside=details, share=1)
 
 
 def _named(runs: Sequence[ShownRun], feature: str, first: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:

@@ -13,22 +13,8 @@ from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.auc import LOGIT_LIMIT
 from ctr.eval.logistic import sigmoid
 from ctr.eval.per_query_auc import SIZE_NAMES
+from ctr.eval.report import page
 from ctr.eval.report.over_time import click_ratio_figures, margins
-from ctr.eval.report.page import (
-    LEVEL,
-    OTHER,
-    QUIET,
-    Axis,
-    Block,
-    Cell,
-    Figure,
-    Figures,
-    Panel,
-    Section,
-    Series,
-    Table,
-    Words,
-)
 from ctr.eval.report.shown_run import ShownRun
 
 _LIFT_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -43,18 +29,18 @@ def by_group(
     groups: Sequence[str],
     labels: tuple[str, str],
     best: float,
-) -> Panel:
+) -> page.Panel:
     """A metric by group, the runs beside one another.
 
     ``tables``: for each run one row for each group; NaN where it has none. ``columns``: the metric's and
     those of its interval's ends. ``labels``: of both axes: what the groups are, and the metric.
     """
-    series: list[Series] = []
+    series: list[page.Series] = []
     framed: list[npt.NDArray[Any]] = [np.array([best])]
     for index, table in enumerate(tables):
         y, low, high = (table[name].to_numpy(np.float64) for name in columns)
         series.append(
-            Series(
+            page.Series(
                 _places(groups, index, len(tables)), y, index, "points", low, high, look=index,
                 heads=[f"{labels[0]} {group}" for group in groups], texts=margins(y, low, high),
             )
@@ -62,8 +48,8 @@ def by_group(
         # The ends of unusually long intervals may lie outside the frame.
         usual = high - low <= 3 * np.nanmedian(high - low) if np.isfinite(high - low).any() else low > high
         framed += [y, *(np.where(usual, end, y) for end in (low, high))]
-    y_axis = Axis(labels[1], frame=np.concatenate(framed), level=best)
-    return Panel(series, Axis(labels[0], names=groups), y_axis)
+    y_axis = page.Axis(labels[1], frame=np.concatenate(framed), level=best)
+    return page.Panel(series, page.Axis(labels[0], names=groups), y_axis)
 
 
 def _places(groups: Sequence[str], index: int, runs: int) -> FloatArray:
@@ -72,7 +58,7 @@ def _places(groups: Sequence[str], index: int, runs: int) -> FloatArray:
     return places
 
 
-def calibration_section(runs: Sequence[ShownRun]) -> Section:
+def calibration_section(runs: Sequence[ShownRun]) -> page.Section:
     """Predicted over actual clicks over time and by decile, reliability, and bias by decile."""
     deciles = [shown.deciles for shown in runs]
     names = [str(decile) for decile in range(1, 11)]
@@ -90,19 +76,19 @@ def calibration_section(runs: Sequence[ShownRun]) -> Section:
     look: dict[str, Any] = {"size": (4.9, 3.2), "near": True}
     figures = [
         *click_ratio_figures(runs),
-        Figure(
+        page.Figure(
             "Predicted / actual clicks by decile",
             [by_group(deciles, columns, names, (label, "predicted / actual clicks"), 1.0)],
             f"Predicted over actual clicks for ten deciles of prediction. {highest}",
             **look,
         ),
-        Figure(
+        page.Figure(
             "Observed vs predicted CTR by decile",
             [_reliability(deciles)],
             f"Observed against predicted click-through rate for ten deciles of prediction. {worst}",
             **look,
         ),
-        Figure(
+        page.Figure(
             "Bias by decile",
             [
                 by_group(
@@ -122,16 +108,19 @@ def calibration_section(runs: Sequence[ShownRun]) -> Section:
         "under-predicts, below it over-predicts."
     )
     warnings = [
-        Words((shown.mark, f": {warning}"), "wrong", shown.index)
+        page.Words((shown.mark, f": {warning}"), "wrong", shown.index)
         for shown in runs
         if (warning := shown.run.summary.get("calibration_warning"))
     ]
-    return Section(
-        "calibration", "Calibration", "Calibration", [Words(about, "quiet"), *warnings, Figures(figures)]
+    return page.Section(
+        "calibration",
+        "Calibration",
+        "Calibration",
+        [page.Words(about, "quiet"), *warnings, page.Figures(figures)],
     )
 
 
-def _reliability(deciles: Sequence[pd.DataFrame]) -> Panel:
+def _reliability(deciles: Sequence[pd.DataFrame]) -> page.Panel:
     """The share of clicks against mean prediction, by decile of prediction; the diagonal is perfect."""
     predictions = np.concatenate([table["mean_prediction"].to_numpy() for table in deciles])
     labels = np.concatenate([table["mean_label"].to_numpy() for table in deciles])
@@ -142,14 +131,14 @@ def _reliability(deciles: Sequence[pd.DataFrame]) -> Panel:
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     margin = 0.06 * (high - low) or 0.01
     limits = (low / 1.5, high * 1.5) if logarithmic else (low - margin, high + margin)
-    series = [Series(limits, limits, color=QUIET, dashes=LEVEL, width=1.0)]
+    series = [page.Series(limits, limits, color=page.QUIET, dashes=page.LEVEL, width=1.0)]
     for index, table in enumerate(deciles):
         mean, label = table["mean_prediction"].to_numpy(), table["mean_label"].to_numpy()
         lowest, highest = (mean + table[f"ci95_{end}"].to_numpy() for end in ("low", "high"))
         if logarithmic:
             lowest = np.maximum(lowest, limits[0] / 10)
         series.append(
-            Series(
+            page.Series(
                 mean, label, index, "points", lowest, highest, look=index,
                 heads=[f"decile {decile}" for decile in range(1, len(table) + 1)],
                 texts=[f"predicted {display.fixed(one, 4)}, observed {display.fixed(other, 4)}"
@@ -157,24 +146,25 @@ def _reliability(deciles: Sequence[pd.DataFrame]) -> Panel:
             )
         )  # fmt: skip
     x, y = (
-        Axis(f"{what} CTR", "short", limits=limits, log=logarithmic) for what in ("predicted", "observed")
+        page.Axis(f"{what} CTR", "short", limits=limits, log=logarithmic)
+        for what in ("predicted", "observed")
     )
-    return Panel(series, x, y)
+    return page.Panel(series, x, y)
 
 
-def query_size_section(runs: Sequence[ShownRun]) -> Section:
+def query_size_section(runs: Sequence[ShownRun]) -> page.Section:
     """PerQueryAUC by query size."""
     title = "PerQueryAUC by query size"
     if not any(len(shown.sizes) for shown in runs):
-        none = Words("No query has both a click and a non-click.")
-        return Section("query-size", "Query size", title, [none])
+        none = page.Words("No query has both a click and a non-click.")
+        return page.Section("query-size", "Query size", title, [none])
     ranges = " ".join(
         f"{shown.name}: between {display.fixed(shown.sizes['auc'].min(), 3)} "
         f"and {display.fixed(shown.sizes['auc'].max(), 3)}."
         for shown in runs
     )
     sizes = [size for size in SIZE_NAMES if any((shown.sizes["size"] == size).any() for shown in runs)]
-    figure = Figure(
+    figure = page.Figure(
         "PerQueryAUC by rows in the query",
         _by_query_size([shown.sizes.set_index("size").reindex(sizes) for shown in runs], sizes),
         f"PerQueryAUC for queries of different sizes. {ranges}",
@@ -183,23 +173,23 @@ def query_size_section(runs: Sequence[ShownRun]) -> Section:
         near=True,
         heights=(3, 1),
     )
-    table = Table(
+    table = page.Table(
         ("rows", *(shown.mark for shown in runs)),
         [[size, *(_size_cell(shown.sizes, size) for shown in runs)] for size in sizes],
         "Scored queries, those with both a click and a non-click, by size",
     )
-    return Section("query-size", "Query size", title, [Figures([figure], beside=table)])
+    return page.Section("query-size", "Query size", title, [page.Figures([figure], beside=table)])
 
 
-def _size_cell(table: pd.DataFrame, size: str) -> Cell:
+def _size_cell(table: pd.DataFrame, size: str) -> page.Cell:
     """PerQueryAUC of the queries of a size, its interval, and their number."""
     for row in table[table["size"] == size].to_dict("records"):
         number = display.Number(row["auc"], row["ci95_low"], row["ci95_high"])
-        return Cell(number.text(), (number.bounds(), f"{display.amount(row['queries'])} queries"))
-    return Cell(display.ABSENT, (display.ABSENT, "0 queries"))
+        return page.Cell(number.text(), (number.bounds(), f"{display.amount(row['queries'])} queries"))
+    return page.Cell(display.ABSENT, (display.ABSENT, "0 queries"))
 
 
-def _by_query_size(tables: Sequence[pd.DataFrame], sizes: Sequence[str]) -> list[Panel]:
+def _by_query_size(tables: Sequence[pd.DataFrame], sizes: Sequence[str]) -> list[page.Panel]:
     """PerQueryAUC by the number of a query's rows, over how many queries have that many."""
     same = all(table["queries"].equals(tables[0]["queries"]) for table in tables)
     above, below = [], []
@@ -211,29 +201,31 @@ def _by_query_size(tables: Sequence[pd.DataFrame], sizes: Sequence[str]) -> list
             for size, queries in zip(sizes, table["queries"], strict=True)
         ]
         above.append(
-            Series(x, y, index, "points", low, high, look=index, heads=heads, texts=margins(y, low, high))
+            page.Series(
+                x, y, index, "points", low, high, look=index, heads=heads, texts=margins(y, low, high)
+            )
         )
         width = min(0.7 / len(tables), 0.25)
-        below.append(Series(x, table["queries"].to_numpy(), index, "bars", look=index, width=width))
+        below.append(page.Series(x, table["queries"].to_numpy(), index, "bars", look=index, width=width))
     if same:
         below = [
-            Series(
+            page.Series(
                 range(len(sizes)),
                 tables[0]["queries"].to_numpy(),
                 kind="bars",
-                color=OTHER,
+                color=page.OTHER,
                 width=0.5,
                 alpha=0.5,
             )
         ]
-    rows = Axis("rows in the query", names=sizes)
+    rows = page.Axis("rows in the query", names=sizes)
     return [
-        Panel(above, Axis(), Axis("PerQueryAUC", within=(-0.03, 1.03))),
-        Panel(below, rows, Axis("queries", "thousands")),
+        page.Panel(above, page.Axis(), page.Axis("PerQueryAUC", within=(-0.03, 1.03))),
+        page.Panel(below, rows, page.Axis("queries", "thousands")),
     ]
 
 
-def gain_section(runs: Sequence[ShownRun]) -> Section | None:
+def gain_section(runs: Sequence[ShownRun]) -> page.Section | None:
     """Share of clicks in the highest predictions, and their lift; None where no run has clicks."""
     curves = {shown.index: histogram for shown in runs if (histogram := _histogram(shown))[:, 1].sum() > 0}
     if not curves:
@@ -248,30 +240,30 @@ def gain_section(runs: Sequence[ShownRun]) -> Section | None:
     absent = [display.ABSENT] * len(_LIFT_SHARES)
     words = " ".join(f"{shown.name}: {lifts.get(shown.index, absent)[2]} times the clicks." for shown in runs)
     shares = np.linspace(0, 1, 201)
-    lines = [Series([0, 1], [0, 1], color=QUIET, dashes=LEVEL, width=1.0)]
+    lines = [page.Series([0, 1], [0, 1], color=page.QUIET, dashes=page.LEVEL, width=1.0)]
     for index, histogram in curves.items():
         y = gain(histogram, shares)
         lines.append(
-            Series(
+            page.Series(
                 shares, y, index, look=index,
                 heads=[f"top {display.percent(share)} of examples" for share in shares],
                 texts=[f"{display.percent(share)} of clicks" for share in y],
             )
         )  # fmt: skip
-    figure = Figure(
+    figure = page.Figure(
         "Gain",
         [
-            Panel(
+            page.Panel(
                 lines,
-                Axis("share of examples, highest predictions first", "percent", limits=(0, 1)),
-                Axis("share of clicks", "percent", limits=(0, 1.01)),
+                page.Axis("share of examples, highest predictions first", "percent", limits=(0, 1)),
+                page.Axis("share of clicks", "percent", limits=(0, 1.01)),
             )
         ],
         f"Gain curves. In the tenth of examples with the highest predictions, over a random tenth: {words}",
         note="share of clicks in the examples with the highest predictions; dashed: at random",
         size=(4.9, 3.6),
     )
-    table = Table(
+    table = page.Table(
         ("examples", *(shown.mark for shown in runs)),
         [
             [f"top {100 * share:g}%", *(lifts.get(shown.index, absent)[place] for shown in runs)]
@@ -279,7 +271,7 @@ def gain_section(runs: Sequence[ShownRun]) -> Section | None:
         ],
         "Lift: clicks in the examples with the highest predictions, relative to the same number of random examples",
     )
-    return Section("gain", "Gain", "Gain and lift", [Figures([figure], beside=table)])
+    return page.Section("gain", "Gain", "Gain and lift", [page.Figures([figure], beside=table)])
 
 
 def gain(histogram: FloatArray, shares: Sequence[float] | FloatArray) -> FloatArray:
@@ -298,7 +290,7 @@ def gain(histogram: FloatArray, shares: Sequence[float] | FloatArray) -> FloatAr
     return found
 
 
-def predictions_section(runs: Sequence[ShownRun]) -> Section:
+def predictions_section(runs: Sequence[ShownRun]) -> page.Section:
     """Histograms of each run's predictions for clicked and for not clicked examples."""
     limits = prediction_range([_histogram(shown) for shown in runs])
     figures = []
@@ -311,7 +303,7 @@ def predictions_section(runs: Sequence[ShownRun]) -> Section:
         ]
         words = "mean prediction " + ", ".join(means or [display.ABSENT])
         figures.append(
-            Figure(
+            page.Figure(
                 words.capitalize(),
                 [_prediction_panel(histogram, limits, shown.index)],
                 f"Histogram of the predictions of {shown.name}: {words}.",
@@ -322,8 +314,8 @@ def predictions_section(runs: Sequence[ShownRun]) -> Section:
         "Distribution of the predictions for clicked and for not clicked examples, each as shares of its class. The "
         "outermost 0.05% on each side are not drawn."
     )
-    blocks: list[Block] = [Words(about, "quiet"), Figures(figures)]
-    return Section("predictions", "Predictions", "Predictions", blocks)
+    blocks: list[page.Block] = [page.Words(about, "quiet"), page.Figures(figures)]
+    return page.Section("predictions", "Predictions", "Predictions", blocks)
 
 
 def _mean_prediction(histogram: FloatArray, clicked: int) -> float:
@@ -343,7 +335,7 @@ def prediction_range(histograms: Sequence[FloatArray]) -> tuple[int, int]:
     return (begin, end) if begin < end else (0, len(histograms[0]))
 
 
-def _prediction_panel(histogram: FloatArray, limits: tuple[int, int], index: int) -> Panel:
+def _prediction_panel(histogram: FloatArray, limits: tuple[int, int], index: int) -> page.Panel:
     """Predictions by class, as shares of it, on the scale of logits; ``limits``: the fine bins to draw."""
     step = -(-(limits[1] - limits[0]) // _HISTOGRAM_BINS)
     edges = np.arange(limits[0], limits[1] + step, step)
@@ -351,8 +343,8 @@ def _prediction_panel(histogram: FloatArray, limits: tuple[int, int], index: int
     weight = np.add.reduceat(padded, edges, axis=0)[:-1]
     logits = edges * (2 * LOGIT_LIMIT / len(histogram)) - LOGIT_LIMIT
     series = [
-        Series(logits, weight[:, clicked] / total, kind="steps", color=color, look=index, label=name)
-        for clicked, color, name in ((0, OTHER, "not clicked"), (1, "", "clicked"))
+        page.Series(logits, weight[:, clicked] / total, kind="steps", color=color, look=index, label=name)
+        for clicked, color, name in ((0, page.OTHER, "not clicked"), (1, "", "clicked"))
         if (total := histogram[:, clicked].sum()) > 0
     ]
     places = [
@@ -360,8 +352,8 @@ def _prediction_panel(histogram: FloatArray, limits: tuple[int, int], index: int
         for p in _PROBABILITIES
         if logits[0] <= np.log(p / (1 - p)) <= logits[-1]
     ]
-    x = Axis("predicted probability of a click", places=places, limits=(logits[0], logits[-1]))
-    return Panel(series, x, Axis("share of the class", "percent", bottom=0.0), "upper right")
+    x = page.Axis("predicted probability of a click", places=places, limits=(logits[0], logits[-1]))
+    return page.Panel(series, x, page.Axis("share of the class", "percent", bottom=0.0), "upper right")
 
 
 def _histogram(shown: ShownRun) -> FloatArray:

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ctr.eval.report.draw import draw
-from ctr.eval.report.page import COLORS, DARK_COLORS, Page, markup
+from ctr.eval.report.page import COLORS, DARK_COLORS, Page, dashes_of, markup
 from ctr.io.errors import InputError
 from ctr.io.files import file_fault, irregular
 
@@ -39,7 +39,9 @@ def render_page(page: Page) -> str:
     # Not a template: nothing is filled in, so that its hash is known.
     script = (folder / "script.j2").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.filters.update(markup=markup, draw=draw, kind=lambda block: type(block).__name__)
+    environment.filters.update(
+        markup=markup, draw=draw, dashes_of=dashes_of, kind=lambda block: type(block).__name__
+    )
     return environment.get_template("page.html.j2").render(
         page=page,
         script=Markup(script),

@@ -10,7 +10,7 @@ import pandas as pd
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.intervals import difference
-from ctr.eval.report.page import OTHER, SO_FAR, Axis, Figure, Panel, Series, dashes_of
+from ctr.eval.report import page
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.run_files import LOSS_TERMS, METRICS
 from ctr.eval.timeline import Timeline
@@ -66,20 +66,20 @@ class Pass:
             return [f"{time:%Y-%m-%d %H:%M} UTC" for time in pd.to_datetime(_middle_time(table), unit="us")]
         return [f"{examples:,} examples" for examples in table["examples"]]
 
-    def axis(self) -> Axis:
+    def axis(self) -> page.Axis:
         if not self.by_time:
-            return Axis("examples", "thousands")
+            return page.Axis("examples", "thousands")
         begin = min((table["window_begin"].min() for table in self.tables if len(table)), default=0)
         end = max((table["window_end"].max() for table in self.tables if len(table)), default=0)
         # One query alone has no duration.
         margin = (end - begin) // 40 or 1_000_000
         low, high = np.array([begin - margin, end + margin]).astype("datetime64[us]")
-        return Axis("event time (UTC)", "time", limits=(low, high))
+        return page.Axis("event time (UTC)", "time", limits=(low, high))
 
     def panel(
-        self, series: Sequence[Series], y: Axis, legend: Literal["best", "upper right"] = "best"
-    ) -> Panel:
-        return Panel(series, self.axis(), y, legend)
+        self, series: Sequence[page.Series], y: page.Axis, legend: Literal["best", "upper right"] = "best"
+    ) -> page.Panel:
+        return page.Panel(series, self.axis(), y, legend)
 
 
 def _places_of(timeline: Timeline) -> pd.DataFrame:
@@ -97,10 +97,10 @@ def margins(y: FloatArray, low: FloatArray, high: FloatArray, *, signed: bool = 
     ]
 
 
-def metric_figures(runs: Sequence[ShownRun]) -> list[Figure]:
+def metric_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
     """Each metric over time."""
     return [
-        Figure(
+        page.Figure(
             title := display.METRIC_TITLES[metric],
             [metric_panel([shown.windows for shown in runs], metric)],
             f"{title} of each window over time. {_courses(runs, metric, 4)}",
@@ -110,19 +110,19 @@ def metric_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     ]
 
 
-def metric_panel(windows: Sequence[pd.DataFrame], metric: str) -> Panel:
+def metric_panel(windows: Sequence[pd.DataFrame], metric: str) -> page.Panel:
     """A metric of each window, with its interval as a band, and where it has one the mean of all windows so far.
 
     ``windows``: for each run those of `ctr.eval.run_files.read_windows`.
     """
     along = Pass(windows)
-    series: list[Series] = []
+    series: list[page.Series] = []
     framed = []
     for index, table in enumerate(windows):
         x, y = along.x(index), table[metric].to_numpy()
         low, high = table[f"{metric}_low"].to_numpy(), table[f"{metric}_high"].to_numpy()
         series.append(
-            Series(
+            page.Series(
                 x, y, index, "points" if len(table) == 1 else "line", low, high,
                 look=index, band=min(0.15, 0.5 / len(windows)), marked=len(table) > 1,
                 heads=along.heads(index), texts=margins(y, low, high),
@@ -130,12 +130,12 @@ def metric_panel(windows: Sequence[pd.DataFrame], metric: str) -> Panel:
         )  # fmt: skip
         if metric in _SUMMED_BY and len(table) != 1:
             mean = _running_mean(y, table[_SUMMED_BY[metric]].to_numpy())
-            series.append(Series(x, mean, index, look=index, dashes=SO_FAR, width=1.0))
+            series.append(page.Series(x, mean, index, look=index, dashes=page.SO_FAR, width=1.0))
         # Windows with few examples, and the outer half of the bands, may lie outside the frame.
         full = table["window_examples"].to_numpy() >= table["window_examples"].median() / 4
         inner = (y + low) / 2, (y + high) / 2
         framed += [y[full], *(bound[full] for bound in (inner if len(table) > 1 else (low, high)))]
-    return along.panel(series, Axis(frame=np.concatenate(framed), level=_BASELINES.get(metric)))
+    return along.panel(series, page.Axis(frame=np.concatenate(framed), level=_BASELINES.get(metric)))
 
 
 def _running_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
@@ -159,7 +159,7 @@ def _courses(runs: Sequence[ShownRun], column: str, decimals: int) -> str:
 
 def _with_totals(
     courses: Sequence[tuple[int, Timeline, Course, Course]], label: str, best: float, *, signed: bool = False
-) -> Panel:
+) -> page.Panel:
     """A quantity of runs over time, with its intervals: of each window, and of all windows so far.
 
     ``courses``: for each run its number, its timeline, and the course by window and so far. ``best``: the
@@ -172,19 +172,19 @@ def _with_totals(
         totals = margins(middle, below, above, signed=signed)
         own = margins(point, low, high, signed=signed)
         series += [
-            Series(
+            page.Series(
                 x, point, index, "line", low, high,
                 look=index, band=min(0.15, 0.3 / len(courses)), marked=True, heads=along.heads(place),
                 texts=[f"{one}; so far {total}" for one, total in zip(own, totals, strict=True)],
             ),
-            Series(x, middle, index, look=index, dashes=SO_FAR, width=1.2),
-            *(Series(x, bound, index, look=index, dashes=(1.0, 2.0), width=0.9) for bound in (below, above)),
+            page.Series(x, middle, index, look=index, dashes=page.SO_FAR, width=1.2),
+            *(page.Series(x, bound, index, look=index, dashes=(1.0, 2.0), width=0.9) for bound in (below, above)),
         ]  # fmt: skip
         framed += [point, (point + low) / 2, (point + high) / 2]
-    return along.panel(series, Axis(label, frame=np.concatenate(framed), level=best))
+    return along.panel(series, page.Axis(label, frame=np.concatenate(framed), level=best))
 
 
-def click_ratio_figures(runs: Sequence[ShownRun]) -> list[Figure]:
+def click_ratio_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
     """Predicted over actual clicks over time, where any run has a timeline."""
     courses, words = [], []
     for shown in runs:
@@ -198,7 +198,7 @@ def click_ratio_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     if not courses:
         return []
     return [
-        Figure(
+        page.Figure(
             "Predicted / actual clicks over time",
             [_with_totals(courses, "predicted / actual clicks", 1.0)],
             f"Predicted over actual clicks in each window over time. {' '.join(words)}",
@@ -207,7 +207,7 @@ def click_ratio_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     ]
 
 
-def paired_figures(runs: Sequence[ShownRun]) -> list[Figure]:
+def paired_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
     """Paired difference from the first run over time, for the runs that scored the same examples."""
     first = runs[0].timeline
     others = [(shown, shown.timeline) for shown in runs[1:] if len(first) and shown.timeline.matches(first)]
@@ -226,7 +226,7 @@ def paired_figures(runs: Sequence[ShownRun]) -> list[Figure]:
             text = display.with_margin(so_far.point[-1], low[-1], high[-1], signed=True)
             words.append(f"{shown.name}: {text} over all windows.")
         figures.append(
-            Figure(
+            page.Figure(
                 title[0].upper() + title[1:],
                 [_with_totals(courses, "difference", 0.0, signed=True)],
                 f"Paired difference in {title} from {runs[0].name} over time. {' '.join(words)}",
@@ -236,14 +236,14 @@ def paired_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     return figures
 
 
-def traffic_figures(runs: Sequence[ShownRun]) -> list[Figure]:
+def traffic_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
     """Traffic, observed and predicted click-through rate, and throughput over time."""
     windows = [shown.windows for shown in runs]
     figures = []
     if (unit := traffic_unit(windows)) is not None:
         rates = [_traffic(table) * _RATE_UNITS[unit] for table in windows]
         figures.append(
-            Figure(
+            page.Figure(
                 "Traffic",
                 [_rate_panel(windows, rates, f"examples per {unit}")],
                 f"Examples per {unit} of event time in each window.",
@@ -257,7 +257,7 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[Figure]:
             for observed, predicted in [_rates_of_pass(shown)]
         )
         figures.append(
-            Figure(
+            page.Figure(
                 "Observed vs predicted CTR",
                 [_click_rates([(shown.index, shown.timeline) for shown in runs if len(shown.timeline)])],
                 f"Observed and predicted click-through rate of each window. Of all windows: {totals}",
@@ -266,7 +266,7 @@ def traffic_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     speeds = [table["examples_per_second"].to_numpy() for table in windows]
     return [
         *figures,
-        Figure(
+        page.Figure(
             "Training throughput",
             [_rate_panel(windows, speeds, "examples/s")],
             f"Examples per second over time. {_courses(runs, 'examples_per_second', 0)}",
@@ -297,23 +297,23 @@ def _traffic(table: pd.DataFrame) -> FloatArray:
     return ratio(table["window_examples"].to_numpy(), np.where(seconds > 0, seconds, 0.0))
 
 
-def _rate_panel(windows: Sequence[pd.DataFrame], rates: Sequence[FloatArray], unit: str) -> Panel:
+def _rate_panel(windows: Sequence[pd.DataFrame], rates: Sequence[FloatArray], unit: str) -> page.Panel:
     along = Pass(windows)
     series = [
-        Series(
+        page.Series(
             along.x(index), rate, index, look=index, marked=True, heads=along.heads(index),
             texts=[f"{display.amount(value)} {unit}" for value in np.round(rate, 1)],
         )
         for index, rate in enumerate(rates)
     ]  # fmt: skip
-    return along.panel(series, Axis(unit, "thousands", bottom=0.0, frame=np.concatenate(rates)))
+    return along.panel(series, page.Axis(unit, "thousands", bottom=0.0, frame=np.concatenate(rates)))
 
 
-def _click_rates(timelines: Sequence[tuple[int, Timeline]]) -> Panel:
+def _click_rates(timelines: Sequence[tuple[int, Timeline]]) -> page.Panel:
     """Observed click-through rate, with its interval, and the mean prediction of each run."""
     along = Pass([timeline for _, timeline in timelines])
     same = all(timeline.matches(timelines[0][1]) for _, timeline in timelines)
-    series: list[Series] = []
+    series: list[page.Series] = []
     framed: list[FloatArray] = []
     for place, (index, timeline) in enumerate(timelines):
         x, observed = along.x(place), timeline.estimate("click_rate")
@@ -322,8 +322,17 @@ def _click_rates(timelines: Sequence[tuple[int, Timeline]]) -> Panel:
             label = "" if place else "observed"
             run = None if same else index
             series.append(
-                Series(
-                    x, observed.point, run, "line", low, high, color=OTHER, band=0.2, width=1.6, label=label
+                page.Series(
+                    x,
+                    observed.point,
+                    run,
+                    "line",
+                    low,
+                    high,
+                    color=page.OTHER,
+                    band=0.2,
+                    width=1.6,
+                    label=label,
                 )
             )
             framed += [observed.point, (observed.point + low) / 2, (observed.point + high) / 2]
@@ -334,12 +343,12 @@ def _click_rates(timelines: Sequence[tuple[int, Timeline]]) -> Panel:
             for one, text in zip(predicted, margins(observed.point, low, high), strict=True)
         ]
         series.append(
-            Series(x, predicted, index, look=index, marked=True, heads=along.heads(place), texts=texts)
+            page.Series(x, predicted, index, look=index, marked=True, heads=along.heads(place), texts=texts)
         )
-    return along.panel(series, Axis("click-through rate", frame=np.concatenate(framed)), "upper right")
+    return along.panel(series, page.Axis("click-through rate", frame=np.concatenate(framed)), "upper right")
 
 
-def loss_figures(runs: Sequence[ShownRun]) -> list[Figure]:
+def loss_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
     """What each term contributed to the loss of the steps in each window, for each run whose loss has several."""
     figures = []
     for shown in runs:
@@ -362,9 +371,9 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[Figure]:
                 for place, (column, title) in enumerate(terms.items())
             ]
             figures.append(
-                Figure(
+                page.Figure(
                     "terms of the loss",
-                    [along.panel(lines, Axis("loss, nats per example"))],
+                    [along.panel(lines, page.Axis("loss, nats per example"))],
                     f"Terms of the loss of {shown.name} over time. In the last window: {ends}.",
                     shown.mark,
                 )
@@ -381,9 +390,9 @@ def line_of(
     title: str,
     *,
     legend: bool = True,
-) -> Series:
+) -> page.Series:
     """Line of one thing among several of a run, with its title before the text of each value."""
-    return Series(
-        along.x(), y, look=look, dashes=dashes_of(look), label=title if legend else "",
+    return page.Series(
+        along.x(), y, look=look, dashes=page.dashes_of(look), label=title if legend else "",
         heads=along.heads(), texts=[f"{title} {text(value)}" for value in y.tolist()], hover=shown.index,
     )  # fmt: skip

@@ -97,21 +97,6 @@ def plain(text: Text) -> str:
 
 
 @dataclass(frozen=True)
-class Key:
-    """Look of a line, as it stands beside its name."""
-
-    index: int
-
-    @property
-    def color(self) -> str:
-        return f"var(--run-{self.index % len(COLORS)})"
-
-    @property
-    def dashes(self) -> str:
-        return " ".join(f"{dash:g}" for dash in dashes_of(self.index))
-
-
-@dataclass(frozen=True)
 class Cell:
     """Content of a place in a table."""
 
@@ -119,7 +104,7 @@ class Cell:
     small: tuple[Text, ...] = ()  # lines below it
     verdict: str = ""  # better, worse, differs, ...: how it is colored
     sign: str = ""  # of the verdict, for the eye alone
-    key: Key | None = None
+    look: int | None = None  # of the line that stands before it
     bar: tuple[float, float, float] | None = (
         None  # an interval from 0 to 120, and what it is of; 60 is no difference
     )
@@ -273,25 +258,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Words:
-    """A paragraph."""
+    """A paragraph, or in other styles a heading or the text of a file."""
 
     text: Text
-    style: str = ""  # quiet, note or wrong
+    style: Literal["", "quiet", "note", "wrong", "heading", "file"] = ""
     run: int | None = None
 
 
-@dataclass(frozen=True)
-class Heading:
+def heading(*text: Text) -> Words:
     """Title of what follows in a section."""
-
-    text: Text
-
-
-@dataclass(frozen=True)
-class Code:
-    """Text of a file."""
-
-    text: str
+    return Words(text, "heading")
 
 
 @dataclass(frozen=True)
@@ -352,7 +328,7 @@ class Figures:
         return [one for one in self.figures if not one.is_drawn]
 
 
-Block = Words | Heading | Code | Definitions | Details | Beside | Cards | Figures | Table
+Block = Words | Definitions | Details | Beside | Cards | Figures | Table
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from ctr.eval.report.page import (
     Block,
     Cards,
     Cell,
-    Code,
     Definitions,
     Details,
     Figure,
@@ -85,7 +84,7 @@ def words_of(part: Page | Section) -> str:
         elif isinstance(block, Figures):
             lines += [f"{one.title} {one.note}" for one in block.figures]
         elif not isinstance(block, Beside):
-            lines.append(block.text if isinstance(block, Code) else plain(block.text))
+            lines.append(plain(block.text))
     return "\n".join(lines)
 
 

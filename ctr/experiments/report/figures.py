@@ -11,7 +11,7 @@ import pandas as pd
 
 from ctr.eval import display
 from ctr.eval.intervals import Estimate
-from ctr.eval.report.page import Axis, Figure, Mark, Panel, Series
+from ctr.eval.report import page
 from ctr.experiments.report.arms import prediction_difference_of
 from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment
 
@@ -24,7 +24,7 @@ _DECILES = [str(decile) for decile in range(1, 11)]
 Span = tuple[float, float]
 
 
-def frontier_figure(experiment: Experiment, marks: Mapping[str, Mark]) -> Figure | None:
+def frontier_figure(experiment: Experiment, marks: Mapping[str, page.Mark]) -> page.Figure | None:
     """Change of accuracy against that of training cost, of all arms and sweeps, as in FF figure 1.
 
     None where no arm has both.
@@ -42,7 +42,7 @@ def frontier_figure(experiment: Experiment, marks: Mapping[str, Mark]) -> Figure
         _cost_panel(experiment, spots, label, "" if place else "change in PerQueryAUC, %")
         for place, (label, spots) in enumerate(shown.items())
     ]
-    return Figure(
+    return page.Figure(
         "Change in PerQueryAUC vs training cost",
         panels,
         f"Accuracy vs training cost. {words}",
@@ -52,11 +52,13 @@ def frontier_figure(experiment: Experiment, marks: Mapping[str, Mark]) -> Figure
     )
 
 
-def _cost_panel(experiment: Experiment, spots: Mapping[str, Series], label: str, y_label: str) -> Panel:
+def _cost_panel(
+    experiment: Experiment, spots: Mapping[str, page.Series], label: str, y_label: str
+) -> page.Panel:
     """Arms by a kind of cost; lines join sweeps, and arrows lead from a reference other than the baseline."""
     curves = [_sweep_curve(experiment, result, spots) for result in experiment.arms]
     lines = [
-        Series(
+        page.Series(
             [spot.x[0] for spot in curve], [spot.y[0] for spot in curve], curve[0].look, look=curve[0].look,
             width=1.0, alpha=0.7,
         )
@@ -70,14 +72,16 @@ def _cost_panel(experiment: Experiment, spots: Mapping[str, Series], label: str,
         and result.reference in spots
         and result.arm.plan.name in spots
     ]
-    return Panel([*lines, *spots.values()], Axis(label, level=0.0), Axis(y_label, level=0.0), arrows=arrows)
+    return page.Panel(
+        [*lines, *spots.values()], page.Axis(label, level=0.0), page.Axis(y_label, level=0.0), arrows=arrows
+    )
 
 
-def _place(spot: Series) -> tuple[float, float]:
+def _place(spot: page.Series) -> tuple[float, float]:
     return float(spot.x[0]), float(spot.y[0])
 
 
-def _spots(experiment: Experiment, marks: Mapping[str, Mark], cost: str) -> dict[str, Series]:
+def _spots(experiment: Experiment, marks: Mapping[str, page.Mark], cost: str) -> dict[str, page.Series]:
     """Each arm whose accuracy and cost are known, by name."""
     spots = {}
     for result in experiment.arms:
@@ -103,17 +107,17 @@ def _spots(experiment: Experiment, marks: Mapping[str, Mark], cost: str) -> dict
 
 def _spot(
     name: str,
-    mark: Mark,
+    mark: page.Mark,
     place: tuple[float, float],
     x_span: Span | None,
     y_span: Span | None,
     *,
     of_sweep: bool,
-) -> Series:
+) -> page.Series:
     """Point of a plot, with its name beside it."""
     x, y = place
     low, high = y_span or (None, None)
-    return Series(
+    return page.Series(
         [x], [y], mark.index, "points",
         low=None if low is None else [low], high=None if high is None else [high], x_span=x_span,
         look=mark.index, size=3.5 if of_sweep else 5.5, hollow=of_sweep, capped=False,
@@ -122,7 +126,9 @@ def _spot(
     )  # fmt: skip
 
 
-def _sweep_curve(experiment: Experiment, result: ArmResult, spots: Mapping[str, Series]) -> Sequence[Series]:
+def _sweep_curve(
+    experiment: Experiment, result: ArmResult, spots: Mapping[str, page.Series]
+) -> Sequence[page.Series]:
     """An arm, at the sweep's seeds alone, and its points; nothing for an arm without a sweep."""
     points = experiment.plan.points(result.arm.plan)
     seeds = {seed for point in points for seed in point.seeds}
@@ -138,7 +144,7 @@ def _sweep_curve(experiment: Experiment, result: ArmResult, spots: Mapping[str, 
     return [own, *curve]
 
 
-def prediction_figure(experiment: Experiment, marks: Mapping[str, Mark]) -> Figure | None:
+def prediction_figure(experiment: Experiment, marks: Mapping[str, page.Mark]) -> page.Figure | None:
     """PD over the last half of the pass against PerQueryAUC; None where no arm has a PD."""
     spots = []
     for result in experiment.arms:
@@ -155,9 +161,13 @@ def prediction_figure(experiment: Experiment, marks: Mapping[str, Mark]) -> Figu
     words = " ".join(
         f"{spot.name}: {display.fixed(spot.x[0], 2)}%, {display.fixed(spot.y[0])}." for spot in spots
     )
-    return Figure(
+    return page.Figure(
         "Prediction difference vs PerQueryAUC",
-        [Panel(spots, Axis("prediction difference of two runs, last half, %"), Axis("PerQueryAUC"))],
+        [
+            page.Panel(
+                spots, page.Axis("prediction difference of two runs, last half, %"), page.Axis("PerQueryAUC")
+            )
+        ],
         f"Prediction difference and accuracy of each arm. {words}",
         note="bars: all pairs of seeds, and the interval of the difference from the reference",
         size=(6.4, 4.2),
@@ -179,7 +189,7 @@ def _span(estimate: Estimate) -> Span | None:
     return (low, high) if low <= high else None
 
 
-def bias_figures(experiment: Experiment, marks: Mapping[str, Mark]) -> list[Figure]:
+def bias_figures(experiment: Experiment, marks: Mapping[str, page.Mark]) -> list[page.Figure]:
     """Calibration bias of each arm beside its reference's, as in FF figure 5b; points of sweeps are left out."""
     deciles = {result.arm.plan.name: result.arm.deciles for result in experiment.arms}
     figures = []
@@ -194,7 +204,7 @@ def bias_figures(experiment: Experiment, marks: Mapping[str, Mark]) -> list[Figu
         beside = f", compared with {tables[0][0].name}" if tables else ""
         ends = [display.fixed(end, signed=True) for end in (own["bias"].min(), own["bias"].max())]
         figures.append(
-            Figure(
+            page.Figure(
                 f"bias by decile of prediction{beside}",
                 [_bias_panel([*tables, (marks[plan.name], own)])],
                 f"Calibration bias of {plan.name} by decile of prediction: between {ends[0]} and {ends[1]}.",
@@ -205,16 +215,16 @@ def bias_figures(experiment: Experiment, marks: Mapping[str, Mark]) -> list[Figu
     return figures
 
 
-def _bias_panel(tables: Sequence[tuple[Mark, pd.DataFrame]]) -> Panel:
+def _bias_panel(tables: Sequence[tuple[page.Mark, pd.DataFrame]]) -> page.Panel:
     series = []
     for place, (mark, table) in enumerate(tables):
         x = np.arange(len(_DECILES)) + 0.12 * (place - (len(tables) - 1) / 2)
         bias, low, high = (table[name].to_numpy() for name in ("bias", "ci95_low", "ci95_high"))
         series.append(
-            Series(x, bias, mark.index, "points", low, high, look=mark.index, size=4.0, marked=True)
+            page.Series(x, bias, mark.index, "points", low, high, look=mark.index, size=4.0, marked=True)
         )
-    return Panel(
+    return page.Panel(
         series,
-        Axis("decile of predicted CTR", names=_DECILES),
-        Axis("observed − predicted CTR", level=0.0),
+        page.Axis("decile of predicted CTR", names=_DECILES),
+        page.Axis("observed − predicted CTR", level=0.0),
     )

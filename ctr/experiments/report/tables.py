@@ -11,7 +11,7 @@ from ctr.data.log import MAX_TIME_US
 from ctr.eval import display
 from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
-from ctr.eval.report.page import Cell, Mark, Table
+from ctr.eval.report import page
 from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
 from ctr.experiments.report.files import ArmCosts
 from ctr.experiments.report.loops import SHOWN, LoopResult
@@ -26,7 +26,7 @@ _PAPER_NOTE = (
 )
 _COSTS = {"flops": "FLOPs", "time": "time"}
 _LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
-_NOTHING = Cell(display.ABSENT)
+_NOTHING = page.Cell(display.ABSENT)
 _SIGNIFICANT = "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign."
 
 
@@ -36,15 +36,15 @@ class ArmTable:
 
     name: str  # in links
     title: str
-    table: Table
+    table: page.Table
     notes: tuple[str, ...]  # how to read it
 
 
-def arm_marks(experiment: Experiment) -> dict[str, Mark]:
+def arm_marks(experiment: Experiment) -> dict[str, page.Mark]:
     """Look of each arm, by its place among the arms; a point of a sweep has that of its arm."""
     plans = [result.arm.plan for result in experiment.arms]
     places = {plan.name: place for place, plan in enumerate(plan for plan in plans if plan.of is None)}
-    return {plan.name: Mark(plan.name, places.get(plan.of or plan.name, 0)) for plan in plans}
+    return {plan.name: page.Mark(plan.name, places.get(plan.of or plan.name, 0)) for plan in plans}
 
 
 def experiment_tables(experiment: Experiment, *, every: bool = False) -> list[ArmTable]:
@@ -66,7 +66,7 @@ def experiment_tables(experiment: Experiment, *, every: bool = False) -> list[Ar
     ]
     marks = arm_marks(experiment)
     firsts = {
-        result.arm.plan.name: Cell(
+        result.arm.plan.name: page.Cell(
             marks[result.arm.plan.name], _beside_name(result, experiment.plan.baseline)
         )
         for result in arms
@@ -80,7 +80,7 @@ def _beside_name(result: ArmResult, baseline: str) -> tuple[str, ...]:
     return (*title, *((f"against {result.reference}",) if result.reference not in (None, baseline) else ()))
 
 
-def _finished(table: ArmTable, firsts: Mapping[str, Cell]) -> ArmTable:
+def _finished(table: ArmTable, firsts: Mapping[str, page.Cell]) -> ArmTable:
     """Drops columns that say nothing of any arm; adds a note on `PAPER` where that one stays; names the arms."""
     heads, rows = table.table.columns, table.table.cells
     kept = [0] + [
@@ -90,7 +90,7 @@ def _finished(table: ArmTable, firsts: Mapping[str, Cell]) -> ArmTable:
     ]
     return replace(
         table,
-        table=Table(
+        table=page.Table(
             [heads[place] for place in kept],
             [[firsts[str(row[0])], *(row[place] for place in kept[1:])] for row in rows],
         ),
@@ -102,10 +102,10 @@ def _table(
     name: str,
     title: str,
     heads: Sequence[str],
-    rows: Sequence[tuple[ArmResult, list[Cell]]],
+    rows: Sequence[tuple[ArmResult, list[page.Cell]]],
     notes: Sequence[str],
 ) -> ArmTable:
-    table = Table(("arm", *heads), [[result.arm.plan.name, *cells] for result, cells in rows])
+    table = page.Table(("arm", *heads), [[result.arm.plan.name, *cells] for result, cells in rows])
     return ArmTable(name, title, table, tuple(notes))
 
 
@@ -158,7 +158,7 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
             _multiple_cell(change.inference_time, costs.inference_ms, "ms per batch"),
             _multiple_cell(change.inference_flops, costs.inference_flops, "per example"),
             _paper_cell(result, "inference_cost"),
-            _NOTHING if share is None else Cell(display.fixed(100 * share, 1)),
+            _NOTHING if share is None else page.Cell(display.fixed(100 * share, 1)),
         ]
         rows.append((result, cells))
     timed = f" over {rounds} rounds" if rounds else ""
@@ -184,10 +184,10 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
             continue
         late, whole = (prediction_difference_of(result.arm, part) for part in ("late", "whole"))
         cells = [
-            _cell(display.ABSENT, pairs.unavailable) if late is None else Cell(_percent(late).whole(2)),
-            Cell(_span([100 * float(pair.point) for pair in pairs.pairs["late"].values()], 2)),
-            _NOTHING if change is None else Cell(change.ratio.number().whole(3)),
-            _NOTHING if change is None else Cell(_span([*change.by_pair.values()], 3)),
+            _cell(display.ABSENT, pairs.unavailable) if late is None else page.Cell(_percent(late).whole(2)),
+            page.Cell(_span([100 * float(pair.point) for pair in pairs.pairs["late"].values()], 2)),
+            _NOTHING if change is None else page.Cell(change.ratio.number().whole(3)),
+            _NOTHING if change is None else page.Cell(_span([*change.by_pair.values()], 3)),
             _NOTHING if whole is None else _number_cell(_percent(whole), 2),
             _paper_cell(result, "pd"),
         ]
@@ -210,7 +210,7 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
             kept, left_out = len(tuning.points), tuning.left_out
             detail = f"{', '.join(tuning.points)}; seeds {', '.join(map(str, tuning.seeds))}"
             cells = [
-                Cell(_COSTS[kind]),
+                page.Cell(_COSTS[kind]),
                 _cell(_tuned(tuning.accuracy, 3), tuning.unavailable),
                 _cell(_tuned(tuning.cost, 1), tuning.unavailable),
                 _cell(f"{kept} of {kept + len(left_out)}", f"{detail}; without {', '.join(left_out)}")
@@ -274,9 +274,9 @@ def _variance_table(arms: Sequence[ArmResult]) -> ArmTable:
         for change in result.variances:
             variances = (change.reference_variance, change.variance)
             cells = [
-                Cell(change.family),
-                Cell(str(change.slices)),
-                *(Cell(display.fixed(100 * float(np.sqrt(own.point)), 2)) for own in variances),
+                page.Cell(change.family),
+                page.Cell(str(change.slices)),
+                *(page.Cell(display.fixed(100 * float(np.sqrt(own.point)), 2)) for own in variances),
                 _less_cell(change.change_percent, change.change_percent_by_seed, change.significant),
                 _paper_cell(result, f"variance_{change.family}"),
             ]
@@ -293,18 +293,18 @@ def _variance_table(arms: Sequence[ArmResult]) -> ArmTable:
     )
 
 
-def _cell(text: str, detail: str = "", verdict: str = "") -> Cell:
+def _cell(text: str, detail: str = "", verdict: str = "") -> page.Cell:
     """A cell with more of it below, in a report alone; ``verdict``: better or worse, if it is significant."""
-    return Cell(text, (detail,) if detail else (), verdict)
+    return page.Cell(text, (detail,) if detail else (), verdict)
 
 
-def _paper_cell(result: ArmResult, key: str) -> Cell:
+def _paper_cell(result: ArmResult, key: str) -> page.Cell:
     reported = result.arm.plan.paper.get(key)
-    return _NOTHING if reported is None else Cell(str(reported))
+    return _NOTHING if reported is None else page.Cell(str(reported))
 
 
-def _number_cell(number: Number, decimals: int, *, signed: bool = False) -> Cell:
-    return Cell(number.text(decimals, signed=signed), (number.bounds(decimals),))
+def _number_cell(number: Number, decimals: int, *, signed: bool = False) -> page.Cell:
+    return page.Cell(number.text(decimals, signed=signed), (number.bounds(decimals),))
 
 
 def _percent(estimate: Estimate) -> Number:
@@ -330,7 +330,7 @@ def _by_seed(values: Mapping[int, float], decimals: int) -> str:
     return f"by seed {', '.join(each)}"
 
 
-def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> Cell:
+def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> page.Cell:
     number, absolute = change.percent.number(), change.difference.number().text(5, signed=True)
     decimals = _decimals_within(number)
     ends = number.bounds(decimals, signed=True)
@@ -345,16 +345,16 @@ def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = Fal
     return _cell(f"{text}*", detail, display.verdict(metric, float(change.percent.point), change.significant))
 
 
-def _seeds_cell(change: MetricChange) -> Cell:
+def _seeds_cell(change: MetricChange) -> page.Cell:
     low, high, deviation = spread(change.percent_by_seed.values())
     if deviation is None:
-        return Cell("one seed")
+        return page.Cell("one seed")
     decimals = _decimals_within(Number(None, low, high))
     ends = f"{display.fixed(low, decimals, signed=True)}..{display.fixed(high, decimals, signed=True)}"
     return _cell(f"{ends} ± {display.fixed(deviation, decimals)}", _by_seed(change.percent_by_seed, decimals))
 
 
-def _multiple_cell(multiple: Number | None, amount: float | None, unit: str) -> Cell:
+def _multiple_cell(multiple: Number | None, amount: float | None, unit: str) -> page.Cell:
     change = None if multiple is None else multiple.map(lambda one: 100 * (one - 1))
     text = display.ABSENT if change is None else change.whole(1, signed=True)
     return _cell(text, "" if amount is None else f"{display.amount(amount)} {unit}")
@@ -367,7 +367,7 @@ def _tuned(point: TuningPoint | None, decimals: int) -> str:
     return f"{point.bound} {text}, beyond the sweep" if point.bound else text
 
 
-def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
+def _loop_cells(result: ArmResult, own: LoopResult) -> list[page.Cell]:
     loops, changes = own.loops, own.changes
     ads, clicks, revenue = (loops.mean_shown(name) for name in SHOWN)
     signed = ", ".join(
@@ -376,7 +376,7 @@ def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
     )
     return [
         _cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks per 1000 queries"),
-        Cell(display.fixed(revenue, 1)),
+        page.Cell(display.fixed(revenue, 1)),
         _churn_cell(loops.mean_churn("mean_churn"), loops.unavailable),
         _cell(_span([100 * float(pair.point) for pair in loops.churn["mean_churn"].values()], 2), signed),
         _churn_change_cell(changes["mean_churn"], with_interval=True),
@@ -386,13 +386,13 @@ def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
     ]
 
 
-def _churn_cell(churn: Estimate | None, unavailable: str) -> Cell:
+def _churn_cell(churn: Estimate | None, unavailable: str) -> page.Cell:
     if churn is None:
         return _cell(display.ABSENT, unavailable)
     return _number_cell(_percent(churn), 2)
 
 
-def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> Cell:
+def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> page.Cell:
     if change is None:
         return _NOTHING
     number = percent_change(change.ratio).number()
@@ -408,14 +408,14 @@ def _less_verdict(change: Number) -> str:
     return "better" if high < 0 else "worse" if low > 0 else ""
 
 
-def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> Cell:
+def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> page.Cell:
     """Change in percent that is better below 0, with its interval and that of each seed."""
     number = change.number()
     text = f"{number.whole(1, signed=True)}{'*' if significant else ' '}"
     return _cell(text, _by_seed(by_seed, 1), _less_verdict(number) if significant else "")
 
 
-def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Cell]:
+def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[page.Cell]:
     name, holds = _cell(change.holds, change.family), change.holds
     if (shown := change.shown) is not None:
         detail = holds if change.log is None else f"{holds}; constraint log {change.log}"
@@ -426,5 +426,5 @@ def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Ce
         _cell(weight, f"{reference} of the reference"),
         *(_number_cell(_percent(one), 3, signed=True) for one in (change.reference_bias, change.bias)),
         _less_cell(change.size_change_percent, change.size_change_percent_by_seed, change.significant),
-        Cell(change.log or "") if every else _paper_cell(result, "" if shown is None else shown.name),
+        page.Cell(change.log or "") if every else _paper_cell(result, "" if shown is None else shown.name),
     ]

@@ -6,24 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ctr.eval import display
+from ctr.eval.report import page
 from ctr.eval.report.html import render_page, write_page
-from ctr.eval.report.page import (
-    Block,
-    Code,
-    Column,
-    Definitions,
-    Details,
-    Figures,
-    Heading,
-    Mark,
-    Page,
-    Row,
-    Section,
-    Table,
-    Text,
-    Words,
-    code,
-)
 from ctr.eval.report.shown_run import flat_environment
 from ctr.experiments.report.arms import RunOutcome
 from ctr.experiments.report.figures import bias_figures, frontier_figure, prediction_figure
@@ -121,7 +105,7 @@ def _cut(text: str, width: int) -> str:
     return plain if len(plain) <= width else f"{plain[: width - 1]}…"
 
 
-def experiment_page(experiment: Experiment) -> Page:
+def experiment_page(experiment: Experiment) -> page.Page:
     """The report of an experiment."""
     plan, marks = experiment.plan, arm_marks(experiment)
     legend = [marks[result.arm.plan.name] for result in experiment.arms if result.arm.plan.of is None]
@@ -129,75 +113,80 @@ def experiment_page(experiment: Experiment) -> Page:
         _table_section(experiment, marks, table) for table in experiment_tables(experiment, every=True)
     ]
     if missing := _missing_lines(experiment):
-        notes = [Words(line, "note") for line in missing]
-        sections.append(Section("missing", "Missing", "Not in the tables", notes))
+        notes = [page.Words(line, "note") for line in missing]
+        sections.append(page.Section("missing", "Missing", "Not in the tables", notes))
     if biases := bias_figures(experiment, marks):
         about = (
             "Observed minus predicted click-through rate across deciles of the prediction, all seeds of an arm "
             "together, with 95% intervals over queries. 0 is best."
         )
-        calibration: list[Block] = [Words(about, "quiet"), Figures(biases)]
-        sections.append(Section("calibration", "Calibration", "Calibration", calibration))
+        calibration: list[page.Block] = [page.Words(about, "quiet"), page.Figures(biases)]
+        sections.append(page.Section("calibration", "Calibration", "Calibration", calibration))
     lead = (
         f"{len(legend)} arms over one log, each compared with {plan.baseline} unless another is named. Every example "
         "was scored before the model was trained on it."
     )
-    return Page(
+    return page.Page(
         title=f"{plan.title} – experiment",
         heading=plan.title,
-        lead=[Words(lead, "quiet"), *([Words(plan.note)] if plan.note else [])],
+        lead=[page.Words(lead, "quiet"), *([page.Words(plan.note)] if plan.note else [])],
         sections=[*sections, _repeat_section(experiment, marks)],
         legend=legend,
     )
 
 
-def _table_section(experiment: Experiment, marks: Mapping[str, Mark], table: ArmTable) -> Section:
-    blocks: list[Block] = []
+def _table_section(experiment: Experiment, marks: Mapping[str, page.Mark], table: ArmTable) -> page.Section:
+    blocks: list[page.Block] = []
     if table.name == "accuracy" and (frontier := frontier_figure(experiment, marks)):
-        blocks.append(Figures([frontier], wide="wide"))
+        blocks.append(page.Figures([frontier], wide="wide"))
     if table.name == "prediction-difference" and (predictions := prediction_figure(experiment, marks)):
-        blocks.append(Figures([predictions], wide="wide single"))
-    blocks += [table.table, Words(" ".join(table.notes), "quiet")]
+        blocks.append(page.Figures([predictions], wide="wide single"))
+    blocks += [table.table, page.Words(" ".join(table.notes), "quiet")]
     if table.name == "costs" and (teachers := experiment.costs.teacher_flops):
         flops = "; ".join(f"{name} {display.amount(amount)}" for name, amount in teachers.items())
-        blocks.append(Words(f"Teachers, FLOPs: {flops}.", "quiet"))
-    return Section(table.name, table.name.replace("-", " ").capitalize(), table.title, blocks)
+        blocks.append(page.Words(f"Teachers, FLOPs: {flops}.", "quiet"))
+    return page.Section(table.name, table.name.replace("-", " ").capitalize(), table.title, blocks)
 
 
-def _repeat_section(experiment: Experiment, marks: Mapping[str, Mark]) -> Section:
+def _repeat_section(experiment: Experiment, marks: Mapping[str, page.Mark]) -> page.Section:
     plan = experiment.plan
     environments = _environments(experiment)
-    about: list[tuple[Text, Sequence[Text]]] = [
-        ("command", (code(plan.command),)),
-        ("log", (plan.log, *((("SHA-256 ", code(plan.log_sha256)),) if plan.log_sha256 else ()))),
+    about: list[tuple[page.Text, Sequence[page.Text]]] = [
+        ("command", (page.code(plan.command),)),
+        ("log", (plan.log, *((("SHA-256 ", page.code(plan.log_sha256)),) if plan.log_sha256 else ()))),
         ("ctr", (plan.ctr_version,)),
         ("date", (plan.created,)),
     ]
     for teacher in plan.teachers:
         sidecar = f", beside the log as {teacher.sidecar}" if teacher.sidecar else ""
         about.append((f"teacher {teacher.name}", (f"{teacher.folder}{sidecar}",)))
-    about += [(f"sampling {one.name}", (code(_text(one.config)),)) for one in plan.samplings]
-    blocks: list[Block] = [Definitions(about)]
+    about += [(f"sampling {one.name}", (page.code(_text(one.config)),)) for one in plan.samplings]
+    blocks: list[page.Block] = [page.Definitions(about)]
     for result in experiment.arms:
         blocks += _arm_blocks(result, marks[result.arm.plan.name], environments)
     if environments:
         warning = ": times of different ones are not comparable" if len(environments) > 1 else ""
         keys = dict.fromkeys(key for entries in environments for key in entries)
-        heads = [Column(str(number), words=True) for number in range(1, len(environments) + 1)]
+        heads = [page.Column(str(number), words=True) for number in range(1, len(environments) + 1)]
         rows = [[key, *(entries.get(key, display.ABSENT) for entries in environments)] for key in keys]
-        blocks.append(Table(("", *heads), rows, f"Environments{warning}"))
-    alone: Text = (
-        *("To repeat one run alone, save its configuration, with its seed, as ", code("config.yaml")),
-        *(", which is also in its directory; ", code("ctr train LOG --config config.yaml --out NEW_RUN")),
+        blocks.append(page.Table(("", *heads), rows, f"Environments{warning}"))
+    alone: page.Text = (
+        *("To repeat one run alone, save its configuration, with its seed, as ", page.code("config.yaml")),
+        *(
+            ", which is also in its directory; ",
+            page.code("ctr train LOG --config config.yaml --out NEW_RUN"),
+        ),
         " in the same environment gives the same bits from the same log.",
     )
-    return Section("repeat", "Repeat", "How to repeat it", [*blocks, Words(alone)])
+    return page.Section("repeat", "Repeat", "How to repeat it", [*blocks, page.Words(alone)])
 
 
-def _arm_blocks(result: ArmResult, mark: Mark, environments: Sequence[dict[str, str]]) -> list[Block]:
+def _arm_blocks(
+    result: ArmResult, mark: page.Mark, environments: Sequence[dict[str, str]]
+) -> list[page.Block]:
     plan = result.arm.plan
-    changes = tuple(code(f"{key}: {_text(value)}") for key, value in plan.changes.items())
-    entries: list[tuple[str, Sequence[Text]]] = [
+    changes = tuple(page.code(f"{key}: {_text(value)}") for key, value in plan.changes.items())
+    entries: list[tuple[str, Sequence[page.Text]]] = [
         ("compared with", (result.reference or "",)),
         ("point of a sweep", (f"{plan.point} of {plan.of}" if plan.of else "",)),
         ("teacher", (plan.teacher or "",)),
@@ -206,25 +195,28 @@ def _arm_blocks(result: ArmResult, mark: Mark, environments: Sequence[dict[str, 
         ("changes", changes or ("none",)),
     ]
     outcomes = result.arm.outcomes
-    words = [Column(head, words=True) for head in ("state", "folder", "configuration, SHA-256")]
-    rows: list[Row] = [
+    words = [page.Column(head, words=True) for head in ("state", "folder", "configuration, SHA-256")]
+    rows: list[page.Row] = [
         [
             str(outcome.seed),
             outcome.state,
             outcome.folder,
-            code(outcome.config_sha256 or display.ABSENT),
+            page.code(outcome.config_sha256 or display.ABSENT),
             _number_of(outcome, environments),
         ]
         for outcome in outcomes
     ]
-    title: Text = (mark, f" {plan.shown}") if plan.shown.lower() != plan.name.lower() else mark
+    title: page.Text = (mark, f" {plan.shown}") if plan.shown.lower() != plan.name.lower() else mark
     configured = [outcome for outcome in outcomes if outcome.config][:1]
     return [
-        Heading(title),
-        *([Words(plan.note)] if plan.note else []),
-        Definitions([(term, lines) for term, lines in entries if any(lines)]),
-        Table(("seed", *words, "environment"), rows),
-        *(Details(f"Configuration of seed {one.seed}", [Code(one.config)]) for one in configured),
+        page.heading(title),
+        *([page.Words(plan.note)] if plan.note else []),
+        page.Definitions([(term, lines) for term, lines in entries if any(lines)]),
+        page.Table(("seed", *words, "environment"), rows),
+        *(
+            page.Details(f"Configuration of seed {one.seed}", [page.Words(one.config, "file")])
+            for one in configured
+        ),
     ]
 
 

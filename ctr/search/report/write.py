@@ -8,25 +8,8 @@ import numpy as np
 
 from ctr.eval import display
 from ctr.eval.display import Number
+from ctr.eval.report import page
 from ctr.eval.report.html import render_page, write_page
-from ctr.eval.report.page import (
-    INK,
-    Axis,
-    Block,
-    Definitions,
-    Figure,
-    Figures,
-    Heading,
-    Page,
-    Panel,
-    Section,
-    Series,
-    Table,
-    Text,
-    Words,
-    code,
-    dashes_of,
-)
 from ctr.experiments.plan import read_record
 from ctr.io.errors import InputError
 from ctr.search.record import (
@@ -61,7 +44,7 @@ class _Titled:
     """Table with what stands above and below it."""
 
     title: str
-    table: Table
+    table: page.Table
     note: str = ""
 
 
@@ -149,7 +132,7 @@ def _result_table(record: SearchRecord) -> _Titled:
         ]
         for name, choices in record.space.items()
     ]
-    return _Titled("The result", Table(("decision", "choices", BASELINE, SEARCHED), rows))
+    return _Titled("The result", page.Table(("decision", "choices", BASELINE, SEARCHED), rows))
 
 
 def _judgement_table(judged: Judgement) -> _Titled:
@@ -167,7 +150,7 @@ def _judgement_table(judged: Judgement) -> _Titled:
     ]
     title = f"Evaluated on {_PARTS[judged.part]}" + (f": {judged.rows:,} rows" if judged.rows else "")
     columns = ("metric", BASELINE, SEARCHED, "change [95%]", "%", "by seed", "")
-    return _Titled(title, Table(columns, rows), judged.missing and f"Not known: {judged.missing}.")
+    return _Titled(title, page.Table(columns, rows), judged.missing and f"Not known: {judged.missing}.")
 
 
 def _rung_table(
@@ -185,7 +168,7 @@ def _rung_table(
     ]
     left = len(tried) - len(cells)
     note = "* went on; the last one is the result." + (f" {left} more are in report.html." if left else "")
-    table = Table(("candidate", "cost", "logloss", "change [95%]", "choices"), cells)
+    table = page.Table(("candidate", "cost", "logloss", "change [95%]", "choices"), cells)
     return _Titled(f"Tried on the first {rows:,} rows{which}", table, note)
 
 
@@ -193,7 +176,7 @@ def _choices(one: Tried) -> str:
     return ", ".join(f"{name} {value}" for name, value in one.values.items())
 
 
-def search_page(record: SearchRecord, course: Sequence[ControllerRecord]) -> Page:
+def search_page(record: SearchRecord, course: Sequence[ControllerRecord]) -> page.Page:
     """The report of a search; ``course``: that of its controller, if it has one."""
     sections = []
     if record.rungs or record.judged:
@@ -201,40 +184,45 @@ def search_page(record: SearchRecord, course: Sequence[ControllerRecord]) -> Pag
             "Bars are 95% intervals of the difference to the baseline, paired by query. The cross is the baseline; the "
             "dotted line is the target. Lines join the configurations that none beats in both cost and logloss."
         )
-        frontier: list[Block] = [
-            Figures([_frontier_figure(record)], wide="wide single"),
-            Words(about, "quiet"),
+        frontier: list[page.Block] = [
+            page.Figures([_frontier_figure(record)], wide="wide single"),
+            page.Words(about, "quiet"),
         ]
-        sections.append(Section("frontier", "Cost and accuracy", "Cost and accuracy", frontier))
+        sections.append(page.Section("frontier", "Cost and accuracy", "Cost and accuracy", frontier))
     if course:
-        figures = Figures(_controller_figures(record, course))
-        sections.append(Section("controller", "Controller", "The controller over time", [figures]))
-    tables: list[Block] = []
+        figures = page.Figures(_controller_figures(record, course))
+        sections.append(page.Section("controller", "Controller", "The controller over time", [figures]))
+    tables: list[page.Block] = []
     for one in _tables(record):
-        tables += [Heading(one.title), one.table, *([Words(one.note, "quiet")] if one.note else [])]
-    repeat: list[tuple[Text, Sequence[Text]]] = [
-        ("command", (code(record.command),)),
-        ("log", (record.log, ("SHA-256 ", code(record.log_sha256)))),
+        tables += [page.heading(one.title), one.table, *([page.Words(one.note, "quiet")] if one.note else [])]
+    repeat: list[tuple[page.Text, Sequence[page.Text]]] = [
+        ("command", (page.code(record.command),)),
+        ("log", (record.log, ("SHA-256 ", page.code(record.log_sha256)))),
         ("ctr", (record.ctr_version,)),
         ("the search", ("search.yaml, with its whole training configuration",)),
-        ("the result", (("best.yaml, for ", code("ctr train")),)),
+        ("the result", (("best.yaml, for ", page.code("ctr train")),)),
     ]
     if record.judged:
-        replay = ("replay.yaml, for ", code("ctr replay"), "; its own report is ", code("replay/report.html"))
+        replay = (
+            "replay.yaml, for ",
+            page.code("ctr replay"),
+            "; its own report is ",
+            page.code("replay/report.html"),
+        )
         repeat.append(("the comparison", (replay,)))
-    return Page(
+    return page.Page(
         title=f"{record.title} – search",
         heading=record.title,
-        lead=[Words(sentence) for sentence in (*_sentences(record), record.note) if sentence],
+        lead=[page.Words(sentence) for sentence in (*_sentences(record), record.note) if sentence],
         sections=[
             *sections,
-            Section("tables", "Tables", "Tables", tables),
-            Section("repeat", "Repeat", "How to repeat it", [Definitions(repeat)]),
+            page.Section("tables", "Tables", "Tables", tables),
+            page.Section("repeat", "Repeat", "How to repeat it", [page.Definitions(repeat)]),
         ],
     )
 
 
-def _frontier_figure(record: SearchRecord) -> Figure:
+def _frontier_figure(record: SearchRecord) -> page.Figure:
     groups: dict[str, list[Point]] = {}
     for number, rung in reversed([*enumerate(record.rungs, 1)]):
         base = next((one.logloss for one in rung.tried if one.name == BASELINE), None)
@@ -253,7 +241,7 @@ def _frontier_figure(record: SearchRecord) -> Figure:
             Point(record.chosen, record.cost, change, f"result on the {judged.part}")
         ]
     count = sum(map(len, groups.values()))
-    return Figure(
+    return page.Figure(
         "Accuracy against cost",
         [loss_against_cost(groups, record.target)],
         f"Change of logloss against cost of {count} configurations; lower and further left is better.",
@@ -268,9 +256,9 @@ def _percent(one: object, base: float) -> Number:
     return Number(difference, *ends).times(100 / base)
 
 
-def loss_against_cost(groups: dict[str, list[Point]], target: float) -> Panel:
+def loss_against_cost(groups: dict[str, list[Point]], target: float) -> page.Panel:
     """Change of logloss against cost, by groups with a label each; a line joins what nothing beats in both."""
-    series: list[Series] = []
+    series: list[page.Series] = []
     for group, (label, points) in enumerate(groups.items()):
         best = frontier(points) if len(points) > 1 else []
         x, y, low, high = (
@@ -281,11 +269,11 @@ def loss_against_cost(groups: dict[str, list[Point]], target: float) -> Panel:
             )
         )
         series += [
-            Series(
+            page.Series(
                 [one.cost for one in best], [float(one.change.value or 0) for one in best], group, look=group,
                 width=1.0, alpha=0.6,
             ),
-            Series(
+            page.Series(
                 x, y, group, "points", low, high, look=group, size=5.0, capped=False, label=label,
                 heads=[one.name for one in points],
                 texts=[f"{one.text}: {one.change.margin()}%" for one in points],
@@ -295,13 +283,13 @@ def loss_against_cost(groups: dict[str, list[Point]], target: float) -> Panel:
         # What all others are compared with: the axes always reach it.
         base = ["cost 1, change 0%"]
         series.append(
-            Series(
-                [1.0], [0.0], kind="points", color=INK, marker="x", size=7.0, label="baseline",
+            page.Series(
+                [1.0], [0.0], kind="points", color=page.INK, marker="x", size=7.0, label="baseline",
                 heads=["baseline"], texts=base, hover=len(groups),
             )
         )  # fmt: skip
-    cost = Axis("cost, of the baseline's", level=target, level_dashes=(1.0, 2.0))
-    return Panel(series, cost, Axis("change in logloss, %", level=0.0))
+    cost = page.Axis("cost, of the baseline's", level=target, level_dashes=(1.0, 2.0))
+    return page.Panel(series, cost, page.Axis("change in logloss, %", level=0.0))
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -313,10 +301,10 @@ def frontier(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]) -> list[Figure]:
+def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]) -> list[page.Figure]:
     """Probabilities of the choices of each decision, and what else is known of the controller, over the examples."""
     figures = [
-        Figure(
+        page.Figure(
             name,
             [_probabilities(course, name, choices)],
             f"Probabilities of the choices of {name}.",
@@ -332,19 +320,19 @@ def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]
         found = [one for one in course if getattr(one, key) is not None]
         values = [getattr(one, key) for one in found]
         line = _line(found, values, 0, [display.fixed(value, 4) for value in values])
-        panel = Panel([line], Axis("examples", "thousands"), Axis(label, level=level))
-        figures.append(Figure(title, [panel], words, size=_SIZE))
+        panel = page.Panel([line], page.Axis("examples", "thousands"), page.Axis(label, level=level))
+        figures.append(page.Figure(title, [panel], words, size=_SIZE))
     return figures
 
 
-def _probabilities(course: Sequence[ControllerRecord], name: str, choices: Sequence[object]) -> Panel:
+def _probabilities(course: Sequence[ControllerRecord], name: str, choices: Sequence[object]) -> page.Panel:
     lines = []
     for place, choice in enumerate(choices):
         values = [record.probabilities[name][place] for record in course]
         texts = [f"{choice}: {display.fixed(value, 3)}" for value in values]
         lines.append(_line(course, values, place, texts, str(choice)))
-    y = Axis("probability", limits=(0, 1))
-    return Panel(lines, Axis("examples", "thousands"), y, legend_columns=3)
+    y = page.Axis("probability", limits=(0, 1))
+    return page.Panel(lines, page.Axis("examples", "thousands"), y, legend_columns=3)
 
 
 def _line(
@@ -353,9 +341,9 @@ def _line(
     look: int,
     texts: Sequence[str],
     label: str = "",
-) -> Series:
+) -> page.Series:
     examples = [one.examples for one in course]
     heads = [f"{one:,} examples" for one in examples]
-    return Series(
-        examples, values, look, look=look, dashes=dashes_of(look), label=label, heads=heads, texts=texts
+    return page.Series(
+        examples, values, look, look=look, dashes=page.dashes_of(look), label=label, heads=heads, texts=texts
     )

@@ -18,7 +18,7 @@ from ctr.eval.report.draw import draw
 from ctr.eval.report.groups import gain, prediction_range
 from ctr.eval.report.html import check_page as check_file
 from ctr.eval.report.over_time import metric_panel, uses_event_time
-from ctr.eval.report.page import Cards, Figure, Key
+from ctr.eval.report.page import Cards, Figure, color_of, dashes_of
 from ctr.eval.report.shown_run import point_starts, show_runs, subject_of
 from ctr.eval.report.spectra import cumulative_spectra
 from ctr.eval.run_files import read_windows
@@ -312,11 +312,11 @@ def test_the_weights_of_each_run(runs, tmp_path):
     [figure] = figures_of(section)
     assert "spectra. deep_0: 90% of the norm at rank 2 of 3, of the sum at 3." in figure.alt
     assert "zero" not in figure.alt
-    assert [row[0].key for row in first.cells] == [Key(0), Key(1), None, None]
+    assert [row[0].look for row in first.cells] == [0, 1, None, None]
 
 
 def test_the_lines_of_many_weights_differ():
-    assert len({(Key(index).color, Key(index).dashes) for index in range(28)}) == 28
+    assert len({(color_of(index), dashes_of(index)) for index in range(28)}) == 28
 
 
 def test_spectra_are_drawn_from_0_to_the_whole():

@@ -59,7 +59,7 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     # The lines of a weight have its color, and the smallest values alone have dashes.
     looks = [(one.look % len(COLORS), bool(one.dashes)) for one in panel.series]
     assert looks == [(place, dashed) for place in range(MOST_WEIGHTS) for dashed in (False, True)]
-    assert [row[0].key.index for row in table.cells] == list(range(MOST_WEIGHTS))
+    assert [row[0].look for row in table.cells] == list(range(MOST_WEIGHTS))
 
 
 @pytest.mark.parametrize(
