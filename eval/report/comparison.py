@@ -105,23 +105,11 @@ def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[page.Bl
         "relative, %",
     )
     columns = [page.Column(head, head == "verdict", width) for head, width in zip(heads, widths, strict=True)]
-    costs = page.Table(
-        ("", *names, "ratio"),
-        [
-            [
-                COSTS[key],
-                *(display.amount(cost.a), display.amount(cost.b)),
-                page.Cell(
-                    display.times(cost.ratio),
-                    (f"{cost.bounds} {cost.verdict}".strip(),) if cost.bounds else (),
-                ),
-            ]
-            for key, cost in found.costs.items()
-        ],
-        "Cost",
-        "narrow",
-    )
-    beside: list[page.Block] = [costs]
+    costs: list[page.Row] = []
+    for key in found.costs:
+        *cells, ratio, bounds, says = found.cost_cells(key)
+        costs.append([*cells, page.Cell(ratio, (f"{bounds} {says}".strip(),) if bounds else ())])
+    beside: list[page.Block] = [page.Table(("", *names, "ratio"), costs, "Cost", "narrow")]
     if found.configuration:
         beside.append(_settings("Configuration keys that differ", found.configuration, names))
     else:

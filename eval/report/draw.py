@@ -171,8 +171,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_series(axes: Axes, one: Series) -> None:
-    color = one.color or color_of(one.look)
-    marker = one.marker or MARKERS[one.look % len(MARKERS)]
+    color = one.color or color_of(one.style)
+    marker = one.marker or MARKERS[one.style % len(MARKERS)]
     style: Any = (0, one.dashes) if one.dashes else "solid"
     drawn: list[Any] = []
     if one.kind == "steps":
@@ -325,10 +325,10 @@ def _write_names(axes: Axes, series: Sequence[Series]) -> None:
             ha={1: "left", 0: "center", -1: "right"}[across],
             va="center",
             fontsize=7.5,
-            color=color_of(one.look),
+            color=color_of(one.style),
             arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.4} if distance > 10 else None,
         )
-        _of_run(one.look, text)
+        _of_run(one.style, text)
 
 
 def _hidden(box: FloatArray, others: FloatArray) -> float:

@@ -41,7 +41,7 @@ def by_group(
         y, low, high = (table[name].to_numpy(np.float64) for name in columns)
         series.append(
             page.Series(
-                _places(groups, index, len(tables)), y, index, "points", low, high, look=index,
+                _places(groups, index, len(tables)), y, index, "points", low, high,
                 heads=[f"{labels[0]} {group}" for group in groups], texts=margins(y, low, high),
             )
         )  # fmt: skip
@@ -139,7 +139,7 @@ def _reliability(deciles: Sequence[pd.DataFrame]) -> page.Panel:
             lowest = np.maximum(lowest, limits[0] / 10)
         series.append(
             page.Series(
-                mean, label, index, "points", lowest, highest, look=index,
+                mean, label, index, "points", lowest, highest,
                 heads=[f"decile {decile}" for decile in range(1, len(table) + 1)],
                 texts=[f"predicted {display.fixed(one, 4)}, observed {display.fixed(other, 4)}"
                        for one, other in zip(mean, label, strict=True)],
@@ -200,13 +200,9 @@ def _by_query_size(tables: Sequence[pd.DataFrame], sizes: Sequence[str]) -> list
             f"{size} rows, {display.amount(queries)} queries"
             for size, queries in zip(sizes, table["queries"], strict=True)
         ]
-        above.append(
-            page.Series(
-                x, y, index, "points", low, high, look=index, heads=heads, texts=margins(y, low, high)
-            )
-        )
+        above.append(page.Series(x, y, index, "points", low, high, heads=heads, texts=margins(y, low, high)))
         width = min(0.7 / len(tables), 0.25)
-        below.append(page.Series(x, table["queries"].to_numpy(), index, "bars", look=index, width=width))
+        below.append(page.Series(x, table["queries"].to_numpy(), index, "bars", width=width))
     if same:
         below = [
             page.Series(
@@ -245,7 +241,7 @@ def gain_section(runs: Sequence[ShownRun]) -> page.Section | None:
         y = gain(histogram, shares)
         lines.append(
             page.Series(
-                shares, y, index, look=index,
+                shares, y, index,
                 heads=[f"top {display.percent(share)} of examples" for share in shares],
                 texts=[f"{display.percent(share)} of clicks" for share in y],
             )
@@ -343,7 +339,7 @@ def _prediction_panel(histogram: FloatArray, limits: tuple[int, int], index: int
     weight = np.add.reduceat(padded, edges, axis=0)[:-1]
     logits = edges * (2 * LOGIT_LIMIT / len(histogram)) - LOGIT_LIMIT
     series = [
-        page.Series(logits, weight[:, clicked] / total, kind="steps", color=color, look=index, label=name)
+        page.Series(logits, weight[:, clicked] / total, kind="steps", look=index, color=color, label=name)
         for clicked, color, name in ((0, page.OTHER, "not clicked"), (1, "", "clicked"))
         if (total := histogram[:, clicked].sum()) > 0
     ]

@@ -124,13 +124,13 @@ def metric_panel(windows: Sequence[pd.DataFrame], metric: str) -> page.Panel:
         series.append(
             page.Series(
                 x, y, index, "points" if len(table) == 1 else "line", low, high,
-                look=index, band=min(0.15, 0.5 / len(windows)), marked=len(table) > 1,
+                band=min(0.15, 0.5 / len(windows)), marked=len(table) > 1,
                 heads=along.heads(index), texts=margins(y, low, high),
             )
         )  # fmt: skip
         if metric in _SUMMED_BY and len(table) != 1:
             mean = _running_mean(y, table[_SUMMED_BY[metric]].to_numpy())
-            series.append(page.Series(x, mean, index, look=index, dashes=page.SO_FAR, width=1.0))
+            series.append(page.Series(x, mean, index, dashes=page.SO_FAR, width=1.0))
         # Windows with few examples, and the outer half of the bands, may lie outside the frame.
         full = table["window_examples"].to_numpy() >= table["window_examples"].median() / 4
         inner = (y + low) / 2, (y + high) / 2
@@ -174,11 +174,11 @@ def _with_totals(
         series += [
             page.Series(
                 x, point, index, "line", low, high,
-                look=index, band=min(0.15, 0.3 / len(courses)), marked=True, heads=along.heads(place),
+                band=min(0.15, 0.3 / len(courses)), marked=True, heads=along.heads(place),
                 texts=[f"{one}; so far {total}" for one, total in zip(own, totals, strict=True)],
             ),
-            page.Series(x, middle, index, look=index, dashes=page.SO_FAR, width=1.2),
-            *(page.Series(x, bound, index, look=index, dashes=(1.0, 2.0), width=0.9) for bound in (below, above)),
+            page.Series(x, middle, index, dashes=page.SO_FAR, width=1.2),
+            *(page.Series(x, bound, index, dashes=(1.0, 2.0), width=0.9) for bound in (below, above)),
         ]  # fmt: skip
         framed += [point, (point + low) / 2, (point + high) / 2]
     return along.panel(series, page.Axis(label, frame=np.concatenate(framed), level=best))
@@ -301,7 +301,7 @@ def _rate_panel(windows: Sequence[pd.DataFrame], rates: Sequence[FloatArray], un
     along = Pass(windows)
     series = [
         page.Series(
-            along.x(index), rate, index, look=index, marked=True, heads=along.heads(index),
+            along.x(index), rate, index, marked=True, heads=along.heads(index),
             texts=[f"{display.amount(value)} {unit}" for value in np.round(rate, 1)],
         )
         for index, rate in enumerate(rates)
@@ -342,9 +342,7 @@ def _click_rates(timelines: Sequence[tuple[int, Timeline]]) -> page.Panel:
             f"predicted {display.fixed(one, 4)}, observed {text}"
             for one, text in zip(predicted, margins(observed.point, low, high), strict=True)
         ]
-        series.append(
-            page.Series(x, predicted, index, look=index, marked=True, heads=along.heads(place), texts=texts)
-        )
+        series.append(page.Series(x, predicted, index, marked=True, heads=along.heads(place), texts=texts))
     return along.panel(series, page.Axis("click-through rate", frame=np.concatenate(framed)), "upper right")
 
 

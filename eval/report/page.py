@@ -176,7 +176,7 @@ class Series:
     low: Values | None = None  # ends of intervals: a band around a line, bars at points
     high: Values | None = None
     x_span: tuple[float, float] | None = None
-    look: int = 0  # color and marker
+    look: int | None = None  # color and marker, if not those of the run
     color: str = ""  # instead of that of the look
     dashes: tuple[float, ...] = ()
     width: float = 1.4  # of the line, or of bars
@@ -192,6 +192,11 @@ class Series:
     heads: Sequence[str] = ()  # for whoever points at a point: where it lies,
     texts: Sequence[str] | None = None  # and its value; None: nothing
     hover: int | None = None  # the run in whose name texts are shown, if not `run`
+
+    @property
+    def style(self) -> int:
+        """Number of its color and its marker."""
+        return (self.run or 0) if self.look is None else self.look
 
     @property
     def known(self) -> int:

@@ -59,7 +59,7 @@ def _cost_panel(
     curves = [_sweep_curve(experiment, result, spots) for result in experiment.arms]
     lines = [
         page.Series(
-            [spot.x[0] for spot in curve], [spot.y[0] for spot in curve], curve[0].look, look=curve[0].look,
+            [spot.x[0] for spot in curve], [spot.y[0] for spot in curve], curve[0].style,
             width=1.0, alpha=0.7,
         )
         for curve in (sorted(one, key=lambda spot: spot.x[0]) for one in curves if len(one) > 1)
@@ -120,7 +120,7 @@ def _spot(
     return page.Series(
         [x], [y], mark.index, "points",
         low=None if low is None else [low], high=None if high is None else [high], x_span=x_span,
-        look=mark.index, size=3.5 if of_sweep else 5.5, hollow=of_sweep, capped=False,
+        size=3.5 if of_sweep else 5.5, hollow=of_sweep, capped=False,
         alpha=0.8 if of_sweep else 1.0, name=name, heads=[name or "sweep"],
         texts=[f"{display.fixed(x, 2)}%, {display.with_margin(y, low, high)}"],
     )  # fmt: skip
@@ -220,9 +220,7 @@ def _bias_panel(tables: Sequence[tuple[page.Mark, pd.DataFrame]]) -> page.Panel:
     for place, (mark, table) in enumerate(tables):
         x = np.arange(len(_DECILES)) + 0.12 * (place - (len(tables) - 1) / 2)
         bias, low, high = (table[name].to_numpy() for name in ("bias", "ci95_low", "ci95_high"))
-        series.append(
-            page.Series(x, bias, mark.index, "points", low, high, look=mark.index, size=4.0, marked=True)
-        )
+        series.append(page.Series(x, bias, mark.index, "points", low, high, size=4.0, marked=True))
     return page.Panel(
         series,
         page.Axis("decile of predicted CTR", names=_DECILES),

@@ -14,9 +14,9 @@ from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import CHANGED, MetricChange, PairChange, prediction_difference_of
 from ctr.experiments.report.costs import CostChange
-from ctr.experiments.report.files import ArmCosts
+from ctr.experiments.report.files import ArmCosts, Ending
 from ctr.experiments.report.loops import SHOWN, LoopResult
-from ctr.experiments.report.results import CURVE_COSTS, ArmResult, Experiment, Tuning
+from ctr.experiments.report.results import CURVE_COSTS, ArmResult, Experiment
 from ctr.experiments.report.slices import SliceChange
 from ctr.experiments.report.tuning_points import TuningPoint
 from ctr.io.documents import json_number
@@ -37,23 +37,13 @@ def spread(values: Collection[float]) -> tuple[float, float, float | None]:
 
 def as_json(experiment: Experiment) -> str:
     """Everything; null where undefined. Seeds and pairs of seeds are keys as text: ``1``, ``1-2``."""
-    plan = experiment.plan
+    planned = experiment.plan.model_dump(exclude={"arms"})
+    first = ("title", "note", "log", "log_sha256", "command", "created", "ctr_version", "baseline")
     content = {
-        "title": plan.title,
-        "note": plan.note,
-        "log": plan.log,
-        "log_sha256": plan.log_sha256,
-        "command": plan.command,
-        "created": plan.created,
-        "ctr_version": plan.ctr_version,
-        "baseline": plan.baseline,
+        **{key: planned.pop(key) for key in first},
         "late_from": experiment.late_from,
         "timing_rounds": experiment.costs.rounds,
-        "teachers": [teacher.model_dump() for teacher in plan.teachers],
-        "samplings": [sampling.model_dump() for sampling in plan.samplings],
-        "slices": [shown.model_dump() for shown in plan.slices],
-        "loop_days": plan.loop_days,
-        "scored_us": plan.scored_us,
+        **planned,
         "failures": dict(experiment.failures),
         "teacher_flops": experiment.costs.teacher_flops,
         "arms": [_arm(result) for result in experiment.arms],
@@ -77,17 +67,7 @@ def _arm(result: ArmResult) -> dict[str, Any]:
         "sampling": plan.sampling,
         "set": plan.changes,
         "paper": plan.paper,
-        "runs": [
-            {
-                "seed": outcome.seed,
-                "folder": outcome.folder,
-                "state": outcome.state,
-                "reason": outcome.reason or None,
-                "config_sha256": outcome.config_sha256 or None,
-                "environment": outcome.environment or None,
-            }
-            for outcome in arm.outcomes
-        ],
+        "runs": [_ending(outcome) for outcome in arm.outcomes],
         "metrics": {name: _plain(arm.metric(name)) for name in CHANGED},
         "metrics_by_seed": {
             str(seed): {name: json_number(estimate.point) for name, estimate in of_seed.items()}
@@ -111,7 +91,10 @@ def _arm(result: ArmResult) -> dict[str, Any]:
         "loops": None if result.loops is None else _loops(result.loops),
         "slices": [_slice(change) for change in result.slices],
         "slice_variances": _plain(result.variances),
-        "tuning": {kind: _tuning(tuning) for kind, tuning in result.tuning.items()},
+        "tuning": {
+            kind: {**_plain(tuning), "unavailable": tuning.unavailable or None}
+            for kind, tuning in result.tuning.items()
+        },
         "calibration": None if arm.deciles is None else _plain(arm.deciles.to_dict("records")),
     }
 
@@ -120,6 +103,12 @@ def _plain(value: Any) -> Any:
     """Estimates, objects and what holds them as JSON has them."""
     if isinstance(value, Estimate):
         return value.number().as_record()
+    if isinstance(value, TuningPoint):
+        return {
+            "relative": _plain(value.value),
+            "bound": value.bound or None,
+            "ci95": [value.low, value.high],
+        }
     if dataclasses.is_dataclass(value):
         return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -128,6 +117,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
     return json_number(value) if isinstance(value, float) else value
+
+
+def _ending(outcome: Ending) -> dict[str, Any]:
+    entries = {key: value or None for key, value in vars(outcome).items() if key != "config"}
+    return {**entries, "seed": outcome.seed}
 
 
 def _ratio(change: PairChange | None) -> dict[str, Any]:
@@ -140,8 +134,7 @@ def _loops(result: LoopResult) -> dict[str, Any]:
     loops = result.loops
     return {
         "runs": [
-            {**vars(outcome), "reason": outcome.reason or None, **_plain(loops.shown.get(outcome.seed, {}))}
-            for outcome in loops.outcomes
+            {**_ending(outcome), **_plain(loops.shown.get(outcome.seed, {}))} for outcome in loops.outcomes
         ],
         **{name: _plain(loops.mean_shown(name)) for name in SHOWN},
         "churn": {
@@ -181,23 +174,6 @@ def _costs(change: CostChange) -> dict[str, Any]:
         name: None if cost is None else {"value": cost.value, "quartiles": [cost.low, cost.high]}
         for name, cost in vars(change).items()
     }
-
-
-def _tuning(tuning: Tuning) -> dict[str, Any]:
-    return {
-        "points": list(tuning.points),
-        "left_out": list(tuning.left_out),
-        "seeds": list(tuning.seeds),
-        "accuracy_at_neutral_cost": _point(tuning.accuracy),
-        "cost_at_neutral_accuracy": _point(tuning.cost),
-        "unavailable": tuning.unavailable or None,
-    }
-
-
-def _point(point: TuningPoint | None) -> dict[str, Any] | None:
-    if point is None:
-        return None
-    return {"relative": _plain(point.value), "bound": point.bound or None, "ci95": [point.low, point.high]}
 
 
 def as_csv(experiment: Experiment) -> str:

@@ -211,8 +211,8 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
             detail = f"{', '.join(tuning.points)}; seeds {', '.join(map(str, tuning.seeds))}"
             cells = [
                 page.Cell(_COSTS[kind]),
-                _cell(_tuned(tuning.accuracy, 3), tuning.unavailable),
-                _cell(_tuned(tuning.cost, 1), tuning.unavailable),
+                _cell(_tuned(tuning.accuracy_at_neutral_cost, 3), tuning.unavailable),
+                _cell(_tuned(tuning.cost_at_neutral_accuracy, 1), tuning.unavailable),
                 _cell(f"{kept} of {kept + len(left_out)}", f"{detail}; without {', '.join(left_out)}")
                 if left_out
                 else _cell(str(kept), detail),

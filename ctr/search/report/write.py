@@ -270,11 +270,11 @@ def loss_against_cost(groups: dict[str, list[Point]], target: float) -> page.Pan
         )
         series += [
             page.Series(
-                [one.cost for one in best], [float(one.change.value or 0) for one in best], group, look=group,
+                [one.cost for one in best], [float(one.change.value or 0) for one in best], group,
                 width=1.0, alpha=0.6,
             ),
             page.Series(
-                x, y, group, "points", low, high, look=group, size=5.0, capped=False, label=label,
+                x, y, group, "points", low, high, size=5.0, capped=False, label=label,
                 heads=[one.name for one in points],
                 texts=[f"{one.text}: {one.change.margin()}%" for one in points],
             ),
@@ -345,5 +345,5 @@ def _line(
     examples = [one.examples for one in course]
     heads = [f"{one:,} examples" for one in examples]
     return page.Series(
-        examples, values, look, look=look, dashes=page.dashes_of(look), label=label, heads=heads, texts=texts
+        examples, values, look, dashes=page.dashes_of(look), label=label, heads=heads, texts=texts
     )
