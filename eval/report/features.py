@@ -1,12 +1,12 @@
 """Features of a run's log: the health of their ids, and metrics by their values."""
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from ctr.eval import display
-from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.arrays import ratio
 from ctr.eval.display import Number
 from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.report import page
@@ -90,17 +90,13 @@ def _health(shown: ShownRun) -> list[page.Block]:
 
 
 def _health_row(place: int, feature: FeatureHealth) -> page.Row:
-    slots, buckets = feature.slots, feature.buckets
+    slots, buckets = feature.slots, feature.buckets or 0
     used, shared = display.amount(feature.distinct_ids), display.percent(feature.shared_share)
     ids: list[page.Cell | page.Text]
-    if buckets is None or slots is not None:
-        of = (
-            ""
-            if slots is None
-            else f"of {display.amount(slots.capacity)}, {display.amount(slots.evicted)} evicted"
-        )
-        grown = math.nan if slots is None else slots.shared_share
-        ids = [page.Cell(used, (of,)), page.Cell("1", ("ids grow",)), display.percent(grown)]
+    if slots is not None:
+        of = f"of {display.amount(slots.capacity)}, {display.amount(slots.evicted)} evicted"
+        shared = display.percent(slots.shared_share)
+        ids = [page.Cell(used, (of,)), page.Cell("1", ("ids grow",)), shared]
     else:
         ids = [page.Cell(used, (f"of {display.amount(buckets - 1)}",))]
         if not feature.hashed:
@@ -125,35 +121,19 @@ def _health_row(place: int, feature: FeatureHealth) -> page.Row:
 def _share_figures(shown: ShownRun) -> list[page.Figure]:
     timeline, features = shown.timeline, shown.health.features
     names = [feature.name for feature in features if feature.name in timeline.ids]
-    figures = []
-    kinds: tuple[tuple[str, str, bool, Callable[[str], FloatArray]], ...] = (
-        ("new", "Values with a new id", bool(names), timeline.new_share),
-        (
-            "missing",
-            "Rows without a value",
-            any(feature.missing for feature in features),
-            timeline.missing_share,
-        ),
-    )
-    for kind, title, is_shown, share in kinds if len(timeline) else ():
-        if is_shown:
-            overall = " ".join(
-                f"{feature.name}: {display.percent(getattr(feature, f'{kind}_share'))}."
-                for feature in features
-            )
-            what = f"{title[0].lower()}{title[1:]}"
-            along = Pass([timeline])
-            lines = [
-                line_of(shown, along, place, share(name), display.percent, name, legend=False)
-                for place, name in enumerate(names)
-            ]
-            figures.append(
-                page.Figure(
-                    title,
-                    [along.panel(lines, page.Axis(what, "percent", bottom=0.0))],
-                    f"Share of {what} over time, for each feature. Overall: {overall}",
-                )
-            )
+    along, figures = Pass([timeline]), []
+    titles = {"new_share": "Values with a new id"} if names else {}
+    if any(feature.missing for feature in features):
+        titles["missing_share"] = "Rows without a value"
+    for share, title in titles.items() if len(timeline) else ():
+        overall = " ".join(f"{one.name}: {display.percent(getattr(one, share))}." for one in features)
+        what = f"{title[0].lower()}{title[1:]}"
+        lines = [
+            line_of(shown, along, place, getattr(timeline, share)(name), display.percent, name)
+            for place, name in enumerate(names)
+        ]
+        alt = f"Share of {what} over time, for each feature. Overall: {overall}"
+        figures.append(page.Figure(title, [along.panel(lines, page.Axis(what, "percent", bottom=0.0))], alt))
     return figures
 
 
@@ -170,17 +150,10 @@ def _slot_figures(shown: ShownRun) -> list[page.Figure]:
     series = {name: shown.timeline.slot_series(name) for name in features}
 
     def shares(over: str, under: str) -> list[page.Series]:
+        courses = {name: ratio(counts[over], counts[under]) for name, counts in series.items()}
         return [
-            line_of(
-                shown,
-                along,
-                place,
-                ratio(series[name][over], series[name][under]),
-                display.percent,
-                name,
-                legend=False,
-            )
-            for name, (place, _) in features.items()
+            line_of(shown, along, features[name][0], course, display.percent, name)
+            for name, course in courses.items()
         ]
 
     def figure(
@@ -193,16 +166,12 @@ def _slot_figures(shown: ShownRun) -> list[page.Figure]:
     moved: list[page.Series] = []
     for name, (place, _) in features.items():
         admitted, evicted = series[name]["admitted"], series[name]["evicted"]
-        look = {"look": place, "dashes": page.dashes_of(place)}
-        texts = [
-            f"{name} {one:,} admitted, {other:,} evicted"
-            for one, other in zip(admitted, evicted, strict=True)
-        ]
-        moved.append(
-            page.Series(along.x(), admitted, heads=along.heads(), texts=texts, hover=shown.index, **look)  # type: ignore[arg-type]
-        )
+        pairs = zip(admitted, evicted, strict=True)
+        texts = [f"{name} {one:,} admitted, {other:,} evicted" for one, other in pairs]
+        line = line_of(shown, along, place, admitted, str, name)
+        moved.append(replace(line, texts=texts))
         if evicted.any():
-            moved.append(page.Series(along.x(), -evicted, **look))  # type: ignore[arg-type]
+            moved.append(replace(line, y=-evicted, texts=None))
     evicts = any(slots.evicted for _, slots in features.values())
     figures = [
         figure(

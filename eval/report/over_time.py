@@ -1,7 +1,8 @@
 """Figures over time: metrics, differences from the first run, traffic, and the terms of the loss."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -358,15 +359,10 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
             )
             along = Pass([shown.windows])
             lines = [
-                line_of(
-                    shown,
-                    along,
-                    place,
-                    shown.windows[column].to_numpy(),
-                    lambda value: display.fixed(value, 4),
-                    title,
+                replace(
+                    line_of(shown, along, place, shown.windows[name].to_numpy(), _four, title), label=title
                 )
-                for place, (column, title) in enumerate(terms.items())
+                for place, (name, title) in enumerate(terms.items())
             ]
             figures.append(
                 page.Figure(
@@ -379,18 +375,16 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
     return figures
 
 
+def _four(value: float) -> str:
+    return display.fixed(value, 4)
+
+
 def line_of(
-    shown: ShownRun,
-    along: Pass,
-    look: int,
-    y: FloatArray,
-    text: Callable[[float], str],
-    title: str,
-    *,
-    legend: bool = True,
+    shown: ShownRun, along: Pass, look: int, y: npt.NDArray[Any], text: Callable[[float], str], title: str
 ) -> page.Series:
     """Line of one thing among several of a run, with its title before the text of each value."""
+    texts = [f"{title} {text(value)}" for value in y.tolist()]
+    dashes = page.dashes_of(look)
     return page.Series(
-        along.x(), y, look=look, dashes=page.dashes_of(look), label=title if legend else "",
-        heads=along.heads(), texts=[f"{title} {text(value)}" for value in y.tolist()], hover=shown.index,
-    )  # fmt: skip
+        along.x(), y, look=look, dashes=dashes, heads=along.heads(), texts=texts, hover=shown.index
+    )

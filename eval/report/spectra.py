@@ -68,9 +68,7 @@ def _singular_values(shown: ShownRun, names: Sequence[str]) -> page.Panel:
         for kind, title in ((1, "largest"), (0, "smallest")):
             # In the color of the weight, the smallest dashed.
             look = place + (1 - kind) * len(page.COLORS)
-            lines.append(
-                line_of(shown, along, look, drawn[:, kind], "{:.3g}".format, f"{name} {title}", legend=False)
-            )
+            lines.append(line_of(shown, along, look, drawn[:, kind], "{:.3g}".format, f"{name} {title}"))
     return along.panel(lines, page.Axis("singular value", "log", log=True))
 
 
