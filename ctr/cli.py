@@ -243,7 +243,7 @@ def _replay(arguments: argparse.Namespace) -> None:
 def _search(arguments: argparse.Namespace) -> None:
     from ctr.data.log import read_schema
     from ctr.search.config import check_search_folder, read_search
-    from ctr.search.report.write import write_search
+    from ctr.search.report import write_search
 
     failures: dict[str, str] = {}
     if not arguments.report:

@@ -11,7 +11,7 @@ import search_records
 from browser import CHROMIUM, Browser
 from ctr.eval.report import write_report
 from ctr.experiments.report.write import write_experiment
-from ctr.search.report.write import write_search
+from ctr.search.report import write_search
 
 NARROW = 420
 

@@ -11,7 +11,7 @@ from ctr.eval.display import Number
 from ctr.eval.report.draw import draw
 from ctr.eval.report.page import Figure
 from ctr.search.record import SearchRecord
-from ctr.search.report.write import Point, frontier, loss_against_cost, search_page, write_search
+from ctr.search.report import Point, frontier, loss_against_cost, search_page, write_search
 from report_pages import check_page, figures_of, tables_of, words_of
 from search_records import course, record
 
