@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup, escape
 
-from ctr.eval import display
-
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
 """Of Okabe and Ito, which people with any kind of color vision can distinguish."""
 DARK_COLORS = ("#4db1ee", "#ff8b4a", "#2fc99a", "#e79ccb", "#9ad6f7", "#ffc24d", "#d5dae0")
@@ -146,10 +144,6 @@ class Table:
     def texts(self) -> list[list[str]]:
         """Heads and rows as plain text, what stands in small letters left out."""
         return [[plain(one.head) for one in self.heads], *([str(one) for one in row] for row in self.cells)]
-
-    def lines(self) -> list[str]:
-        """The table for a terminal."""
-        return display.aligned(self.texts())
 
 
 def color_of(index: int) -> str:
