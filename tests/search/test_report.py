@@ -10,7 +10,6 @@ import pytest
 from ctr.eval.display import Number
 from ctr.eval.report.draw import draw
 from ctr.eval.report.page import Figure
-from ctr.search.record import SearchRecord
 from ctr.search.report import Point, frontier, loss_against_cost, search_page, write_search
 from report_pages import check_page, figures_of, tables_of, words_of
 from search_records import course, record
@@ -36,7 +35,7 @@ def test_the_frontier_is_what_nothing_beats():
 
 
 def test_the_page_has_every_candidate_and_the_text_the_best(tmp_path: Path):
-    page = search_page(SearchRecord.model_validate(record()), course())
+    page = search_page(record(), course())
     check_page(page)
     assert [section.name for section in page.sections] == ["frontier", "controller", "tables", "repeat"]
     _, judged, _, last, first = tables_of(page)
@@ -51,16 +50,14 @@ def test_the_page_has_every_candidate_and_the_text_the_best(tmp_path: Path):
     assert [one.label for one in frontier if one.label] == [
         *("rung 2, first 2,000 rows", "rung 1, first 1,000 rows", "result, rest of the log", "baseline"),
     ]
-    (tmp_path / "search.json").write_text(json.dumps(record()))
+    (tmp_path / "search.json").write_text(record().model_dump_json())
     text = write_search(tmp_path)
     assert "6 more are in report.html" in text and "c99" not in text
     assert text == (tmp_path / "table.txt").read_text()
 
 
 def test_a_search_that_chose_the_baseline_without_held_out_rows():
-    found = SearchRecord.model_validate(
-        record(rungs=[], judged=[], prefix_end=None, chosen="baseline", note="")
-    )
+    found = record(rungs=[], judged=[], prefix_end=None, chosen="baseline", note="")
     page = search_page(found, [])
     check_page(page)
     assert [section.name for section in page.sections] == ["tables", "repeat"]

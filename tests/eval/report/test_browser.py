@@ -86,7 +86,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_experiment(experiment)
     search = folder / "search"
     (search / "supernet").mkdir(parents=True)
-    (search / "search.json").write_text(json.dumps(search_records.record()))
+    (search / "search.json").write_text(search_records.record().model_dump_json())
     lines = [record.model_dump_json() + "\n" for record in search_records.course()]
     (search / "supernet" / "controller.jsonl").write_text("".join(lines))
     write_search(search)
