@@ -110,6 +110,7 @@ def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[page.Bl
         *cells, ratio, bounds, says = found.cost_cells(key)
         costs.append([*cells, page.Cell(ratio, (f"{bounds} {says}".strip(),) if bounds else ())])
     beside: list[page.Block] = [page.Table(("", *names, "ratio"), costs, "Cost", "narrow")]
+    beside += [page.Words(note, "quiet") for note in found.cost_notes]
     if found.configuration:
         beside.append(_settings("Configuration keys that differ", found.configuration, names))
     else:
@@ -122,7 +123,6 @@ def _one(first: ShownRun, other: ShownRun, found: RunComparison) -> list[page.Bl
         *([page.Words(SEED_NOTE, "note")] if found.differs_by_seed else []),
         page.Words((page.Part("Prediction difference", "strong"), " ", *_predictions(found, names))),
         page.Beside(beside),
-        *(page.Words(note, "quiet") for note in found.cost_notes),
     ]
 
 
