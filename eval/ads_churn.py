@@ -192,14 +192,14 @@ def _as_record(state: AdsChurn) -> dict[str, Any]:
         "queries": int(state.queries.sum()),
         "ads_per_query": {"a": json_number(ads_a), "b": json_number(ads_b)},
     }
-    return record | {name: estimate.as_record() for name, estimate in state.estimates().items()}
+    return record | {name: estimate.number().as_record() for name, estimate in state.estimates().items()}
 
 
 def _cells(name: str, state: AdsChurn) -> list[str]:
     ads_a, ads_b = state.ads_per_query()
     cells = [name, display.amount(int(state.queries.sum())), display.fixed(ads_a, 4), display.fixed(ads_b, 4)]
     for estimate in state.estimates().values():
-        low, high = (100 * float(end) for end in estimate.interval())
-        decimals = min(display.decimals_for(low, high), 2)
-        cells += [display.fixed(100 * float(estimate.point), decimals), display.interval(low, high, decimals)]
+        percent = estimate.number().times(100)
+        decimals = min(percent.decimals, 2)
+        cells += [percent.text(decimals), percent.bounds(decimals)]
     return cells

@@ -1,7 +1,11 @@
 """Metrics and numbers as text for people."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctr.io.documents import json_number
 
 METRIC_TITLES = {
     "per_query_auc": "PerQueryAUC",
@@ -52,6 +56,65 @@ def with_margin(value: float | None, low: float | None, high: float | None, *, s
     if value is None or low is None or high is None or not math.isfinite(high - low):
         return text
     return f"{text} ± {fixed((high - low) / 2, decimals)}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with the ends of its interval, as tables, JSON and CSV show it.
+
+    None where there is none, NaN where it is undefined.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def decimals(self) -> int:
+        return decimals_for(self.low, self.high)
+
+    def text(self, decimals: int | None = None, *, signed: bool = False) -> str:
+        """The number alone, with the digits that its interval justifies."""
+        return fixed(self.value, self.decimals if decimals is None else decimals, signed=signed)
+
+    def bounds(self, decimals: int | None = None, *, signed: bool = False) -> str:
+        return interval(self.low, self.high, self.decimals if decimals is None else decimals, signed=signed)
+
+    def margin(self, *, signed: bool = False) -> str:
+        """The number with the half-width of its interval."""
+        return with_margin(self.value, self.low, self.high, signed=signed)
+
+    def whole(self, decimals: int | None = None, *, signed: bool = False) -> str:
+        """The number and the ends of its interval, where there is one."""
+        text = self.text(decimals, signed=signed)
+        return (
+            text
+            if self.low is None or self.high is None
+            else f"{text} {self.bounds(decimals, signed=signed)}"
+        )
+
+    def map(self, function: Callable[[float], float]) -> "Number":
+        """The number and its ends, each turned into another one by an increasing function."""
+        return Number(*(None if one is None else function(one) for one in (self.value, self.low, self.high)))
+
+    def times(self, factor: float) -> "Number":
+        return self.map(lambda one: factor * one)
+
+    def as_record(self) -> dict[str, Any]:
+        """Entries of a JSON file; None where undefined."""
+        value, *ends = (
+            None if one is None else json_number(one) for one in (self.value, self.low, self.high)
+        )
+        return {"value": value, "ci95": ends}
+
+    def as_columns(self, name: str) -> dict[str, float | None]:
+        """Cells of a CSV file, by column."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any] | None) -> "Number":
+        """Reads what `as_record` returned, and None as unknown."""
+        return Number(None) if record is None else Number(record["value"], *record["ci95"])
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:

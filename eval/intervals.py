@@ -24,14 +24,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
+from ctr.eval.display import Number
 from ctr.eval.logistic import sigmoid
 from ctr.eval.states import BUCKETS
-from ctr.io.documents import json_number
 
 CONFIDENCE = 0.95
 
@@ -70,10 +70,10 @@ class Estimate:
             np.where(fits, _from_scale(point + margin, self.scale), high),
         )
 
-    def as_record(self) -> dict[str, Any]:
-        """Value and interval of a scalar, ready for JSON; None where undefined."""
+    def number(self) -> Number:
+        """Value and interval of a scalar."""
         low, high = self.interval()
-        return {"value": json_number(self.point), "ci95": [json_number(low), json_number(high)]}
+        return Number(float(self.point), float(low), float(high))
 
     def no_interval(self) -> str:
         """Reason why a scalar metric has no interval, in words for a user; empty where it has one."""

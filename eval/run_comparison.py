@@ -106,7 +106,7 @@ class RunComparison:
         difference: dict[str, Any] = {"unavailable": self.no_predictions}
         if paired is not None:
             difference = {
-                **paired.difference.as_record(),
+                **paired.difference.number().as_record(),
                 "examples": paired.examples,
                 "only_a": paired.only_a,
                 "only_b": paired.only_b,
@@ -162,20 +162,7 @@ class RunComparison:
             "",
             *self._prediction_lines(),
             "",
-            *display.aligned(
-                [["cost", "a", "b", "b / a", "range", ""]]
-                + [
-                    [
-                        COSTS[key],
-                        display.amount(cost.a),
-                        display.amount(cost.b),
-                        display.times(cost.ratio),
-                        cost.bounds,
-                        cost.verdict.ljust(display.VERDICT_WIDTH),
-                    ]
-                    for key, cost in self.costs.items()
-                ]
-            ),
+            *display.aligned([["cost", "a", "b", "b / a", "range", ""], *map(self.cost_cells, self.costs)]),
             *(line for note in self.cost_notes for line in textwrap.wrap(note, _TEXT_WIDTH)),
         ]
         if not self.configuration:
@@ -188,14 +175,24 @@ class RunComparison:
             lines.append("Speeds may differ by more than the configuration.")
         return "\n".join(lines)
 
+    def metric_cells(self, metric: str) -> list[str]:
+        """Title of a metric, both values, their difference and its interval."""
+        columns = ["a", "b", "difference", "ci95_low", "ci95_high"]
+        return display.paired_cells(metric, *map(float, self.metrics.loc[metric, columns]))
+
+    def cost_cells(self, key: str) -> list[str]:
+        """Title of a cost, both values, their ratio, its range, and whether it is distinguishable from 1."""
+        cost = self.costs[key]
+        values = display.amount(cost.a), display.amount(cost.b), display.times(cost.ratio)
+        return [COSTS[key], *values, cost.bounds, cost.verdict.ljust(display.VERDICT_WIDTH)]
+
     def _metric_rows(self) -> list[list[str]]:
         rows = []
         for metric, row in self.metrics.iterrows():
-            low, high, name = row["ci95_low"], row["ci95_high"], str(metric)
             relative = row["relative_percent"]
             rows.append(
                 [
-                    *display.paired_cells(name, row["a"], row["b"], row["difference"], low, high),
+                    *self.metric_cells(str(metric)),
                     display.ABSENT if math.isnan(relative) else f"{display.fixed(relative, 2, signed=True)}%",
                     row["verdict"].ljust(display.VERDICT_WIDTH),
                 ]
@@ -206,11 +203,9 @@ class RunComparison:
         paired = self.predictions
         if paired is None:
             return [f"prediction difference: unknown, because {self.no_predictions}"]
-        low, high = paired.difference.interval()
-        decimals = display.decimals_for(float(low), float(high))
+        number = paired.difference.number()
         return [
-            f"prediction difference: {display.fixed(float(paired.difference.point), decimals)}  "
-            f"{display.interval(float(low), float(high), decimals)}",
+            f"prediction difference: {number.text()}  {number.bounds()}",
             f"  {paired.examples:,} examples in both, {paired.only_a:,} only in a, {paired.only_b:,} only in b",
         ]
 

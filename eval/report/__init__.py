@@ -1,45 +1,47 @@
-"""One HTML file with the results of one or more runs; the same run directories give the same bytes."""
+"""Reports: one HTML file each, offline, the same for the same results.
 
-import math
+`page` is the vocabulary (`Table`, `Series`, `Figure`, `Page`, ...), `draw` makes images of figures and `html` the file
+of a page: begin there. The rest is the report of one or more runs, a function from what `shown_run` reads to a
+`Page`, here and section by section in `comparison`, `over_time`, `groups`, `features` and `spectra`; the reports of
+experiments and of searches are in their rooms.
+"""
+
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from ctr.eval import display
-from ctr.eval.per_query_auc import SIZE_NAMES
-from ctr.eval.report.figures.along_pass import uses_event_time
-from ctr.eval.report.figures.calibration import calibration_figures
-from ctr.eval.report.figures.groups import query_size_figure
-from ctr.eval.report.figures.health import health_tables
-from ctr.eval.report.figures.metrics import loss_figures, paired_figures, progressive_figures
-from ctr.eval.report.figures.predictions import gain_figure, histogram_figures, lift_rows, lift_shares
-from ctr.eval.report.figures.slices import slice_tables
-from ctr.eval.report.figures.statistics import statistics_tables
-from ctr.eval.report.figures.traffic import traffic_figures
-from ctr.eval.report.figures.weights import weight_tables
-from ctr.eval.report.page import check_page, render_page, write_page
+from ctr.eval.report import page
+from ctr.eval.report.comparison import comparison_section
+from ctr.eval.report.faults import Fault
+from ctr.eval.report.features import health_section, slices_section
+from ctr.eval.report.groups import calibration_section, gain_section, predictions_section, query_size_section
+from ctr.eval.report.html import check_page, render_page, write_page
+from ctr.eval.report.over_time import loss_figures, metric_figures, traffic_figures, uses_event_time
 from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
-from ctr.eval.run_comparison import COSTS, SEED_NOTE, NotComparableError, RunComparison, compare_read_runs
-from ctr.eval.run_files import METRICS
+from ctr.eval.report.spectra import statistics_blocks, weights_section
+from ctr.eval.run_comparison import COSTS
+from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError
 
-_TEMPLATE = Path(__file__).with_name("report.html.j2")
-_BAR_HALF = 56.0
-_BAR_MIDDLE = 60.0
-_VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not significant": "", "no interval": ""}
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """Run against the first one; `refusal` says why there is no comparison."""
-
-    run: ShownRun
-    comparison: RunComparison | None
-    metrics: list[dict[str, Any]]
-    refusal: str
+_MEANINGS = {
+    "PerQueryAUC": "ROC AUC inside each query that has both a click and a non-click (these are scored), averaged over "
+    "the scored queries. Higher is better.",
+    "AUC": "ROC AUC over all examples. Higher is better.",
+    "logloss": "Weighted mean of the logistic loss, in nats. Lower is better.",
+    "normalized entropy": "Logloss divided by the entropy of the average click rate: 1 for the best constant "
+    "prediction. Lower is better.",
+    "calibration bias": "Observed minus predicted CTR, weighted. 0 is best; below 0 the model over-predicts.",
+    "predicted / actual clicks": "Sum of the predictions over the number of clicks. 1 is best; above 1 the model "
+    "over-predicts. Green: the 95% interval reaches to within 3% of 1. Red: all of it lies outside 0.9 to 1.1. Amber: "
+    "neither.",
+    "prediction difference": "Mean of |p₁ − p₂| / ((p₁ + p₂) / 2) over the examples of both runs: from 0, equal "
+    "predictions, to 2.",
+    "intervals": "Queries, not examples, are resampled: they fall by hash into 256 buckets, which the jackknife leaves "
+    "out one at a time. Two runs over one log are paired bucket by bucket. Numbers have as many digits as their "
+    "interval justifies.",
+}
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
@@ -58,80 +60,47 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
 
 def render_report(runs: Sequence[Path]) -> str:
     """Renders the report as HTML; raises InputError where a run cannot be read."""
-    shown = show_runs(runs)
-    return render_page(
-        _TEMPLATE,
-        runs=shown,
-        metrics=METRICS,
-        titles=display.METRIC_TITLES,
-        costs=COSTS,
-        seed_note=SEED_NOTE,
-        counts=COUNTS,
-        sizes=[size for size in SIZE_NAMES if any((item.sizes["size"] == size).any() for item in shown)],
-        environment_keys=list(dict.fromkeys(key for item in shown for key in item.environment)),
-        period=_period(shown),
-        subject=_subject(shown),
-        compared=[_compare(shown[0], other) for other in shown[1:]],
-        paired=paired_figures(shown),
-        progressive=progressive_figures(shown),
-        traffic=traffic_figures(shown),
-        losses=loss_figures(shown),
-        statistics=statistics_tables(shown),
-        gain=gain_figure(shown),
-        lift=lift_rows(shown),
-        lift_shares=lift_shares(),
-        health=health_tables(shown),
-        calibration=calibration_figures(shown),
-        slices=slice_tables(shown),
-        query_size=query_size_figure(shown),
-        histograms=histogram_figures(shown),
-        weights=weight_tables(shown),
-    )
+    return render_page(run_page(show_runs(runs)))
 
 
-def _compare(first: ShownRun, other: ShownRun) -> _Compared:
-    try:
-        comparison = compare_read_runs(first.run, other.run)
-    except NotComparableError as error:
-        return _Compared(other, None, [], str(error))
-    return _Compared(other, comparison, _compared_metrics(comparison), "")
-
-
-def _compared_metrics(comparison: RunComparison) -> list[dict[str, Any]]:
-    rows = []
-    for name, row in comparison.metrics.to_dict("index").items():
-        metric = str(name)
-        low, high, difference = row["ci95_low"], row["ci95_high"], row["difference"]
-        decimals = display.decimals_for(low, high)
-        rows.append(
-            {
-                "title": display.METRIC_TITLES[metric],
-                "first": display.fixed(row["a"], decimals),
-                "second": display.fixed(row["b"], decimals),
-                "difference": display.fixed(difference, decimals, signed=True),
-                "interval": display.interval(low, high, decimals, signed=True),
-                "relative": display.fixed(row["relative_percent"], 2, signed=True),
-                "verdict": row["verdict"],
-                "no_interval": row["no_interval"],
-                "sign": _VERDICT_SIGNS[row["verdict"]],
-                "bar": _bar(low, difference, high),
-            }
-        )
-    return rows
-
-
-def _bar(*ends: float) -> tuple[float, ...] | None:
-    """Low end, difference and high end on a scale from 0 to 120, whose middle is a difference of 0."""
-    longest = max(map(abs, ends))
-    if not 0 < longest < math.inf:
-        return None
-    return tuple(round(_BAR_MIDDLE + _BAR_HALF * end / longest, 1) for end in ends)
-
-
-def _subject(runs: Sequence[ShownRun]) -> str:
-    """Words for what the runs predict, and of which table; empty where that is not known or not the same."""
+def run_page(runs: Sequence[ShownRun]) -> page.Page:
+    """Report of at least one run, the others compared with the first."""
     subjects = {shown.subject for shown in runs}
-    return f"Prediction of {text}" if len(subjects) == 1 and (text := str(next(iter(subjects)))) else ""
+    table = str(next(iter(subjects))) if len(subjects) == 1 else ""
+    subject = f"Prediction of {table}" if table else ""
+    period = _period(runs)
+    many = len(runs) > 1
+    lead = (
+        f"Training report of {len(runs)} run{'s' if many else ''}{f', event times from {period}' if period else ''}. "
+        "Every example was scored before the model was trained on it, so all metrics are on data not yet trained on."
+    )
+    sections = (
+        _results(runs),
+        comparison_section(runs),
+        _time(runs),
+        calibration_section(runs),
+        gain_section(runs),
+        slices_section(runs),
+        query_size_section(runs),
+        predictions_section(runs),
+        health_section(runs),
+        weights_section(runs),
+        _faults(runs),
+        _configuration(runs),
+    )
+    return page.Page(
+        title=f"{subject or ', '.join(shown.name for shown in runs)} – training report",
+        heading=subject or "Training report",
+        lead=[
+            page.Words(lead, "quiet"),
+            *(
+                page.Words(((shown.mark, ": ") if many else (), shown.headline_sentence), run=shown.index)
+                for shown in runs
+            ),
+        ],
+        sections=[section for section in sections if section is not None],
+        legend=[shown.mark for shown in runs],
+    )
 
 
 def _period(runs: Sequence[ShownRun]) -> str:
@@ -141,3 +110,149 @@ def _period(runs: Sequence[ShownRun]) -> str:
         return ""
     times = pd.to_datetime([windows["window_begin"].min(), windows["window_end"].max()], unit="us")
     return " to ".join(f"{time:%Y-%m-%d %H:%M}" for time in times) + " UTC"
+
+
+def _results(runs: Sequence[ShownRun]) -> page.Section:
+    marks = [shown.mark if len(runs) > 1 else None for shown in runs]
+    cards = [
+        page.Card(
+            display.METRIC_TITLES[metric],
+            [
+                (mark, shown.index, shown.number(metric).margin(), "", "")
+                for mark, shown in zip(marks, runs, strict=True)
+            ],
+        )
+        for metric in ("per_query_auc", "auc", "logloss")
+    ]
+    ratio = "calibration_ratio"
+    calibrated = [
+        (mark, shown.index, shown.number(ratio).margin(), *shown.calibration)
+        for mark, shown in zip(marks, runs, strict=True)
+    ]
+    style = calibrated[0][3] if len(runs) == 1 else ""
+    cards.append(page.Card(display.METRIC_TITLES[ratio], calibrated, style))
+    values: list[page.Row] = [
+        [
+            shown.mark,
+            *(page.Cell(one.text(), (one.bounds(),)) for one in map(shown.number, COMPARED)),
+            display.amount(shown.summary["examples"]),
+            page.Cell(
+                display.amount(shown.summary["queries"]),
+                (f"{display.amount(shown.summary['queries_scored'])} scored",),
+            ),
+        ]
+        for shown in runs
+    ]
+    heads = (*(display.METRIC_TITLES[metric] for metric in COMPARED), "examples", "queries")
+    costs: list[page.Row] = [
+        [shown.mark, *(display.amount(shown.run.number(key)) for key in COSTS)] for shown in runs
+    ]
+    blocks: list[page.Block] = [
+        page.Cards(cards),
+        page.Table(("run", *heads), values, "Over all examples, with 95% intervals over queries"),
+        page.Table(("run", *COSTS.values()), costs, "Cost"),
+        page.Details(
+            "What the numbers mean", [page.Definitions([(term, (text,)) for term, text in _MEANINGS.items()])]
+        ),
+    ]
+    return page.Section("results", "Results", "Results", blocks)
+
+
+def _time(runs: Sequence[ShownRun]) -> page.Section:
+    about = [
+        "Each point is a window of the log; dashed: cumulative. Bands are 95% intervals and may reach beyond the frame."
+    ]
+    about += [
+        f"Of {shown.name}, {display.amount(shown.windows_read)} windows are drawn as "
+        f"{display.amount(len(shown.windows))} points, means of neighbors."
+        for shown in runs
+        if len(shown.windows) < shown.windows_read
+    ]
+    blocks: list[page.Block] = [
+        page.Words(" ".join(about), "quiet"),
+        page.Figures(metric_figures(runs)),
+        page.heading("Traffic and speed"),
+        page.Figures(traffic_figures(runs)),
+    ]
+    if losses := loss_figures(runs):
+        terms = (
+            "What each term contributes to the training loss, with its weight and its ramp: the terms add up to the "
+            "loss."
+        )
+        blocks += [page.heading("Loss by term"), page.Words(terms, "quiet"), page.Figures(losses)]
+    if statistics := statistics_blocks(runs):
+        values = (
+            "Singular values of the statistics that Shampoo's roots in use are of, without damping: the smallest and "
+            "the largest of all matrices of a weight, and the largest condition number of one of them. Not drawn: "
+            "values of 0, of statistics that are singular."
+        )
+        blocks += [page.heading("Shampoo's statistics"), page.Words(values, "quiet"), *statistics]
+    return page.Section("time", "Over time", "Metrics over time", blocks)
+
+
+def _faults(runs: Sequence[ShownRun]) -> page.Section | None:
+    if not any(shown.faults for shown in runs):
+        return None
+    about = (
+        "What could not be used or failed, and what the run did about it. If the run went back to a checkpoint, all "
+        "other numbers are from the final pass over the log."
+    )
+    blocks: list[page.Block] = [page.Words(about, "quiet")]
+    for shown in runs:
+        blocks.append(page.heading(shown.mark))
+        blocks.append(_fault_table(shown.faults) if shown.faults else page.Words("No faults."))
+    return page.Section("faults", "Faults", "Faults", blocks)
+
+
+def _fault_table(faults: Sequence[Fault]) -> page.Table:
+    rows: list[page.Row] = [
+        [fault.title, display.amount(fault.count), page.Cell("", tuple(fault.details))] for fault in faults
+    ]
+    return page.Table(("fault", "number", page.Column("which", words=True)), rows)
+
+
+def _configuration(runs: Sequence[ShownRun]) -> page.Section:
+    counts: list[page.Row] = [
+        [title, *(display.amount(shown.run.number(key)) for shown in runs)] for key, title in COUNTS.items()
+    ]
+    left_out = "queries without both a click and a non-click, not in PerQueryAUC"
+    counts += [
+        [left_out, *(display.amount(shown.summary["queries_one_class"]) for shown in runs)],
+        [
+            "maximum error of AUC from its bins",
+            *(display.fixed(shown.summary["auc_error_bound"]) for shown in runs),
+        ],
+    ]
+    keys = dict.fromkeys(key for shown in runs for key in shown.environment)
+    environment = [[key, *(shown.environment.get(key, display.ABSENT) for shown in runs)] for key in keys]
+    hashes = [
+        (
+            shown.mark,
+            (
+                ("configuration ", page.code(shown.run.config_sha256)),
+                ("log ", page.code(shown.run.log_sha256)),
+                page.quiet(f"from {shown.run.folder}"),
+            ),
+        )
+        for shown in runs
+    ]
+    marks = [shown.mark for shown in runs]
+    blocks: list[page.Block] = [
+        page.Table(("", *marks), counts, "Counts"),
+        page.Table(("", *(page.Column(mark, words=True) for mark in marks)), environment, "Environment"),
+        *(
+            page.Details(("Configuration of ", shown.mark), [page.Words(shown.config, "file")])
+            for shown in runs
+        ),
+        page.heading("To repeat a run"),
+        page.Words(
+            (
+                *("Save its configuration above as ", page.code("config.yaml"), "; then "),
+                page.code("ctr train LOG --config config.yaml --out NEW_RUN"),
+                " in the same environment gives the same bits from the same log. ",
+                *(page.code("summary.json"), " of the new run must show these hashes:"),
+            )
+        ),
+        page.Definitions(hashes),
+    ]
+    return page.Section("configuration", "Configuration", "Configuration, environment and counts", blocks)

@@ -15,8 +15,7 @@ from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
-from ctr.eval.report.plot_style import COLORS
-from ctr.eval.run_comparison import COSTS
+from ctr.eval.report.page import Mark
 from ctr.eval.timeline import Timeline, typical_size
 from ctr.eval.weight_spectra import WeightSpectrum
 
@@ -29,8 +28,6 @@ COUNTS = {
     "rejected_rows": "rejected rows",
 }
 """Entries of summary.json that say how the pass went, with their titles."""
-
-SIGNS = "●■▲◆▼✚"  # `plot_style.MARKERS` as text
 
 MAX_WINDOWS = 400  # points of a line in a plot; the windows of a longer pass are drawn several at a time
 _SMALLEST_POINT = 40
@@ -81,10 +78,7 @@ def _json(path: Path) -> dict[str, Any]:
 class ShownRun:
     """A run with its name, its look in all plots, and its tables."""
 
-    name: str
-    index: int  # its place among the runs
-    color: str
-    sign: str  # its marker
+    mark: Mark
     run: run_files.Run
     has_default_slices: bool  # of the features that differ most: none are configured
     subject: Subject
@@ -97,35 +91,33 @@ class ShownRun:
     sizes: pd.DataFrame  # PerQueryAUC by query size
     config: str
     environment: dict[str, str]
-    costs: dict[str, float | None]  # for each of `COSTS`
-    counts: dict[str, float | None]  # for each of `COUNTS`
     faults: list[Fault]
     weights: list[WeightSpectrum] | None  # None when the run did not write them
     spectra: dict[str, FloatArray]  # of Shampoo's statistics, at the ends of `windows`
 
-    def value(self, metric: str) -> str:
-        """A metric, with as many digits as its interval deserves."""
-        return display.fixed(self.summary[metric], display.decimals_for(*self.summary[f"{metric}_ci95"]))
+    @property
+    def name(self) -> str:
+        return self.mark.name
 
-    def bounds(self, metric: str) -> str:
-        low, high = self.summary[f"{metric}_ci95"]
-        return display.interval(low, high, display.decimals_for(low, high))
+    @property
+    def index(self) -> int:
+        return self.mark.index
 
-    def headline(self, metric: str) -> str:
-        """A metric with the half-width of its interval: ``0.625 ± 0.012``."""
-        return display.with_margin(self.summary[metric], *self.summary[f"{metric}_ci95"])
+    def number(self, metric: str) -> display.Number:
+        """A metric over all examples."""
+        return display.Number(self.summary[metric], *self.summary[f"{metric}_ci95"])
 
     @property
     def headline_sentence(self) -> str:
         rows = display.amount(self.summary["examples"])
-        auc = self.headline("auc")
+        auc = self.number("auc").margin()
         accuracy = (
             f"AUC is {auc}"
             if self.summary["auc"] is not None
             else "AUC is undefined, because all rows are clicks, or none is"
         )
         _, calibrated = self.calibration
-        ratio = f"predicted / actual clicks are {self.headline('calibration_ratio')} ({calibrated})"
+        ratio = f"predicted / actual clicks are {self.number('calibration_ratio').margin()} ({calibrated})"
         if self.summary["calibration_ratio"] is None:
             ratio = "there were no clicks to compare the predictions with"
         return f"Over {rows} rows {accuracy}; {ratio}. {self._learned()}"
@@ -151,15 +143,6 @@ class ShownRun:
         found = self.summary["calibration_ratio"], *self.summary["calibration_ratio_ci95"]
         return judge(*found), describe(*found)
 
-    def by_size(self, size: str) -> tuple[str, str, str]:
-        """Number of queries of a size, their PerQueryAUC, and its interval."""
-        for row in self.sizes[self.sizes["size"] == size].to_dict("records"):
-            low, high = row["ci95_low"], row["ci95_high"]
-            decimals = display.decimals_for(low, high)
-            bounds = display.interval(low, high, decimals)
-            return display.amount(row["queries"]), display.fixed(row["auc"], decimals), bounds
-        return "0", display.ABSENT, display.ABSENT
-
 
 def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
     """Reads finished runs; raises InputError where one cannot be read, or is given twice."""
@@ -174,10 +157,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
         run.metrics.slices.update(default_slices)
         shown.append(
             ShownRun(
-                name=name,
-                index=index,
-                color=f"var(--run-{index % len(COLORS)})",
-                sign=SIGNS[index % len(SIGNS)],
+                mark=Mark(name, index),
                 run=run,
                 has_default_slices=bool(default_slices),
                 subject=subject_of(folder),
@@ -190,8 +170,6 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 sizes=run.metrics.per_query_auc.by_size(),
                 config=run_files.config_text(folder),
                 environment=flat_environment(run_files.read_environment(folder)),
-                costs={key: run.number(key) for key in COSTS},
-                counts={key: run.number(key) for key in COUNTS},
                 faults=faults_of(run, run_files.count_rejects(folder)),
                 weights=run_files.read_weight_spectra(folder),
                 spectra={

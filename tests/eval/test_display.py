@@ -3,6 +3,7 @@ import math
 import pytest
 
 from ctr.eval.display import (
+    Number,
     aligned,
     amount,
     decimals_for,
@@ -13,7 +14,7 @@ from ctr.eval.display import (
     verdict,
     with_margin,
 )
-from ctr.eval.report.plot_style import thousands
+from ctr.eval.report.draw import thousands
 
 
 @pytest.mark.parametrize(
@@ -101,5 +102,22 @@ def test_a_value_has_the_digits_of_its_margin():
 
 
 def test_ticks_between_whole_numbers_differ():
-    shown = thousands()
-    assert [shown(value, 0) for value in (0, 0.5, 1.25, 100, 25_000)] == ["0", "0.5", "1.25", "100", "25,000"]
+    assert [thousands(value) for value in (0, 0.5, 1.25, 100, 25_000)] == [
+        "0",
+        "0.5",
+        "1.25",
+        "100",
+        "25,000",
+    ]
+
+
+def test_a_number_is_the_same_in_a_table_in_json_and_in_csv():
+    number = Number(0.625512, 0.613512, 0.637512)
+    assert number.whole() == f"{number.text()} {number.bounds()}" == "0.626 [0.614, 0.638]"
+    assert number.margin() == "0.626 ± 0.012" and number.times(100).whole(1) == "62.6 [61.4, 63.8]"
+    assert number.as_record() == {"value": 0.625512, "ci95": [0.613512, 0.637512]}
+    assert number.as_columns("auc") == {"auc": 0.625512, "auc_low": 0.613512, "auc_high": 0.637512}
+    assert Number.from_record(number.as_record()) == number
+    undefined = Number(math.nan, math.nan, math.nan)
+    assert undefined.as_record() == {"value": None, "ci95": [None, None]} and undefined.whole() == "– –"
+    assert Number(0.5).whole(2, signed=True) == "+0.50" and Number(None).text() == "–"

@@ -3,14 +3,15 @@
 import csv
 import io
 import json
-import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 
-from report_pages import Page
+from ctr.eval.report.page import Page
+from ctr.experiments.report.results import read_experiment
+from ctr.experiments.report.write import experiment_page
+from report_pages import check_page
 from run_directories import run_folder, write_plan, write_run
 
 HOSTILE = '<script>alert(1)</script> & "quotes" $x^2$ {{ title }}'
@@ -91,18 +92,8 @@ def write_whole(folder: Path, rows: pd.DataFrame) -> Path:
     return folder
 
 
-def read_page(folder: Path):
-    """Parses a report, and checks what holds of every report; its plots as SVG."""
-    html = (folder / "report.html").read_text()
-    page = Page(html)
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    sections = [attributes["id"] for attributes in page.all("section")]
-    assert {attributes["href"] for attributes in page.all("a")} == {f"#{i}" for i in sections}
-    page.check_policy()
-    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", page.words)
-    assert all(len(str(plot["aria-label"])) > 20 for plot in page.plots())
-    plots = page.images()
-    for svg in plots:
-        ElementTree.fromstring(svg)
-    return page, plots
+def page_of(folder: Path) -> Page:
+    """The page of an experiment, checked."""
+    page = experiment_page(read_experiment(folder))
+    check_page(page)
+    return page

@@ -1,14 +1,109 @@
-"""What tests read of a report."""
+"""What tests read of a report: of its page, and of the file that the page becomes."""
 
 import base64
 import hashlib
+import json
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+from ctr.eval.report.page import (
+    Beside,
+    Block,
+    Cards,
+    Cell,
+    Definitions,
+    Details,
+    Figure,
+    Figures,
+    Page,
+    Section,
+    Table,
+    plain,
+)
 
 VOID = {"meta", "img", "br", "col"}
 
 
-class Page(HTMLParser):
+def blocks_of(part: Page | Section | Block) -> Iterator[Block]:
+    """Every block, those inside of others too."""
+    if isinstance(part, Page):
+        inside = [*part.lead, *part.sections]
+    elif isinstance(part, Section | Details | Beside):
+        inside = list(part.blocks)
+    else:
+        inside = [part.beside] if isinstance(part, Figures) and part.beside else []
+    for one in inside:
+        if not isinstance(one, Section):
+            yield one
+        yield from blocks_of(one)
+
+
+def tables_of(part: Page | Section) -> list[Table]:
+    return [block for block in blocks_of(part) if isinstance(block, Table)]
+
+
+def figures_of(part: Page | Section) -> list[Figure]:
+    """Figures that are drawn."""
+    return [one for block in blocks_of(part) if isinstance(block, Figures) for one in block.drawn]
+
+
+def missing_of(part: Page | Section) -> list[str]:
+    """Titles of the figures that are not drawn."""
+    return [one.title for block in blocks_of(part) if isinstance(block, Figures) for one in block.missing]
+
+
+def rows_of(table: Table) -> dict[str, list[str]]:
+    """Rows as texts, with what is below them, by their first cells."""
+    return {str(first): list(map(whole, cells)) for first, *cells in table.cells}
+
+
+def whole(cell: Cell) -> str:
+    return " ".join(filter(None, [str(cell), *map(plain, cell.small)]))
+
+
+def words_of(part: Page | Section) -> str:
+    """All text but that of figures, a line each."""
+    lines = [plain(part.heading)] if isinstance(part, Page) else [plain(part.title)]
+    lines += [plain(one.title) for one in part.sections] if isinstance(part, Page) else []
+    for block in blocks_of(part):
+        if isinstance(block, Table):
+            lines += [plain(block.caption), *(plain(one.head) for one in block.heads)]
+            lines += [whole(cell) for row in block.cells for cell in row]
+        elif isinstance(block, Cards):
+            lines += [
+                f"{card.title} {number} {words}"
+                for card in block.cards
+                for _, _, number, _, words in card.entries
+            ]
+        elif isinstance(block, Definitions):
+            lines += [plain(text) for term, texts in block.entries for text in (term, *texts)]
+        elif isinstance(block, Details):
+            lines.append(plain(block.summary))
+        elif isinstance(block, Figures):
+            lines += [f"{one.title} {one.note}" for one in block.figures]
+        elif not isinstance(block, Beside):
+            lines.append(plain(block.text))
+    return "\n".join(lines)
+
+
+def check_page(page: Page) -> None:
+    """Checks what holds of every page."""
+    names = [section.name for section in page.sections]
+    assert len(names) == len(set(names))
+    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", words_of(page))
+    for table in tables_of(page):
+        assert all(sum(cell.span for cell in row) == len(table.columns) for row in table.cells)
+    for figure in figures_of(page):
+        assert len(figure.alt) > 20
+        for _, one in figure.hovered:
+            assert len(one.x) == len(one.y) == len(one.heads) == len(one.texts or ())
+            known = [text for text, value in zip(one.texts or (), one.y, strict=True) if value == value]
+            assert all(text and "nan" not in text for text in known)
+
+
+class Html(HTMLParser):
     """The elements of a page: fails on a tag that is not closed where it should be."""
 
     def __init__(self, html: str) -> None:
@@ -39,15 +134,26 @@ class Page(HTMLParser):
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def plots(self) -> list[dict[str, str | None]]:
-        """The attributes of the plots."""
-        return [svg for svg in self.all("svg") if svg.get("class") == "plot"]
-
     def images(self) -> list[str]:
         """The plots, as SVG."""
-        images = re.findall(r"<svg [^>]*?class=\"plot\".*?</svg>", self.html, flags=re.DOTALL)
-        assert len(images) == len(self.plots())
-        return images
+        return re.findall(r"<svg [^>]*?class=\"plot\".*?</svg>", self.html, flags=re.DOTALL)
+
+    def check(self) -> None:
+        """What holds of every file."""
+        ids = [attributes["id"] for _, attributes in self.elements if "id" in attributes]
+        assert len(ids) == len(set(ids))
+        sections = [section["id"] for section in self.all("section")]
+        assert {link["href"] for link in self.all("a")} == {f"#{name}" for name in sections}
+        for svg in self.images():
+            root = ElementTree.fromstring(svg)
+            assert root.attrib["role"] == "img" and len(root.attrib["aria-label"]) > 20
+            own = set(re.findall(r'\sid="([^"]+)"', svg))
+            assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) <= own
+            # What is known of the points of a plot lies within it.
+            width = float(root.attrib["viewBox"].split()[2])
+            for _, points in json.loads(root.attrib.get("data-hover", '{"series": []}'))["series"]:
+                assert all(-1 <= x <= width + 1 for x, *_ in points)
+        self.check_policy()
 
     def check_policy(self) -> None:
         """The page loads nothing, and runs nothing but the script that came with the package."""

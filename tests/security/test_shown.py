@@ -11,7 +11,7 @@ import run_directories
 from ctr.cli import main
 from ctr.eval.report import render_report
 from ctr.io.errors import InputError, one_line, printable
-from report_pages import Page
+from report_pages import Html
 
 HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
 
@@ -37,10 +37,13 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
         {"name": "b", "shape": [3, 2], "omitted": HOSTILE},
     ]
     (run / "weight_spectra.json").write_text(json.dumps({"weights": spectra}))
-    page = Page(render_report([run]))
+    plain = run_directories.write_run(
+        tmp_path / "_a & <b> $\\frac{", rows.assign(position=0), run_directories.predict(rows, 2, 1.0)
+    )
+    page = Html(render_report([run, plain]))
+    page.check()
     # One script, that of the package, and a policy that lets no other one run.
     assert [tag for tag, _ in page.elements].count("script") == 1
-    page.check_policy()
     for svg in page.images():
         parts = list(ElementTree.fromstring(svg).iter())
         assert not {part.tag.rpartition("}")[2] for part in parts} & {
@@ -51,7 +54,9 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
             "style",
         }
         assert not [name for part in parts for name in part.attrib if name.lower().startswith("on")]
-    assert "<script>alert(1)</script>" in page.words
+        # Names are in the words beside a plot, never in it.
+        assert not any("alert" in text or "frac" in text for part in parts if (text := part.text or ""))
+    assert "<script>alert(1)</script>" in page.words and "_a & <b> $\\frac{" in page.words
     assert "{{ 7*7 }}" in page.words
 
 

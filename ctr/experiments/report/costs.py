@@ -1,4 +1,4 @@
-"""Costs of an arm as multiples of its reference's.
+"""Costs of an arm as multiples of its reference's, with their quartiles where they are known.
 
 A pass costs the time, or the FLOPs, of learning from a row, times the rows learned from: one that samples
 its log takes the same steps, only fewer. Times are those of steps by turns with the baseline's: quartiles
@@ -7,43 +7,35 @@ over the rounds.
 
 from dataclasses import dataclass
 
+from ctr.eval.display import Number
 from ctr.experiments.report.files import ArmCosts
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """Cost as a multiple of another, with its quartiles where they are known."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
 class CostChange:
     """Costs of a pass, and of scoring a row, as multiples of the reference's; None where unknown."""
 
-    train_time: Multiple | None
-    train_flops: Multiple | None
-    inference_time: Multiple | None
-    inference_flops: Multiple | None
+    train_time: Number | None
+    train_flops: Number | None
+    inference_time: Number | None
+    inference_flops: Number | None
 
 
 UNKNOWN = CostChange(None, None, None, None)
 
 
-def train_time(own: ArmCosts, baseline: ArmCosts) -> Multiple | None:
+def train_time(own: ArmCosts, baseline: ArmCosts) -> Number | None:
     """Time of a pass as a multiple of the baseline's; of the baseline itself, 1."""
     if own is baseline:
-        return Multiple(1.0)
+        return Number(1.0)
     rows = _per_row(own, baseline)
     learned = _over(own.learned_share, baseline.learned_share)
     return _times(own.step_ratio, None if rows is None or learned is None else rows * learned)
 
 
-def inference_time(own: ArmCosts, baseline: ArmCosts) -> Multiple | None:
+def inference_time(own: ArmCosts, baseline: ArmCosts) -> Number | None:
     """Time of scoring a row as a multiple of the baseline's; of the baseline itself, 1."""
-    return Multiple(1.0) if own is baseline else _times(own.inference_ratio, _per_row(own, baseline))
+    return Number(1.0) if own is baseline else _times(own.inference_ratio, _per_row(own, baseline))
 
 
 def pass_flops(costs: ArmCosts) -> float | None:
@@ -60,7 +52,7 @@ def cost_change(own: ArmCosts | None, reference: ArmCosts | None, baseline: ArmC
     """
     if own is None or reference is None:
         return UNKNOWN
-    times: list[Multiple | None] = [None, None]
+    times: list[Number | None] = [None, None]
     if baseline is not None:
         for place, measure in enumerate((train_time, inference_time)):
             times[place] = measure(own, baseline)
@@ -78,27 +70,23 @@ def _per_row(own: ArmCosts, baseline: ArmCosts) -> float | None:
     return _over(baseline.batch_rows, own.batch_rows)
 
 
-def _times(quartiles: tuple[float, float, float] | None, factor: float | None) -> Multiple | None:
+def _times(quartiles: tuple[float, float, float] | None, factor: float | None) -> Number | None:
     if quartiles is None or factor is None:
         return None
     low, middle, high = quartiles
-    return Multiple(middle * factor, low * factor, high * factor)
+    return Number(middle * factor, low * factor, high * factor)
 
 
-def _quotient(part: Multiple | None, whole: Multiple | None) -> Multiple | None:
-    if part is None or whole is None:
+def _quotient(part: Number | None, whole: Number | None) -> Number | None:
+    if part is None or whole is None or _over(part.value, whole.value) is None:
         return None
-    value = _over(part.value, whole.value)
-    if value is None:
-        return None
-    low, high = (None if end is None else end for end in (part.low, part.high))
     below, above = whole.low or whole.value, whole.high or whole.value
-    return Multiple(value, _over(low, above), _over(high, below))
+    return Number(_over(part.value, whole.value), _over(part.low, above), _over(part.high, below))
 
 
 def _over(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def _multiple(value: float | None) -> Multiple | None:
-    return None if value is None else Multiple(value)
+def _multiple(value: float | None) -> Number | None:
+    return None if value is None else Number(value)

@@ -45,8 +45,8 @@ class Tuning:
     points: tuple[str, ...]
     left_out: tuple[str, ...]  # points that lack a run or a cost
     seeds: tuple[int, ...]  # of the runs on both sides
-    accuracy: TuningPoint | None  # relative change at neutral cost
-    cost: TuningPoint | None  # relative change at neutral accuracy
+    accuracy_at_neutral_cost: TuningPoint | None = None  # relative change
+    cost_at_neutral_accuracy: TuningPoint | None = None  # relative change
     unavailable: str = ""  # why there are none
 
 
@@ -159,25 +159,20 @@ def _tuning(
             curve.append(CurvePoint(point.plan.name, own, _accuracy(point, seeds)))
         else:
             left_out.append(point.plan.name)
-    names = tuple(point.name for point in curve)
-    why = ""
+    tuning = Tuning(tuple(point.name for point in curve), tuple(left_out), seeds)
     if not seeds:
-        why = f"{reference.plan.name} has not finished a seed of the sweep"
-    elif not cost:
-        why = f"the cost of {reference.plan.name} is not known"
-    elif not curve:
-        why = "no point of the sweep has all its runs and its cost"
-    if why or not cost:
-        return Tuning(names, tuple(left_out), seeds, None, None, why)
+        return replace(tuning, unavailable=f"{reference.plan.name} has not finished a seed of the sweep")
+    if not cost:
+        return replace(tuning, unavailable=f"the cost of {reference.plan.name} is not known")
+    if not curve:
+        return replace(tuning, unavailable="no point of the sweep has all its runs and its cost")
     target = _accuracy(reference, seeds)
     if not math.isfinite(target.point) or not all(math.isfinite(point.accuracy.point) for point in curve):
-        return Tuning(names, tuple(left_out), seeds, None, None, "its accuracy is undefined")
-    return Tuning(
-        points=names,
-        left_out=tuple(left_out),
-        seeds=seeds,
-        accuracy=accuracy_at_neutral_cost(curve, cost, target),
-        cost=cost_at_neutral_accuracy(curve, cost, target),
+        return replace(tuning, unavailable="its accuracy is undefined")
+    return replace(
+        tuning,
+        accuracy_at_neutral_cost=accuracy_at_neutral_cost(curve, cost, target),
+        cost_at_neutral_accuracy=cost_at_neutral_accuracy(curve, cost, target),
     )
 
 

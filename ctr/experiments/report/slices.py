@@ -1,6 +1,6 @@
 """Bias of constrained slices, of an arm against its reference's (FF 7.2, table 3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,18 +39,18 @@ class SliceChange:
     A slice by estimated CTR holds other rows in each run.
     """
 
-    family: str
-    log: str | None  # the constraint log whose rows it holds; None: the training log
-    index: int
-    holds: str  # in words
     shown: ShownSlice | None  # how the tables show it; None: they do not
+    family: str
+    index: int
+    log: str | None  # the constraint log whose rows it holds; None: the training log
+    holds: str  # in words
     weight: float
     reference_weight: float
     bias: Estimate
     reference_bias: Estimate
-    size_change: Estimate  # of the bias's absolute value, in percent of the reference's; below 0 is better
-    size_change_by_seed: Mapping[int, float]
-    significant: bool  # interval of size_change excludes 0, and all seeds have one sign
+    size_change_percent: Estimate  # of the bias's absolute value, of the reference's; below 0 is better
+    size_change_percent_by_seed: Mapping[int, float]
+    significant: bool  # interval of size_change_percent excludes 0, and all seeds have one sign
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class VarianceChange:
     slices: int  # how many both have
     variance: Estimate
     reference_variance: Estimate
-    change: Estimate  # in percent of the reference's; below 0 is better
-    change_by_seed: Mapping[int, float]
-    significant: bool  # interval of change excludes 0, and all seeds have one sign
+    change_percent: Estimate  # of the reference's; below 0 is better
+    change_percent_by_seed: Mapping[int, float]
+    significant: bool  # interval of change_percent excludes 0, and all seeds have one sign
 
 
 def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, FamilyBias]:
@@ -127,21 +127,18 @@ def variance_changes(common: Sequence[CommonFamily]) -> list[VarianceChange]:
         if both.sum() < 2:
             continue
         own, reference = ([_variance(found.relative, both) for found in side] for side in (ours, theirs))
-        variance, reference_variance = mean(own), mean(reference)
-        change = percent_change(quotient(variance, reference_variance))
-        by_seed = {
-            seed: float(percent_change(quotient(one, other)).point)
-            for seed, one, other in zip(seeds, own, reference, strict=True)
-        }
+        change, by_seed, significant = _compared(
+            lambda one, other: percent_change(quotient(one, other)), seeds, own, reference
+        )
         changes.append(
             VarianceChange(
                 family=family.name,
                 slices=int(both.sum()),
-                variance=variance,
-                reference_variance=reference_variance,
-                change=change,
-                change_by_seed=by_seed,
-                significant=_is_significant(change, by_seed),
+                variance=mean(own),
+                reference_variance=mean(reference),
+                change_percent=change,
+                change_percent_by_seed=by_seed,
+                significant=significant,
             )
         )
     return changes
@@ -155,32 +152,37 @@ def _variance(values: Estimate, which: BoolArray) -> Estimate:
     )
 
 
-def _is_significant(change: Estimate, by_seed: Mapping[int, float]) -> bool:
-    low, high = change.interval()
-    return bool((low > 0) | (high < 0)) and len({np.sign(value) for value in by_seed.values()}) == 1
+def _compared(
+    change: Callable[[Estimate, Estimate], Estimate],
+    seeds: Sequence[int],
+    own: Sequence[Estimate],
+    reference: Sequence[Estimate],
+) -> tuple[Estimate, dict[int, float], bool]:
+    """Change from the mean of the reference's seeds, that of each seed, and whether it is significant."""
+    found = change(mean(own), mean(reference))
+    by_seed = {seed: float(change(a, b).point) for seed, a, b in zip(seeds, own, reference, strict=True)}
+    low, high = found.interval()
+    one_sign = len({np.sign(value) for value in by_seed.values()}) == 1
+    return found, by_seed, bool((low > 0) | (high < 0)) and one_sign
 
 
 def _change(common: CommonFamily, index: int, shown: ShownSlice | None) -> SliceChange:
     family, seeds, ours, theirs = common
     own, reference = ([_estimate_at(found.bias, index) for found in side] for side in (ours, theirs))
-    bias, reference_bias = mean(own), mean(reference)
-    change = _size_change(bias, reference_bias)
-    by_seed = {
-        seed: float(_size_change(a, b).point) for seed, a, b in zip(seeds, own, reference, strict=True)
-    }
+    change, by_seed, significant = _compared(_size_change, seeds, own, reference)
     return SliceChange(
-        family=family.name,
-        log=family.log,
-        index=index,
-        holds=family.slices[index],
         shown=shown,
+        family=family.name,
+        index=index,
+        log=family.log,
+        holds=family.slices[index],
         weight=float(np.mean([found.weight[index] for found in ours])),
         reference_weight=float(np.mean([found.weight[index] for found in theirs])),
-        bias=bias,
-        reference_bias=reference_bias,
-        size_change=change,
-        size_change_by_seed=by_seed,
-        significant=_is_significant(change, by_seed),
+        bias=mean(own),
+        reference_bias=mean(reference),
+        size_change_percent=change,
+        size_change_percent_by_seed=by_seed,
+        significant=significant,
     )
 
 

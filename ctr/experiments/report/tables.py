@@ -9,9 +9,10 @@ import numpy as np
 
 from ctr.data.log import MAX_TIME_US
 from ctr.eval import display
+from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
+from ctr.eval.report import page
 from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
-from ctr.experiments.report.costs import Multiple
 from ctr.experiments.report.files import ArmCosts
 from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.numbers import spread
@@ -19,39 +20,38 @@ from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment
 from ctr.experiments.report.slices import SliceChange, percent_change
 from ctr.experiments.report.tuning_points import TuningPoint
 
+PAPER = "paper"  # column of what a publication reports
+_PAPER_NOTE = (
+    "paper: what the technique's publication reports, on its own data, as the experiment's file quotes it."
+)
 _COSTS = {"flops": "FLOPs", "time": "time"}
 _LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Content of a place in a table."""
-
-    text: str
-    detail: str = ""  # more of it, in a report alone
-    verdict: str = ""  # better or worse, if it is significant
+_NOTHING = page.Cell(display.ABSENT)
+_SIGNIFICANT = "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign."
 
 
 @dataclass(frozen=True)
 class ArmTable:
-    """Table with a row for each of some arms."""
+    """Table with a row for each of some arms, which its first cell names."""
 
     name: str  # in links
     title: str
-    columns: tuple[str, ...]  # `PAPER` is that of what a publication reports
-    rows: list[tuple[str, list[Cell]]]  # names of the arms, and their cells
+    table: page.Table
     notes: tuple[str, ...]  # how to read it
 
 
-_NOTHING = Cell(display.ABSENT)
-PAPER = "paper"
-_PAPER_NOTE = (
-    "paper: what the technique's publication reports, on its own data, as the experiment's file quotes it."
-)
+def arm_marks(experiment: Experiment) -> dict[str, page.Mark]:
+    """Look of each arm, by its place among the arms; a point of a sweep has that of its arm."""
+    plans = [result.arm.plan for result in experiment.arms]
+    places = {plan.name: place for place, plan in enumerate(plan for plan in plans if plan.of is None)}
+    return {plan.name: page.Mark(plan.name, places.get(plan.of or plan.name, 0)) for plan in plans}
 
 
-def experiment_tables(experiment: Experiment) -> list[ArmTable]:
-    """Tables of accuracy, and of costs, PD, tuning points, loops and slices where anything is known."""
+def experiment_tables(experiment: Experiment, *, every: bool = False) -> list[ArmTable]:
+    """Tables of accuracy, and of costs, PD, tuning points, loops and slices where anything is known.
+
+    ``every``: also those that would be too long for a terminal.
+    """
     arms = experiment.arms
     tables = [_accuracy_table(arms, experiment.plan.scored_us)]
     if any(result.costs is not None for result in arms):
@@ -59,14 +59,54 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
     if any(prediction_difference_of(result.arm, "whole") is not None for result in arms):
         tables.append(_prediction_table(arms))
     tables += [_tuning_table(arms), _loop_table(arms, experiment.plan.loop_days)]
-    tables += [_slice_table(arms), _variance_table(arms)]
-    return [_without_empty_columns(table) for table in tables if table.rows]
+    tables += [
+        _slice_table(arms),
+        _variance_table(arms),
+        *([_slice_table(arms, every=True)] if every else []),
+    ]
+    marks = arm_marks(experiment)
+    firsts = {
+        result.arm.plan.name: page.Cell(
+            marks[result.arm.plan.name], _beside_name(result, experiment.plan.baseline)
+        )
+        for result in arms
+    }
+    return [_finished(table, firsts) for table in tables if table.table.rows]
 
 
-def page_tables(experiment: Experiment) -> list[ArmTable]:
-    """`experiment_tables`, and those that would be too long for a terminal."""
-    every = _slice_table(experiment.arms, every=True)
-    return experiment_tables(experiment) + ([_without_empty_columns(every)] if every.rows else [])
+def _beside_name(result: ArmResult, baseline: str) -> tuple[str, ...]:
+    plan = result.arm.plan
+    title = (plan.shown,) if plan.shown.lower() != plan.name.lower() else ()
+    return (*title, *((f"against {result.reference}",) if result.reference not in (None, baseline) else ()))
+
+
+def _finished(table: ArmTable, firsts: Mapping[str, page.Cell]) -> ArmTable:
+    """Drops columns that say nothing of any arm; adds a note on `PAPER` where that one stays; names the arms."""
+    heads, rows = table.table.columns, table.table.cells
+    kept = [0] + [
+        place
+        for place in range(1, len(heads))
+        if any(str(row[place]) not in ("", display.ABSENT) or row[place].small for row in rows)
+    ]
+    return replace(
+        table,
+        table=page.Table(
+            [heads[place] for place in kept],
+            [[firsts[str(row[0])], *(row[place] for place in kept[1:])] for row in rows],
+        ),
+        notes=(*table.notes, _PAPER_NOTE) if any(heads[place] == PAPER for place in kept) else table.notes,
+    )
+
+
+def _table(
+    name: str,
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[tuple[ArmResult, list[page.Cell]]],
+    notes: Sequence[str],
+) -> ArmTable:
+    table = page.Table(("arm", *heads), [[result.arm.plan.name, *cells] for result, cells in rows])
+    return ArmTable(name, title, table, tuple(notes))
 
 
 def _accuracy_table(arms: Sequence[ArmResult], scored_us: tuple[int, int] | None) -> ArmTable:
@@ -75,22 +115,21 @@ def _accuracy_table(arms: Sequence[ArmResult], scored_us: tuple[int, int] | None
     for result in arms:
         value, changes = result.arm.metric(ACCURACY), result.changes
         cells = [
-            _NOTHING if value is None else Cell(display.fixed(float(value.point)), _bounds(value, 5)),
-            *([_NOTHING] * 2),
-            _paper_cell(result, "accuracy"),
-            *([_NOTHING] * 2),
+            _NOTHING if value is None else _number_cell(value.number(), 5),
+            *[_NOTHING] * 5,
         ]
+        cells[3] = _paper_cell(result, "accuracy")
         if changes:
             cells[1] = _change_cell(ACCURACY, changes[ACCURACY], with_interval=True)
             cells[2] = _seeds_cell(changes[ACCURACY])
             cells[4:] = [_change_cell(name, changes[name]) for name in ("auc", "logloss")]
-        rows.append((result.arm.plan.name, cells))
-    return ArmTable(
-        name="accuracy",
-        title="Accuracy: changes in percent of the reference's",
-        columns=("PerQueryAUC", "change, % [95%]", "by seed ± sd", PAPER, "AUC, %", "logloss, %"),
-        rows=rows,
-        notes=(
+        rows.append((result, cells))
+    return _table(
+        "accuracy",
+        "Accuracy: changes in percent of the reference's",
+        ("PerQueryAUC", "change, % [95%]", "by seed ± sd", PAPER, "AUC, %", "logloss, %"),
+        rows,
+        (
             "[95%] over queries, paired. * the interval excludes 0 and the changes of all seeds have one sign;",
             "with one seed the interval alone decides.",
             *scored,
@@ -111,6 +150,7 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
     rows = []
     for result in arms:
         change, costs = result.cost_change, result.costs or ArmCosts()
+        share = costs.learned_share
         cells = [
             _multiple_cell(change.train_time, costs.step_ms, "ms per batch"),
             _multiple_cell(change.train_flops, costs.train_flops, "per example"),
@@ -118,16 +158,16 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
             _multiple_cell(change.inference_time, costs.inference_ms, "ms per batch"),
             _multiple_cell(change.inference_flops, costs.inference_flops, "per example"),
             _paper_cell(result, "inference_cost"),
-            _NOTHING if costs.learned_share is None else Cell(display.fixed(100 * costs.learned_share, 1)),
+            _NOTHING if share is None else page.Cell(display.fixed(100 * share, 1)),
         ]
-        rows.append((result.arm.plan.name, cells))
+        rows.append((result, cells))
     timed = f" over {rounds} rounds" if rounds else ""
-    return ArmTable(
-        name="costs",
-        title="Costs: changes in percent of the reference's",
-        columns=("training, %", "FLOPs, %", PAPER, "inference, %", "FLOPs, %", PAPER, "rows, %"),
-        rows=rows,
-        notes=(
+    return _table(
+        "costs",
+        "Costs: changes in percent of the reference's",
+        ("training, %", "FLOPs, %", PAPER, "inference, %", "FLOPs, %", PAPER, "rows, %"),
+        rows,
+        (
             "training: time of a step per row, times the rows trained on (rows, % of the log); the same for FLOPs.",
             f"inference: per row scored. [quartiles{timed}, alternating with the baseline]; against another arm, the",
             "range that the quartiles of both span.",
@@ -144,24 +184,20 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
             continue
         late, whole = (prediction_difference_of(result.arm, part) for part in ("late", "whole"))
         cells = [
-            Cell(display.ABSENT, pairs.unavailable)
-            if late is None
-            else Cell(f"{_percent(late)} {_bounds(late, 2, 100)}"),
-            Cell(_span([100 * float(pair.point) for pair in pairs.pairs["late"].values()], 2)),
-            _NOTHING
-            if change is None
-            else Cell(f"{display.fixed(float(change.ratio.point), 3)} {_bounds(change.ratio, 3)}"),
-            _NOTHING if change is None else Cell(_span([*change.by_pair.values()], 3)),
-            _NOTHING if whole is None else Cell(_percent(whole), _bounds(whole, 2, 100)),
+            _cell(display.ABSENT, pairs.unavailable) if late is None else page.Cell(_percent(late).whole(2)),
+            page.Cell(_span([100 * float(pair.point) for pair in pairs.pairs["late"].values()], 2)),
+            _NOTHING if change is None else page.Cell(change.ratio.number().whole(3)),
+            _NOTHING if change is None else page.Cell(_span([*change.by_pair.values()], 3)),
+            _NOTHING if whole is None else _number_cell(_percent(whole), 2),
             _paper_cell(result, "pd"),
         ]
-        rows.append((result.arm.plan.name, cells))
-    return ArmTable(
-        name="prediction-difference",
-        title="Prediction difference of an arm's runs, in percent: mean over pairs of seeds",
-        columns=("last half, % [95%]", "pairs", "of reference's [95%]", "pairs", "whole, %", PAPER),
-        rows=rows,
-        notes=(
+        rows.append((result, cells))
+    return _table(
+        "prediction-difference",
+        "Prediction difference of an arm's runs, in percent: mean over pairs of seeds",
+        ("last half, % [95%]", "pairs", "of reference's [95%]", "pairs", "whole, %", PAPER),
+        rows,
+        (
             "last half: of the time that is scored. [95%] over queries; pairs: smallest to largest over the pairs.",
         ),
     )
@@ -174,20 +210,20 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
             kept, left_out = len(tuning.points), tuning.left_out
             detail = f"{', '.join(tuning.points)}; seeds {', '.join(map(str, tuning.seeds))}"
             cells = [
-                Cell(_COSTS[kind]),
-                Cell(_tuned(tuning.accuracy, 3), tuning.unavailable),
-                Cell(_tuned(tuning.cost, 1), tuning.unavailable),
-                Cell(f"{kept} of {kept + len(left_out)}", f"{detail}; without {', '.join(left_out)}")
+                page.Cell(_COSTS[kind]),
+                _cell(_tuned(tuning.accuracy_at_neutral_cost, 3), tuning.unavailable),
+                _cell(_tuned(tuning.cost_at_neutral_accuracy, 1), tuning.unavailable),
+                _cell(f"{kept} of {kept + len(left_out)}", f"{detail}; without {', '.join(left_out)}")
                 if left_out
-                else Cell(str(kept), detail),
+                else _cell(str(kept), detail),
             ]
-            rows.append((result.arm.plan.name, cells))
-    return ArmTable(
-        name="tuning",
-        title="Tuning points, read from the sweep's curve of accuracy over cost",
-        columns=("cost by", "accuracy at neutral cost, %", "cost at neutral accuracy, %", "points"),
-        rows=rows,
-        notes=(
+            rows.append((result, cells))
+    return _table(
+        "tuning",
+        "Tuning points, read from the sweep's curve of accuracy over cost",
+        ("cost by", "accuracy at neutral cost, %", "cost at neutral accuracy, %", "points"),
+        rows,
+        (
             "What an arm gains at the reference's cost, and saves at the reference's accuracy. Linear between points",
             "in the logarithm of cost, at the sweep's seeds; < and > are bounds where the answer lies beyond the",
             "sweep, if accuracy does not fall as cost grows. [95%] over queries.",
@@ -197,16 +233,16 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
 
 def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable:
     length = "" if days is None else f" {days} day{'' if days == 1 else 's'}"
-    return ArmTable(
-        name="serving",
-        title=f"Serving{length}: ads shown, and how runs differ in them, in percent",
-        columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", PAPER),
-        rows=[
-            (result.arm.plan.name, _loop_cells(result, result.loops))
+    return _table(
+        "serving",
+        f"Serving{length}: ads shown, and how runs differ in them, in percent",
+        ("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", PAPER),
+        [
+            (result, _loop_cells(result, result.loops))
             for result in arms
             if result.loops is not None and result.loops.loops.shown
         ],
-        notes=(
+        (
             "revenue: per 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
             "pairs of seeds; pairs: smallest to largest; by query: each query counts. Changes: of the churn.",
         ),
@@ -214,22 +250,20 @@ def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable:
 
 
 def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable:
-    return ArmTable(
-        name="other-slices" if every else "slices",
-        title=f"Bias of {'the other constrained' if every else 'constrained'} slices: label minus prediction",
-        columns=(
-            *("slice", "weight", "reference's bias, %", "bias, %", "size, % [95%]"),
-            "constraint log" if every else PAPER,
-        ),
-        rows=[
-            (result.arm.plan.name, _slice_cells(result, change, every))
+    last = "constraint log" if every else PAPER
+    return _table(
+        "other-slices" if every else "slices",
+        f"Bias of {'the other constrained' if every else 'constrained'} slices: label minus prediction",
+        ("slice", "weight", "reference's bias, %", "bias, %", "size, % [95%]", last),
+        [
+            (result, _slice_cells(result, change, every))
             for result in arms
             for change in result.slices
             if (change.shown is None) == every
         ],
-        notes=(
+        (
             "bias: points of the click probability, mean over seeds. size: change of its absolute value.",
-            "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign.",
+            _SIGNIFICANT,
         ),
     )
 
@@ -240,54 +274,41 @@ def _variance_table(arms: Sequence[ArmResult]) -> ArmTable:
         for change in result.variances:
             variances = (change.reference_variance, change.variance)
             cells = [
-                Cell(change.family),
-                Cell(str(change.slices)),
-                *(Cell(display.fixed(100 * float(np.sqrt(own.point)), 2)) for own in variances),
-                _less_cell(change.change, change.change_by_seed, change.significant),
+                page.Cell(change.family),
+                page.Cell(str(change.slices)),
+                *(page.Cell(display.fixed(100 * float(np.sqrt(own.point)), 2)) for own in variances),
+                _less_cell(change.change_percent, change.change_percent_by_seed, change.significant),
                 _paper_cell(result, f"variance_{change.family}"),
             ]
-            rows.append((result.arm.plan.name, cells))
-    return ArmTable(
-        name="slice-variance",
-        title="How differently the slices of a family are biased: bias over mean prediction",
-        columns=("family", "slices", "reference's deviation, %", "deviation, %", "variance, % [95%]", PAPER),
-        rows=rows,
-        notes=(
+            rows.append((result, cells))
+    return _table(
+        "slice-variance",
+        "How differently the slices of a family are biased: bias over mean prediction",
+        ("family", "slices", "reference's deviation, %", "deviation, %", "variance, % [95%]", PAPER),
+        rows,
+        (
             "deviation: standard deviation over slices, mean over seeds. variance: change of its square.",
-            "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign.",
+            _SIGNIFICANT,
         ),
     )
 
 
-def _without_empty_columns(table: ArmTable) -> ArmTable:
-    """Drops columns that say nothing of any arm; adds a note on `PAPER` where that one stays."""
-    columns = zip(*(cells for _, cells in table.rows), strict=True)
-    kept = [
-        place
-        for place, cells in enumerate(columns)
-        if any(cell.text not in ("", display.ABSENT) or cell.detail for cell in cells)
-    ]
-    heads = tuple(table.columns[place] for place in kept)
-    return replace(
-        table,
-        columns=heads,
-        rows=[(name, [cells[place] for place in kept]) for name, cells in table.rows],
-        notes=(*table.notes, _PAPER_NOTE) if PAPER in heads else table.notes,
-    )
+def _cell(text: str, detail: str = "", verdict: str = "") -> page.Cell:
+    """A cell with more of it below, in a report alone; ``verdict``: better or worse, if it is significant."""
+    return page.Cell(text, (detail,) if detail else (), verdict)
 
 
-def _paper_cell(result: ArmResult, key: str) -> Cell:
+def _paper_cell(result: ArmResult, key: str) -> page.Cell:
     reported = result.arm.plan.paper.get(key)
-    return _NOTHING if reported is None else Cell(str(reported))
+    return _NOTHING if reported is None else page.Cell(str(reported))
 
 
-def _bounds(estimate: Estimate, decimals: int, factor: float = 1.0, *, signed: bool = False) -> str:
-    low, high = (factor * float(end) for end in estimate.interval())
-    return display.interval(low, high, decimals, signed=signed)
+def _number_cell(number: Number, decimals: int, *, signed: bool = False) -> page.Cell:
+    return page.Cell(number.text(decimals, signed=signed), (number.bounds(decimals),))
 
 
-def _percent(estimate: Estimate) -> str:
-    return display.fixed(100 * float(estimate.point), 2)
+def _percent(estimate: Estimate) -> Number:
+    return estimate.number().times(100)
 
 
 def _span(values: Sequence[float], decimals: int) -> str:
@@ -297,12 +318,11 @@ def _span(values: Sequence[float], decimals: int) -> str:
     return "..".join(display.fixed(end, decimals) for end in (min(values), max(values)))
 
 
-def _decimals_within(low: float, high: float) -> int:
-    """Digits after the point with which half of a span still shows two digits, within reason."""
-    half = (high - low) / 2
-    if not 0 < half < math.inf:
-        return _LEAST_DECIMALS
-    return min(max(_LEAST_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
+def _decimals_within(number: Number) -> int:
+    """Digits that the interval of a number justifies, within reason."""
+    low, high = number.low or 0.0, number.high or 0.0
+    known = 0 < high - low < math.inf
+    return min(max(_LEAST_DECIMALS, number.decimals), _MOST_DECIMALS) if known else _LEAST_DECIMALS
 
 
 def _by_seed(values: Mapping[int, float], decimals: int) -> str:
@@ -310,53 +330,44 @@ def _by_seed(values: Mapping[int, float], decimals: int) -> str:
     return f"by seed {', '.join(each)}"
 
 
-def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> Cell:
-    low, high = (float(end) for end in change.percent.interval())
-    decimals = _decimals_within(low, high)
-    value = float(change.percent.point)
-    text = display.fixed(value, decimals, signed=True)
-    ends = display.interval(low, high, decimals, signed=True)
+def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> page.Cell:
+    number, absolute = change.percent.number(), change.difference.number().text(5, signed=True)
+    decimals = _decimals_within(number)
+    ends = number.bounds(decimals, signed=True)
     if with_interval:
-        text = f"{text} {ends}"
-    verdict = display.verdict(metric, value, change.significant) if change.significant else ""
-    absolute = f"{display.fixed(float(change.difference.point), 5, signed=True)} absolute"
-    ends = ends if ends != display.ABSENT else f"no interval ({change.percent.no_interval()})"
-    detail = absolute if with_interval else f"{ends}, {absolute}"
-    return Cell(f"{text}{'*' if change.significant else ' '}", detail, verdict)
+        text, detail = number.whole(decimals, signed=True), f"{absolute} absolute"
+    else:
+        why = f"no interval ({change.percent.no_interval()})"
+        text = number.text(decimals, signed=True)
+        detail = f"{why if ends == display.ABSENT else ends}, {absolute} absolute"
+    if not change.significant:
+        return _cell(f"{text} ", detail)
+    return _cell(f"{text}*", detail, display.verdict(metric, float(change.percent.point), change.significant))
 
 
-def _seeds_cell(change: MetricChange) -> Cell:
+def _seeds_cell(change: MetricChange) -> page.Cell:
     low, high, deviation = spread(change.percent_by_seed.values())
     if deviation is None:
-        return Cell("one seed")
-    decimals = _decimals_within(low, high)
+        return page.Cell("one seed")
+    decimals = _decimals_within(Number(None, low, high))
     ends = f"{display.fixed(low, decimals, signed=True)}..{display.fixed(high, decimals, signed=True)}"
-    return Cell(f"{ends} ± {display.fixed(deviation, decimals)}", _by_seed(change.percent_by_seed, decimals))
+    return _cell(f"{ends} ± {display.fixed(deviation, decimals)}", _by_seed(change.percent_by_seed, decimals))
 
 
-def _multiple_cell(multiple: Multiple | None, amount: float | None, unit: str) -> Cell:
-    detail = "" if amount is None else f"{display.amount(amount)} {unit}"
-    if multiple is None:
-        return Cell(display.ABSENT, detail)
-    text = display.fixed(100 * (multiple.value - 1), 1, signed=True)
-    if multiple.low is not None and multiple.high is not None:
-        ends = display.interval(100 * (multiple.low - 1), 100 * (multiple.high - 1), 1, signed=True)
-        text = f"{text} {ends}"
-    return Cell(text, detail)
+def _multiple_cell(multiple: Number | None, amount: float | None, unit: str) -> page.Cell:
+    change = None if multiple is None else multiple.map(lambda one: 100 * (one - 1))
+    text = display.ABSENT if change is None else change.whole(1, signed=True)
+    return _cell(text, "" if amount is None else f"{display.amount(amount)} {unit}")
 
 
 def _tuned(point: TuningPoint | None, decimals: int) -> str:
     if point is None:
         return display.ABSENT
-    text = display.fixed(100 * point.value, decimals, signed=True)
-    if point.bound:
-        return f"{point.bound} {text}, beyond the sweep"
-    if point.low is None or point.high is None:
-        return text
-    return f"{text} {display.interval(100 * point.low, 100 * point.high, decimals, signed=True)}"
+    text = Number(point.value, point.low, point.high).times(100).whole(decimals, signed=True)
+    return f"{point.bound} {text}, beyond the sweep" if point.bound else text
 
 
-def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
+def _loop_cells(result: ArmResult, own: LoopResult) -> list[page.Cell]:
     loops, changes = own.loops, own.changes
     ads, clicks, revenue = (loops.mean_shown(name) for name in SHOWN)
     signed = ", ".join(
@@ -364,10 +375,10 @@ def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
         for (one, other), value in loops.signed.items()
     )
     return [
-        Cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks per 1000 queries"),
-        Cell(display.fixed(revenue, 1)),
+        _cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks per 1000 queries"),
+        page.Cell(display.fixed(revenue, 1)),
         _churn_cell(loops.mean_churn("mean_churn"), loops.unavailable),
-        Cell(_span([100 * float(pair.point) for pair in loops.churn["mean_churn"].values()], 2), signed),
+        _cell(_span([100 * float(pair.point) for pair in loops.churn["mean_churn"].values()], 2), signed),
         _churn_change_cell(changes["mean_churn"], with_interval=True),
         _churn_cell(loops.mean_churn("query_churn"), loops.unavailable),
         _churn_change_cell(changes["query_churn"], with_interval=False),
@@ -375,44 +386,45 @@ def _loop_cells(result: ArmResult, own: LoopResult) -> list[Cell]:
     ]
 
 
-def _churn_cell(churn: Estimate | None, unavailable: str) -> Cell:
+def _churn_cell(churn: Estimate | None, unavailable: str) -> page.Cell:
     if churn is None:
-        return Cell(display.ABSENT, unavailable)
-    return Cell(_percent(churn), _bounds(churn, 2, 100))
+        return _cell(display.ABSENT, unavailable)
+    return _number_cell(_percent(churn), 2)
 
 
-def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> Cell:
+def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> page.Cell:
     if change is None:
         return _NOTHING
-    percent = percent_change(change.ratio)
-    low, high = percent.interval()
-    value, ends = display.fixed(float(percent.point), 1, signed=True), _bounds(percent, 1, signed=True)
-    verdict = "better" if high < 0 else "worse" if low > 0 else ""
-    return Cell(f"{value} {ends}", "", verdict) if with_interval else Cell(value, ends, verdict)
+    number = percent_change(change.ratio).number()
+    verdict = _less_verdict(number)
+    if with_interval:
+        return _cell(number.whole(1, signed=True), "", verdict)
+    return _cell(number.text(1, signed=True), number.bounds(1, signed=True), verdict)
 
 
-def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> Cell:
+def _less_verdict(change: Number) -> str:
+    """Verdict on a change that is better below 0, empty where the interval does not exclude 0."""
+    low, high = change.low or 0.0, change.high or 0.0
+    return "better" if high < 0 else "worse" if low > 0 else ""
+
+
+def _less_cell(change: Estimate, by_seed: Mapping[int, float], significant: bool) -> page.Cell:
     """Change in percent that is better below 0, with its interval and that of each seed."""
-    value, ends = display.fixed(float(change.point), 1, signed=True), _bounds(change, 1, signed=True)
-    verdict = ("better" if change.interval()[1] < 0 else "worse") if significant else ""
-    return Cell(f"{value} {ends}{'*' if significant else ' '}", _by_seed(by_seed, 1), verdict)
+    number = change.number()
+    text = f"{number.whole(1, signed=True)}{'*' if significant else ' '}"
+    return _cell(text, _by_seed(by_seed, 1), _less_verdict(number) if significant else "")
 
 
-def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Cell]:
-    name, holds = Cell(change.holds, change.family), change.holds
+def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[page.Cell]:
+    name, holds = _cell(change.holds, change.family), change.holds
     if (shown := change.shown) is not None:
         detail = holds if change.log is None else f"{holds}; constraint log {change.log}"
-        name = Cell(f"{shown.name}: {shown.title or holds}", detail)
-    heavier = f"{display.amount(np.round(change.reference_weight))} of the reference"
+        name = _cell(f"{shown.name}: {shown.title or holds}", detail)
+    weight, reference = (display.amount(np.round(one)) for one in (change.weight, change.reference_weight))
     return [
         name,
-        Cell(display.amount(np.round(change.weight)), heavier),
-        *(_bias_cell(bias) for bias in (change.reference_bias, change.bias)),
-        _less_cell(change.size_change, change.size_change_by_seed, change.significant),
-        Cell(change.log or "") if every else _paper_cell(result, "" if shown is None else shown.name),
+        _cell(weight, f"{reference} of the reference"),
+        *(_number_cell(_percent(one), 3, signed=True) for one in (change.reference_bias, change.bias)),
+        _less_cell(change.size_change_percent, change.size_change_percent_by_seed, change.significant),
+        page.Cell(change.log or "") if every else _paper_cell(result, "" if shown is None else shown.name),
     ]
-
-
-def _bias_cell(bias: Estimate) -> Cell:
-    ends = _bounds(Estimate(100 * bias.point, 100 * bias.replicates, bias.occupied), 3)
-    return Cell(display.fixed(100 * float(bias.point), 3, signed=True), ends)

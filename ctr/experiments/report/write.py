@@ -1,27 +1,25 @@
-"""Report of an experiment: tables as text, numbers as JSON and CSV, and one self-contained HTML file.
-
-All text of plans and runs is escaped in the HTML.
-"""
+"""Report of an experiment: tables as text, numbers as JSON and CSV, and a page as one HTML file."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ctr.eval import display
-from ctr.eval.report.page import render_page, write_page
-from ctr.eval.report.plot_style import COLORS
-from ctr.eval.report.shown_run import SIGNS, flat_environment
-from ctr.experiments.report.figures import arm_places, bias_figures, frontier_figure, prediction_figure
+from ctr.eval.report import page
+from ctr.eval.report.html import render_page, write_page
+from ctr.eval.report.shown_run import flat_environment
+from ctr.experiments.report.arms import RunOutcome
+from ctr.experiments.report.figures import bias_figures, frontier_figure, prediction_figure
+from ctr.experiments.report.files import Ending
 from ctr.experiments.report.numbers import as_csv, as_json
 from ctr.experiments.report.results import ArmResult, Experiment, read_experiment
-from ctr.experiments.report.tables import PAPER, ArmTable, experiment_tables, page_tables
+from ctr.experiments.report.tables import PAPER, ArmTable, arm_marks, experiment_tables
 
 TABLE_WIDTH = 120  # of a terminal, in characters
 
 _FIRST_WIDTH, _FIRST_LEAST = 30, 12
 _WIDTHS = {PAPER: 14, "slice": 36}  # of columns of words
-
-_TEMPLATE = Path(__file__).with_name("experiment.html.j2")
 
 
 def write_experiment(folder: Path) -> str:
@@ -37,7 +35,7 @@ def write_experiment(folder: Path) -> str:
         ("result.json", as_json(experiment)),
         ("table.csv", as_csv(experiment)),
         ("table.txt", text),
-        ("report.html", _as_html(experiment)),
+        ("report.html", render_page(experiment_page(experiment))),
     ):
         write_page(folder / name, content)
     return text
@@ -46,17 +44,14 @@ def write_experiment(folder: Path) -> str:
 def _missing_lines(experiment: Experiment) -> list[str]:
     """Runs and loops that are not finished and arms that are not compared, each with its reason."""
     lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
-    lines += [
-        f"{result.arm.plan.name} seed {outcome.seed} {outcome.state}: {outcome.reason}"
-        for result in experiment.arms
-        for outcome in result.arm.outcomes
-        if outcome.state != "finished"
+    outcomes: list[tuple[ArmResult, Sequence[Ending], str]] = [
+        (one, one.arm.outcomes, "") for one in experiment.arms
     ]
+    outcomes += [(one, one.loops.loops.outcomes, " loop") for one in experiment.arms if one.loops is not None]
     lines += [
-        f"{result.arm.plan.name} seed {outcome.seed} loop {outcome.state}: {outcome.reason}"
-        for result in experiment.arms
-        if result.loops is not None
-        for outcome in result.loops.loops.outcomes
+        f"{result.arm.plan.name} seed {outcome.seed}{what} {outcome.state}: {outcome.reason}"
+        for result, endings, what in outcomes
+        for outcome in endings
         if outcome.state != "finished"
     ]
     return lines + [
@@ -91,13 +86,12 @@ def _as_text(experiment: Experiment) -> str:
 
 def _fitted(table: ArmTable) -> list[str]:
     """Lines of a table, its first column and words of others cut short where they do not fit."""
-    limits = {place: _WIDTHS[column] for place, column in enumerate(table.columns) if column in _WIDTHS}
-    rows = [["", *table.columns]]
-    for name, cells in table.rows:
-        texts = [cell.text for cell in cells]
+    heads, *rows = table.table.texts()
+    limits = {0: _FIRST_WIDTH} | {place: _WIDTHS[head] for place, head in enumerate(heads) if head in _WIDTHS}
+    for row in rows:
         for place, width in limits.items():
-            texts[place] = _cut(texts[place], width)
-        rows.append([_cut(name, _FIRST_WIDTH), *texts])
+            row[place] = _cut(row[place], width)
+    rows = [["", *heads[1:]], *rows]
     lines = display.aligned(rows)
     excess = max(map(len, lines)) - TABLE_WIDTH
     if excess > 0:
@@ -111,53 +105,119 @@ def _cut(text: str, width: int) -> str:
     return plain if len(plain) <= width else f"{plain[: width - 1]}…"
 
 
-@dataclass(frozen=True)
-class _ShownArm:
-    """An arm as the page shows it."""
-
-    name: str
-    color: str
-    sign: str
-    result: ArmResult
-    settings: list[tuple[str, str]]
-
-
-def _as_html(experiment: Experiment) -> str:
-    places = arm_places(experiment)
-    arms = {
-        result.arm.plan.name: _ShownArm(
-            name=result.arm.plan.name,
-            color=f"var(--run-{places[result.arm.plan.name] % len(COLORS)})",
-            sign=SIGNS[places[result.arm.plan.name] % len(SIGNS)],
-            result=result,
-            settings=[(key, _text(value)) for key, value in result.arm.plan.changes.items()],
+def experiment_page(experiment: Experiment) -> page.Page:
+    """The report of an experiment."""
+    plan, marks = experiment.plan, arm_marks(experiment)
+    legend = [marks[result.arm.plan.name] for result in experiment.arms if result.arm.plan.of is None]
+    sections = [
+        _table_section(experiment, marks, table) for table in experiment_tables(experiment, every=True)
+    ]
+    if missing := _missing_lines(experiment):
+        notes = [page.Words(line, "note") for line in missing]
+        sections.append(page.Section("missing", "Missing", "Not in the tables", notes))
+    if biases := bias_figures(experiment, marks):
+        about = (
+            "Observed minus predicted click-through rate across deciles of the prediction, all seeds of an arm "
+            "together, with 95% intervals over queries. 0 is best."
         )
-        for result in experiment.arms
-    }
-    environments = _environments(experiment)
-    return render_page(
-        _TEMPLATE,
-        plan=experiment.plan,
-        arms=arms,
-        legend=[arm for arm in arms.values() if arm.result.arm.plan.of is None],
-        tables=page_tables(experiment),
-        missing=_missing_lines(experiment),
-        frontier=frontier_figure(experiment),
-        predictions=prediction_figure(experiment),
-        biases=[(arms[result.arm.plan.name], figure) for result, _, figure in bias_figures(experiment)],
-        samplings={one.name: _text(one.config) for one in experiment.plan.samplings},
-        environments=environments,
-        environment_keys=list(dict.fromkeys(key for entries in environments for key in entries)),
-        environment_of={
-            outcome.folder: environments.index(flat_environment(outcome.environment)) + 1
-            for result in experiment.arms
-            for outcome in result.arm.outcomes
-            if outcome.environment
-        },
-        teacher_flops=None
-        if experiment.costs.teacher_flops is None
-        else {name: display.amount(flops) for name, flops in experiment.costs.teacher_flops.items()},
+        calibration: list[page.Block] = [page.Words(about, "quiet"), page.Figures(biases)]
+        sections.append(page.Section("calibration", "Calibration", "Calibration", calibration))
+    lead = (
+        f"{len(legend)} arms over one log, each compared with {plan.baseline} unless another is named. Every example "
+        "was scored before the model was trained on it."
     )
+    return page.Page(
+        title=f"{plan.title} – experiment",
+        heading=plan.title,
+        lead=[page.Words(lead, "quiet"), *([page.Words(plan.note)] if plan.note else [])],
+        sections=[*sections, _repeat_section(experiment, marks)],
+        legend=legend,
+    )
+
+
+def _table_section(experiment: Experiment, marks: Mapping[str, page.Mark], table: ArmTable) -> page.Section:
+    blocks: list[page.Block] = []
+    if table.name == "accuracy" and (frontier := frontier_figure(experiment, marks)):
+        blocks.append(page.Figures([frontier], wide="wide"))
+    if table.name == "prediction-difference" and (predictions := prediction_figure(experiment, marks)):
+        blocks.append(page.Figures([predictions], wide="wide single"))
+    blocks += [table.table, page.Words(" ".join(table.notes), "quiet")]
+    if table.name == "costs" and (teachers := experiment.costs.teacher_flops):
+        flops = "; ".join(f"{name} {display.amount(amount)}" for name, amount in teachers.items())
+        blocks.append(page.Words(f"Teachers, FLOPs: {flops}.", "quiet"))
+    return page.Section(table.name, table.name.replace("-", " ").capitalize(), table.title, blocks)
+
+
+def _repeat_section(experiment: Experiment, marks: Mapping[str, page.Mark]) -> page.Section:
+    plan = experiment.plan
+    environments = _environments(experiment)
+    about: list[tuple[page.Text, Sequence[page.Text]]] = [
+        ("command", (page.code(plan.command),)),
+        ("log", (plan.log, *((("SHA-256 ", page.code(plan.log_sha256)),) if plan.log_sha256 else ()))),
+        ("ctr", (plan.ctr_version,)),
+        ("date", (plan.created,)),
+    ]
+    for teacher in plan.teachers:
+        sidecar = f", beside the log as {teacher.sidecar}" if teacher.sidecar else ""
+        about.append((f"teacher {teacher.name}", (f"{teacher.folder}{sidecar}",)))
+    about += [(f"sampling {one.name}", (page.code(_text(one.config)),)) for one in plan.samplings]
+    blocks: list[page.Block] = [page.Definitions(about)]
+    for result in experiment.arms:
+        blocks += _arm_blocks(result, marks[result.arm.plan.name], environments)
+    if environments:
+        warning = ": times of different ones are not comparable" if len(environments) > 1 else ""
+        keys = dict.fromkeys(key for entries in environments for key in entries)
+        heads = [page.Column(str(number), words=True) for number in range(1, len(environments) + 1)]
+        rows = [[key, *(entries.get(key, display.ABSENT) for entries in environments)] for key in keys]
+        blocks.append(page.Table(("", *heads), rows, f"Environments{warning}"))
+    alone: page.Text = (
+        *("To repeat one run alone, save its configuration, with its seed, as ", page.code("config.yaml")),
+        *(
+            ", which is also in its directory; ",
+            page.code("ctr train LOG --config config.yaml --out NEW_RUN"),
+        ),
+        " in the same environment gives the same bits from the same log.",
+    )
+    return page.Section("repeat", "Repeat", "How to repeat it", [*blocks, page.Words(alone)])
+
+
+def _arm_blocks(
+    result: ArmResult, mark: page.Mark, environments: Sequence[dict[str, str]]
+) -> list[page.Block]:
+    plan = result.arm.plan
+    changes = tuple(page.code(f"{key}: {_text(value)}") for key, value in plan.changes.items())
+    entries: list[tuple[str, Sequence[page.Text]]] = [
+        ("compared with", (result.reference or "",)),
+        ("point of a sweep", (f"{plan.point} of {plan.of}" if plan.of else "",)),
+        ("teacher", (plan.teacher or "",)),
+        ("sampling", (plan.sampling or "",)),
+        *((f"paper, {key.replace('_', ' ')}", (str(text),)) for key, text in plan.paper.items()),
+        ("changes", changes or ("none",)),
+    ]
+    outcomes = result.arm.outcomes
+    words = [page.Column(head, words=True) for head in ("state", "folder", "configuration, SHA-256")]
+    rows: list[page.Row] = [
+        [
+            str(outcome.seed),
+            outcome.state,
+            outcome.folder,
+            page.code(outcome.config_sha256 or display.ABSENT),
+            _number_of(outcome, environments),
+        ]
+        for outcome in outcomes
+    ]
+    title: page.Text = (mark, f" {plan.shown}") if plan.shown.lower() != plan.name.lower() else mark
+    configured = [outcome for outcome in outcomes if outcome.config][:1]
+    return [
+        page.heading(title),
+        *([page.Words(plan.note)] if plan.note else []),
+        page.Definitions([(term, lines) for term, lines in entries if any(lines)]),
+        page.Table(("seed", *words, "environment"), rows),
+        *(
+            page.Details(f"Configuration of seed {one.seed}", [page.Words(one.config, "file")])
+            for one in configured
+        ),
+    ]
 
 
 def _environments(experiment: Experiment) -> list[dict[str, str]]:
@@ -171,5 +231,11 @@ def _environments(experiment: Experiment) -> list[dict[str, str]]:
     return found
 
 
-def _text(value: object) -> str:
+def _number_of(outcome: RunOutcome, environments: Sequence[dict[str, str]]) -> str:
+    if not outcome.environment:
+        return display.ABSENT
+    return str(environments.index(flat_environment(outcome.environment)) + 1)
+
+
+def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 
 from ctr.eval.display import fingerprint
-from ctr.eval.report import render_report
+from ctr.eval.report import run_page
 from ctr.eval.report.data_health import read_data_health
+from ctr.eval.report.shown_run import show_runs
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.io.errors import InputError
-from report_pages import Page
+from report_pages import check_page, figures_of, words_of
 from run_directories import make_rows, predict, write_run
 
 LOW, HIGH = -(2**63) + 5, 2**62 + 9
 
 
-def page_of(html):
-    page = Page(html)
-    page.check_policy()
+def page_of(run):
+    page = run_page(show_runs([run]))
+    check_page(page)
     return page
 
 
@@ -49,25 +50,28 @@ def grown(folder, admitted=70, evicted=0, refused=0, value=None):
     return run
 
 
-@pytest.mark.slow
 def test_fingerprints_are_hexadecimal_where_values_were_not_kept(tmp_path):
-    words = page_of(render_report([grown(tmp_path / "run")])).words
+    words = words_of(page_of(grown(tmp_path / "run")))
     assert fingerprint(LOW) == "0x8000000000000005" in words
     assert words.count(fingerprint(HIGH)) >= 2 and fingerprint(-1) == "0xffffffffffffffff" in words
     assert "is full" not in words and "evicted again" not in words
 
 
-@pytest.mark.slow
 def test_a_full_feature_is_noted_and_drawn_with_its_values(tmp_path):
-    page = page_of(render_report([grown(tmp_path / "full", 100, 20, refused=15, value="the <first>")]))
-    assert "position is full: 15 occurrences (10.0%) were of ids for which no row was left." in page.words
-    assert "of 100, 20 evicted" in page.words
-    assert "the <first>" in page.words and fingerprint(HIGH) in page.words
-    assert fingerprint(LOW) not in page.words
-    plots = " ".join(str(svg["aria-label"]) for svg in page.plots())
-    assert "position: 80 of 100." in plots and "position: 100 admitted, 20 evicted." in plots
-    for title in ("Share of the capacity", "Ids admitted, and evicted (below 0)", "whose id shares a row"):
-        assert title in page.words
+    page = page_of(grown(tmp_path / "full", 100, 20, refused=15, value="the <first>"))
+    words = words_of(page)
+    assert "position is full: 15 occurrences (10.0%) were of ids for which no row was left." in words
+    assert "of 100, 20 evicted" in words
+    assert "the <first>" in words and fingerprint(HIGH) in words
+    assert fingerprint(LOW) not in words
+    figures = {figure.title: figure for figure in figures_of(page.section("data"))}
+    occupied, moved, shared = list(figures)[-3:]
+    assert "position: 80 of 100." in figures[occupied].alt
+    assert moved == "Ids admitted, and evicted (below 0)"
+    assert "position: 100 admitted, 20 evicted." in figures[moved].alt
+    admitted, evicted = figures[moved].panels[0].series
+    assert admitted.y[-1] == 100 and evicted.y[-1] == -20 and evicted.texts is None
+    assert "whose id shares a row" in shared
 
 
 def test_what_grows_has_no_collisions(tmp_path):

@@ -5,7 +5,6 @@ import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -13,62 +12,39 @@ import pytest
 
 from ctr.cli import main
 from ctr.eval.display import with_margin
-from ctr.eval.report import render_report, write_report
+from ctr.eval.report import render_report, run_page, write_report
 from ctr.eval.report.data_health import read_data_health
-from ctr.eval.report.figures.along_pass import uses_event_time
-from ctr.eval.report.figures.figure import line_look
-from ctr.eval.report.figures.metrics import has_running_mean, progressive_metric
-from ctr.eval.report.figures.predictions import gain, prediction_range
-from ctr.eval.report.figures.weights import cumulative_spectra
-from ctr.eval.report.page import check_page
+from ctr.eval.report.draw import draw
+from ctr.eval.report.groups import gain, prediction_range
+from ctr.eval.report.html import check_page as check_file
+from ctr.eval.report.over_time import metric_panel, uses_event_time
+from ctr.eval.report.page import Cards, Figure, color_of, dashes_of
 from ctr.eval.report.shown_run import point_starts, show_runs, subject_of
+from ctr.eval.report.spectra import cumulative_spectra
 from ctr.eval.run_files import read_windows
 from ctr.io.errors import InputError
-from report_pages import Page
+from report_pages import Html, blocks_of, check_page, figures_of, missing_of, rows_of, tables_of, words_of
 from run_directories import make_rows, predict, write_run
 
 SECTIONS = ["results", "time", "calibration", "query-size", "predictions", "weights", "configuration"]
 SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
-NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
-
-
 OF_RUNS = 8 + 4 + 1 + 1 + 1 + 2
-"""Plots of a report about runs over one log, without the predictions of each run and paired differences."""
+"""Figures of a report about runs over one log, without the predictions of each run and paired differences."""
 PAIRED = 3
 
 
-def read_page(html: str):
-    """Parses a report, and checks what holds of every report."""
-    page = Page(html)
-    sections = [section["id"] for section in page.all("section")]
-    assert [name for name in sections if name not in SOMETIMES] == SECTIONS
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert {link["href"] for link in page.all("a")} == {f"#{name}" for name in sections}
-    assert all(len(str(svg["aria-label"])) > 20 and svg["role"] == "img" for svg in page.plots())
-    page.check_policy()
-    for namespace in NAMESPACES:
-        html = html.replace(namespace, "")
-    assert not re.search(r"https?://", html)
-    for svg in page.images():
-        ElementTree.fromstring(svg)
-        assert "<dc:date>" not in svg
-    for svg in page.plots():
-        if "data-hover" in svg:
-            check_hover(svg)
-    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", page.words)
+def page_of(*runs):
+    """The page of runs, and what holds of every one."""
+    page = run_page(show_runs(runs))
+    check_page(page)
+    assert [section.name for section in page.sections if section.name not in SOMETIMES] == SECTIONS
     return page
 
 
-def check_hover(svg):
-    """What is known of the points of a plot lies within it, and says something."""
-    _, _, width, height = map(float, str(svg["viewbox"]).split())
-    for run, points in json.loads(str(svg["data-hover"]))["series"]:
-        assert run >= 0
-        for x, y, head, text in points:
-            assert -1 <= x <= width + 1
-            assert isinstance(y, float) and abs(y) < 100 * height
-            assert head and text and "nan" not in text
+def table_with(section, head):
+    """Rows of the table whose first columns have these heads."""
+    [found] = [table for table in tables_of(section) if table.texts()[0][: len(head)] == list(head)]
+    return rows_of(found)
 
 
 @pytest.fixture(scope="module")
@@ -95,31 +71,40 @@ def runs(rows, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def page(runs):
+    return page_of(*runs)
+
+
+@pytest.fixture(scope="module")
 def html(runs):
     return render_report(runs)
 
 
-@pytest.mark.slow
 def test_the_report_of_one_run_has_its_plots_and_no_comparison(runs):
-    page = read_page(render_report(runs[:1]))
-    assert "comparison" not in {section["id"] for section in page.all("section")}
+    page = page_of(runs[0])
+    assert "comparison" not in {section.name for section in page.sections}
     # Five metrics, traffic, click rates and throughput; four of calibration; gain; slices; query size; ids.
-    assert len(page.images()) == OF_RUNS + 1
+    assert len(figures_of(page)) == OF_RUNS + 1
 
 
-def test_several_runs_are_compared_with_the_first(html):
-    page = read_page(html)
-    assert len(page.images()) == OF_RUNS + PAIRED + 3
-    assert len(html) < 2_000_000
-    assert page.words.count("Prediction difference") == 2
-    comparison = page.words[page.words.index("Comparison with") : page.words.index("Metrics over time")]
-    assert "▲ better" in comparison
-    assert "model.deep.units" in comparison
+def test_several_runs_are_compared_with_the_first(page):
+    assert len(figures_of(page)) == OF_RUNS + PAIRED + 3
+    comparison = page.section("comparison")
+    assert words_of(comparison).count("Prediction difference") == 2
+    overview, first, *_ = tables_of(comparison)
+    assert list(rows_of(overview)) == ["dcn", "dcn-2"]
+    [verdict] = [row[1] for row in first.cells if str(row[0]) == "PerQueryAUC"]
+    assert (str(verdict), verdict.verdict, verdict.sign) == ("better", "better", "▲")
+    # Each difference of the overview is that of the table of its run, under the same name.
+    of_first = {name: f"{cells[3]} {cells[4]}" for name, cells in rows_of(first).items()}
+    in_overview = dict(zip(overview.texts()[0][1:], rows_of(overview)["dcn"], strict=True))
+    assert in_overview.items() >= of_first.items()
+    assert table_with(comparison, ("key", "lr", "dcn"))["model.deep.units"] == ["[]", "[8]"]
 
 
-def test_the_numbers_are_those_of_the_summary(runs, html):
+def test_the_numbers_are_those_of_the_summary(runs, page):
     summary = json.loads((runs[0] / "summary.json").read_text())
-    words = read_page(html).words
+    results = page.section("results")
     metrics = (
         "per_query_auc",
         "auc",
@@ -128,46 +113,49 @@ def test_the_numbers_are_those_of_the_summary(runs, html):
         "calibration_bias",
         "calibration_ratio",
     )
-    for metric in metrics:
-        low, high = summary[f"{metric}_ci95"]
+
+    def shown(value, low, high):
         digits = math.ceil(-math.log10((high - low) / 2)) + 1
-        assert f"{summary[metric]:.{digits}f}[{low:.{digits}f}, {high:.{digits}f}]" in words
+        return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+    cells = table_with(results, ("run", "PerQueryAUC"))["lr"]
+    assert cells[:6] == [shown(summary[metric], *summary[f"{metric}_ci95"]) for metric in metrics]
+    [cards] = [block for block in blocks_of(results) if isinstance(block, Cards)]
+    for card, metric in zip(
+        cards.cards, ("per_query_auc", "auc", "logloss", "calibration_ratio"), strict=True
+    ):
+        for run, (mark, _, number, _, words) in zip(runs, card.entries, strict=True):
+            own = json.loads((run / "summary.json").read_text())
+            assert mark.name == run.name and number == with_margin(own[metric], *own[f"{metric}_ci95"])
+            assert metric != "calibration_ratio" or words
+    sizes = table_with(page.section("query-size"), ("rows",))
     for row in summary["per_query_auc_by_size"]:
-        low, high = row["auc_ci95"]
-        if low is not None:
-            digits = math.ceil(-math.log10((high - low) / 2)) + 1
-            assert f"{row['auc']:.{digits}f}[{low:.{digits}f}, " in words
+        if row["auc_ci95"][0] is not None:
+            assert sizes[row["size"]][0] == f"{shown(row['auc'], *row['auc_ci95'])} {row['queries']} queries"
+    slices = {row[0]: row for row in table_with(page.section("slices"), ("row", "value")).values()}
     for row in summary["calibration_slices"]["position"]["heaviest"]:
-        assert ("third" if row["id"] == 3 else f"id {row['id']}") in words
-        assert row["auc"] is None or f"{row['auc']:.3f}" in words
-    assert summary["config_sha256"] in words
-    assert summary["log_sha256"] in words
-    assert "label: 2" in words
-    assert "ids: 1" in words
-    assert "rows [512, 1024]" in words
+        cells = slices["third" if row["id"] == 3 else f"id {row['id']}"]
+        assert cells[5].startswith("–" if row["auc"] is None else f"{row['auc']:.3f}")
+    words = words_of(page)
+    for reported in (
+        summary["config_sha256"],
+        summary["log_sha256"],
+        "label: 2",
+        "ids: 1",
+        "rows [512, 1024]",
+    ):
+        assert reported in words
 
 
-@pytest.mark.slow
 def test_the_warning_about_calibration_is_shown(rows, tmp_path):
     warning = "too many predicted clicks; look at <model.prior>"
     run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), calibration_warning=warning)
-    html = render_report([run])
-    assert f": {warning}" in read_page(html).words and "<model.prior>" not in html
-    [plot] = [one for one in read_page(html).plots() if "in each window over time" in str(one["aria-label"])
-              and "actual clicks" in str(one["aria-label"])]  # fmt: skip
-    assert "at the end of the pass" in str(plot["aria-label"])
+    section = page_of(run).section("calibration")
+    assert f"run: {warning}" in words_of(section)
+    [figure] = [one for one in figures_of(section) if "in each window over time" in one.alt]
+    assert "at the end of the pass" in figure.alt
 
 
-def test_headline_cards(runs, html):
-    words = read_page(html).words
-    for run in runs:
-        summary = json.loads((run / "summary.json").read_text())
-        for metric in ("per_query_auc", "auc", "logloss", "calibration_ratio"):
-            assert with_margin(summary[metric], *summary[f"{metric}_ci95"]) in words
-    assert "under-predicts by" in words or "over-predicts by" in words
-
-
-@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("shift", "expected", "says"),
     [
@@ -180,29 +168,28 @@ def test_the_card_of_calibration_is_colored_by_what_it_says(rows, tmp_path, shif
     # The log of a known rate, predicted as it is or far from it.
     rate = rows["label"].mean()
     logit = np.full(len(rows), np.log(rate / (1 - rate)) + (shift or 0.0), np.float32)
-    html = render_report([write_run(tmp_path / "run", rows.assign(metric_weight=1.0), logit)])
-    page = read_page(html)
-    assert says in page.words
-    assert [card for card in page.all("div") if card.get("class") == f"card {expected}"]
+    page = page_of(write_run(tmp_path / "run", rows.assign(metric_weight=1.0), logit))
+    [cards] = [block for block in blocks_of(page.section("results")) if isinstance(block, Cards)]
+    [(_, _, _, style, words)] = cards.cards[-1].entries
+    assert cards.cards[-1].style == style == expected and says in words
 
 
-@pytest.mark.slow
 def test_the_terms_of_a_loss_of_several(rows, tmp_path):
-    logit = predict(rows, 1, 1.0)
-    run = write_run(tmp_path / "run", rows, logit, terms=("logistic", "ranking"))
-    page = read_page(render_report([run]))
-    [plot] = [plot for plot in page.plots() if "Terms of the loss" in str(plot["aria-label"])]
-    assert "In the last window: logistic 0.1000, ranking 0.2000." in str(plot["aria-label"])
+    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), terms=("logistic", "ranking"))
+    [figure] = [one for one in figures_of(page_of(run)) if one.title == "terms of the loss"]
+    assert "In the last window: logistic 0.1000, ranking 0.2000." in figure.alt
+    assert [one.label for one in figure.panels[0].series] == ["logistic", "ranking"]
 
 
-def test_paired_differences_end_at_that_of_the_whole_runs(runs, html):
-    page = read_page(html)
+def test_paired_differences_end_at_that_of_the_whole_runs(runs, page):
     first, second = (json.loads((run / "summary.json").read_text()) for run in runs[:2])
     for metric, title in (("per_query_auc", "PerQueryAUC"), ("logloss", "logloss")):
-        [plot] = [plot for plot in page.plots() if f"Paired difference in {title}" in str(plot["aria-label"])]
-        reported = re.search(r"dcn: ([+-][0-9.]+) ± ([0-9.]+) over all windows", str(plot["aria-label"]))
+        [figure] = [one for one in figures_of(page) if f"Paired difference in {title}" in one.alt]
+        reported = re.search(r"dcn: ([+-][0-9.]+) ± ([0-9.]+) over all windows", figure.alt)
         wanted = second[metric] - first[metric]
         assert float(reported[1]) == pytest.approx(wanted, abs=10 ** -len(reported[1].split(".")[1]))
+        so_far = figure.panels[0].series[1]
+        assert so_far.run == 1 and so_far.y[-1] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_the_gain_is_that_of_the_sorted_predictions(runs):
@@ -236,24 +223,24 @@ def test_data_health_says_how_many_values_share_an_id(tmp_path):
     assert (feature.missing_share, feature.new_share, feature.top[0].share) == (0.1, 3 / 9, 0.25)
 
 
-def test_no_two_plots_share_an_id_and_series_carry_their_run(html):
-    page = read_page(html)
-    for svg in page.images():
-        own = set(re.findall(r'\sid="([^"]+)"', svg))
-        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) <= own
-    assert {attributes["data-run"] for _, attributes in page.elements if "data-run" in attributes} == {
-        "0",
-        "1",
-        "2",
-    }
+@pytest.mark.slow
+def test_the_file_is_whole_and_its_series_carry_their_run(html):
+    page = Html(html)
+    page.check()
+    assert len(page.images()) == OF_RUNS + PAIRED + 3 and len(html) < 2_000_000
+    runs = {attributes["data-run"] for _, attributes in page.elements if "data-run" in attributes}
+    assert runs == {"0", "1", "2"}
     assert [one["data-legend"] for one in page.all("span") if "data-legend" in one] == ["0", "1", "2"]
+    for namespace in ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"):
+        html = html.replace(namespace, "")
+    assert not re.search(r"https?://", html) and "<dc:date>" not in html
 
 
+@pytest.mark.slow
 def test_colors_are_variables_of_the_page(html):
-    page = read_page(html)
-    left = {color for svg in page.images() for color in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg)}
-    assert not left
-    used = {name for svg in page.images() for name in re.findall(r"var\((--[a-z0-9-]+)\)", svg)}
+    images = Html(html).images()
+    assert not {color for svg in images for color in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg)}
+    used = {name for svg in images for name in re.findall(r"var\((--[a-z0-9-]+)\)", svg)}
     style = re.search(r"<style>(.*?)</style>", html, flags=re.DOTALL)[1]
     # In the light page, in the dark one of the system's choice, and in that of the button.
     assert all(style.count(f"{name}: ") == 3 for name in used)
@@ -264,26 +251,6 @@ def test_the_same_runs_give_the_same_bytes(runs, html, tmp_path):
     path = write_report(runs, tmp_path / "new" / "report.html")
     assert path.read_text() == html
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.slow
-def test_hostile_text_is_escaped(rows, tmp_path):
-    hostile = "<script>alert(1)</script>"
-    names = ('"><img src=x onerror=y>', "$\\frac{", "_a & <b>")
-    table = rows.rename(columns={"position": hostile}).assign(position=0)
-    runs = [write_run(tmp_path / name, table, predict(rows, 1, 1.0), slices=(hostile,)) for name in names]
-    (runs[1] / "config.yaml").write_text(json.dumps({"seed": hostile, hostile: 1}))
-    (runs[1] / "environment.json").write_text(json.dumps({hostile: hostile, "python": [hostile]}))
-    (runs[1] / "rejects.jsonl").write_text(json.dumps({"reason": hostile}) + "\n")
-    html = render_report(runs)
-    page = read_page(html)
-    assert html.count("<script") == 1
-    assert "<b>" not in html
-    assert page.words.count(hostile) >= 6
-    assert all(name in page.words for name in names)
-    # Names are in the words beside a plot, never in it.
-    texts = [text for svg in page.images() for text in ElementTree.fromstring(svg).itertext()]
-    assert not any("script" in text or "img" in text for text in texts)
 
 
 SPECTRA = {
@@ -302,73 +269,60 @@ def with_spectra(run, out, content) -> Path:
     return copy
 
 
-@pytest.mark.slow
 def test_the_weights_of_each_run(runs, tmp_path):
     spectra = with_spectra(runs[1], tmp_path / "spectra", SPECTRA)
     undrawn = with_spectra(runs[1], tmp_path / "undrawn", {"weights": SPECTRA["weights"][2:]})
     none = with_spectra(runs[1], tmp_path / "none", {"weights": []})
-    page = read_page(render_report([runs[0], spectra, undrawn, none]))
-    words = re.sub(r"\s*\n\s*", " ", page.words[page.words.index("Singular values") :])
+    page = page_of(runs[0], spectra, undrawn, none)
+    section = page.section("weights")
+    first, second = tables_of(section)
     # Of 2, 1, 1/2: 4, 5, 5.25 and 2, 3, 3.5. A bottleneck of rank 2 takes 2 * 43 of 3 * 40 multiply-adds.
-    assert "deep_0 3 × 40 3 120 97.6% 85.7% 2 0.72× 3 1.07×" in words
+    rows = {name: " ".join(cells) for name, cells in rows_of(first).items()}
+    assert rows["deep_0"] == "3 × 40 3 120 97.6% 85.7% 2 0.72× 3 1.07×"
     # The bottleneck that is there takes 2 * 15 of 54.
-    assert "low/uv 9 × 6product, inner rank 2 2 300.56× of m n 99.9% 96.8% 1 0.50× 1 0.50×" in words
-    assert "zero 2 × 5 2 10 – – 0 0.000× 0 0.000×" in words
-    assert "broken 2 × 2 2 4 4 of its entries are not finite" in words
-    assert words.count("broken") == 2
+    assert rows["low/uv"] == "9 × 6 product, inner rank 2 2 30 0.56× of m n 99.9% 96.8% 1 0.50× 1 0.50×"
+    assert rows["zero"] == "2 × 5 2 10 – – 0 0.000× 0 0.000×"
+    assert rows["broken"] == "2 × 2 2 4 4 of its entries are not finite"
+    assert list(rows_of(second)) == ["zero", "broken"]
+    words = words_of(section)
     assert words.count("the run has no weight_spectra.json") == 1
     assert words.count("no weight matrix with both sides above 1") == 1
-    [alt] = [str(plot["aria-label"]) for plot in page.plots() if "deep_0" in str(plot["aria-label"])]
-    assert "spectra. deep_0: 90% of the norm at rank 2 of 3, of the sum at 3." in alt
-    assert "zero" not in alt
-    # One plot, of two lines; the others have none to draw. And the line of the one feature.
-    assert len(page.images()) == OF_RUNS + PAIRED + 4 + 1
-    assert len([svg for svg in page.all("svg") if svg.get("class") == "key"]) == 2 + 1
+    # One plot, of two lines; the others have none to draw.
+    [figure] = figures_of(section)
+    assert "spectra. deep_0: 90% of the norm at rank 2 of 3, of the sum at 3." in figure.alt
+    assert "zero" not in figure.alt
+    assert [row[0].look for row in first.cells] == [0, 1, None, None]
 
 
-@pytest.mark.slow
-def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path):
-    hostile = "<script>alert(1)</script>"
-    entry = {"shape": [2, 2], "singular_values": [2.0, 1.0]}
-    weights = [{"name": f"{hostile}{index}", **entry} for index in range(28)]
-    run = with_spectra(runs[0], tmp_path / "run", {"weights": weights})
-    html = render_report([run])
-    assert html.count("<script") == 1
-    assert read_page(html).words.count(hostile) == 28
-    assert len(set(map(line_look, range(28)))) == 28
+def test_the_lines_of_many_weights_differ():
+    assert len({(color_of(index), dashes_of(index)) for index in range(28)}) == 28
 
 
 def test_spectra_are_drawn_from_0_to_the_whole():
-    svg = cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
-    ElementTree.fromstring(svg)
-    assert svg.count("stroke: var(--run-0)") == 2
-    assert svg == cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
+    norm, total = cumulative_spectra({0: np.array([3.0, 1.0])})
+    for panel, first in ((norm, 3 / math.sqrt(10)), (total, 3 / 4)):
+        [line] = panel.series
+        assert list(line.x) == [0, 0.5, 1] and list(line.y) == pytest.approx([0, first, 1])
+    figure = Figure("Largest", [norm, total], "how much of it is in the largest")
+    assert draw(figure) == draw(figure) and draw(figure).count("stroke: var(--run-0)") == 2
 
 
-@pytest.mark.slow
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     table = rows.assign(label=np.int8(0), query_time=0)
-    page = read_page(render_report([write_run(tmp_path / "run", table, predict(rows, 1, 1.0))]))
-    assert "No query has both a click and a non-click" in page.words
-    assert "event times" not in page.words
-    assert "undefined in every window" not in "".join(page.images())
-    missing = page.words[page.words.index("Not drawn") :].partition(".")[0]
-    assert all(title in missing for title in ("PerQueryAUC", "AUC", "normalized entropy"))
-    assert "AUC is undefined, because all rows are clicks, or none is" in page.words
+    page = page_of(write_run(tmp_path / "run", table, predict(rows, 1, 1.0)))
+    words = words_of(page)
+    assert "No query has both a click and a non-click" in words
+    assert "event times" not in words
+    assert {"PerQueryAUC", "AUC", "normalized entropy"} <= set(missing_of(page))
+    assert "AUC is undefined, because all rows are clicks, or none is" in words
 
 
 def test_no_plot_is_a_single_dot(tmp_path):
     rows = make_rows(3, queries=40)
-    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), windows=1)
-    page = read_page(render_report([run]))
-    for svg in page.plots():
-        series = json.loads(str(svg.get("data-hover", '{"near": true, "series": [[0, [1, 2]]]}')))
-        counts = [len(points) for _, points in series["series"]]
-        assert (sum(counts) if series["near"] else max(counts)) > 1
-    missing = page.words[page.words.index("Not drawn, because fewer than two points are known: ") :]
-    assert all(title in missing.partition(".")[0] for title in ("PerQueryAUC", "AUC", "calibration bias"))
+    page = page_of(write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), windows=1))
+    assert {"PerQueryAUC", "AUC", "calibration bias"} <= set(missing_of(page))
     # By decile, and the gain.
-    assert len(page.images()) == 3 + 1 + 1 + 1
+    assert len(figures_of(page)) == 3 + 1 + 1 + 1
 
 
 def test_a_pass_that_began_with_small_windows_is_drawn_in_points_of_some_size():
@@ -421,40 +375,40 @@ def test_the_first_sentence_says_what_was_learned(runs, entropy, interval, says)
     [shown] = show_runs(runs[:1])
     summary = {**shown.summary, "normalized_entropy": entropy, "normalized_entropy_ci95": list(interval)}
     sentence = replace(shown, summary=summary).headline_sentence
-    assert says in sentence and f"AUC is {shown.headline('auc')}; predicted / actual clicks are" in sentence
+    assert (
+        says in sentence
+        and f"AUC is {shown.number('auc').margin()}; predicted / actual clicks are" in sentence
+    )
 
 
-def test_the_environment_has_no_json(html):
-    words = read_page(html).words
-    assert "versions: numpy" in words and '{"numpy"' not in words
+def test_the_environment_has_no_json(page):
+    _, environment = tables_of(page.section("configuration"))
+    assert "versions: numpy" in rows_of(environment) and '{"numpy"' not in words_of(page)
 
 
-def test_slices_stand_at_the_axis_by_their_values(html):
-    [plot] = [svg for svg in read_page(html).images() if "most frequent values of position" in svg]
-    texts = [text.strip() for text in ElementTree.fromstring(plot).itertext() if text.strip()]
-    assert {"third", "id 1", "value"} <= set(texts) and "row of the table" not in texts
+def test_slices_stand_at_the_axis_by_their_values(page):
+    [figure] = figures_of(page.section("slices"))
+    assert {"third", "id 1"} <= set(figure.panels[0].x.names)
 
 
-@pytest.mark.slow
 def test_runs_unlike_the_first(rows, runs, tmp_path):
     logit = predict(rows, 1, 1.0)
     single = write_run(tmp_path / "single", rows, logit, windows=1, parts=0)
     other = write_run(tmp_path / "other", rows, logit, log_sha256="b" * 64)
     assert read_windows(single)["examples_per_second"].isna().all()
-    words = read_page(render_report([runs[0], single, other, runs[1]])).words
+    words = words_of(page_of(runs[0], single, other, runs[1]).section("comparison"))
     assert f"unknown: no predictions were recorded in {single}" in words
     assert words.count("not comparable") == 1
     assert words.count("read different logs") == 1
     assert words.count("Prediction difference") == 2
 
 
-@pytest.mark.soak
 def test_more_runs_than_colors(tmp_path):
     rows = make_rows(2, queries=30)
     run = write_run(tmp_path / "0", rows, predict(rows, 1, 1.0), windows=3)
-    runs = [run, *(shutil.copytree(run, tmp_path / str(index)) for index in range(1, 8))]
-    page = read_page(render_report(runs))
-    assert len(page.images()) == OF_RUNS - 1 + PAIRED + 8
+    page = page_of(run, *(shutil.copytree(run, tmp_path / str(index)) for index in range(1, 8)))
+    assert len(figures_of(page)) == OF_RUNS - 1 + PAIRED + 8
+    assert len({(mark.sign, mark.index % 7) for mark in page.legend}) == 8
 
 
 def test_times_that_tell_nothing_give_way_to_examples(runs):
@@ -475,11 +429,11 @@ def test_any_stretch_of_time_has_its_ticks(runs, hours):
     windows["window_end"] = windows["window_begin"] + int(hours * 1.8e9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert "<svg" in progressive_metric([windows], "auc")
+        figure = Figure("AUC", [metric_panel([windows], "auc")], "of each window", near=True)
+        assert "<svg" in draw(figure)
 
 
-@pytest.mark.soak
-def test_many_windows_keep_the_file_small(runs, tmp_path):
+def test_many_windows_are_drawn_in_fewer_points(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rng = np.random.default_rng(1)
@@ -488,9 +442,9 @@ def test_many_windows_keep_the_file_small(runs, tmp_path):
             line = lines[index % 2] | {"examples": index + 1, "auc": 0.7 + 0.05 * rng.random()}
             line |= {"window_begin": index * 10**9, "window_end": (index + 1) * 10**9}
             file.write(json.dumps(line) + "\n")
-    html = render_report([run])
-    read_page(html)
-    assert len(html) < 2_000_000
+    section = page_of(run).section("time")
+    assert "1,500 windows are drawn as 375 points" in words_of(section)
+    assert max(len(one.x) for figure in figures_of(section) for one in figure.panels[0].series) == 375
 
 
 def test_the_running_mean_ends_at_the_metric_of_the_run(runs):
@@ -499,7 +453,7 @@ def test_the_running_mean_ends_at_the_metric_of_the_run(runs):
     for metric, weight in (("per_query_auc", "queries_scored"), ("logloss", "weight_sum")):
         mean = np.average(windows[metric], weights=windows[weight])
         assert mean == pytest.approx(summary[metric], abs=1e-12)
-        assert has_running_mean(metric)
+        assert metric_panel([windows], metric).series[1].y[-1] == pytest.approx(mean, abs=1e-12)
 
 
 def test_the_histogram_leaves_out_the_tails():
@@ -515,7 +469,7 @@ def test_command_line(runs, tmp_path, capsys):
     run = shutil.copytree(runs[0], tmp_path / "run")
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
-    read_page((run / "report.html").read_text())
+    Html((run / "report.html").read_text()).check()
     (run / "metrics.jsonl").unlink()
     assert main(["report", str(run)]) == 1
     error = capsys.readouterr().err
@@ -645,14 +599,14 @@ def test_bad_arguments(runs, tmp_path):
 
 def test_a_report_replaces_reports_alone(runs, tmp_path):
     page = write_report(runs[:1], tmp_path / "report.html")
-    check_page(page)
+    check_file(page)
     text = page.read_text()
     page.write_text("")
-    check_page(page)
+    check_file(page)
     for other in ("<!DOCTYPE html>\n<title>mine</title>", text[1:], "seed: 1"):
         page.write_text(other)
         with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
-            check_page(page)
+            check_file(page)
         with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
             write_report(runs[:1], page)
         assert page.read_text() == other

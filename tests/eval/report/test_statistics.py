@@ -1,16 +1,13 @@
 """Spectra of Shampoo's statistics in a report: which weights, what is drawn of them, and what is refused."""
 
 import json
-import re
 
-import numpy as np
 import pytest
 
-from ctr.eval.report import render_report
-from ctr.eval.report.figures.statistics import MOST_WEIGHTS, statistics_tables
+from ctr.eval.report.page import COLORS
 from ctr.eval.report.shown_run import show_runs
+from ctr.eval.report.spectra import MOST_WEIGHTS, statistics_blocks
 from ctr.io.errors import InputError
-from report_pages import Page
 from run_directories import make_rows, predict, write_run
 
 
@@ -37,32 +34,32 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     del spectra[0][weights[-1]]
     spectra[2][weights[-1]] = entry(0, 2.5, 4.5e15)
     plain, run = made(tmp_path / "plain", rows, ()), made(tmp_path / "run", rows, spectra)
-    page = Page(render_report([plain, run]))
-    section = page.words[page.words.index("Shampoo's statistics") :]
-    assert f"of the {MOST_WEIGHTS} of {MOST_WEIGHTS + 2} weights" in section
-    [table] = statistics_tables(show_runs([plain, run]))
-    assert [name for name, _, _ in table.rows] == [weights[-1], *weights[: MOST_WEIGHTS - 1]]
-    assert table.rows[0][2] == ["0", "2.5", "4.5e+15"] and table.rows[1][2] == ["0.0001", "100", "100"]
-    assert f"{weights[0]}: 0.0001 to 100, condition 100." in table.figure.alt
-    [svg] = [svg for svg in page.plots() if str(svg["aria-label"]) == table.figure.alt]
-    texts = [[text for *_, text in points] for _, points in json.loads(str(svg["data-hover"]))["series"]]
-    # A singular value of 0 has no place on the axis.
+    [block] = statistics_blocks(show_runs([plain, run]))
+    [figure], table = block.figures, block.beside
+    assert (
+        f"of the {MOST_WEIGHTS} of {MOST_WEIGHTS + 2} weights" in table.caption and figure.run.name == "run"
+    )
+    names = [weights[-1], *weights[: MOST_WEIGHTS - 1]]
+    assert [str(first) for first, *_ in table.cells] == names
+    assert table.texts()[1][1:] == ["0", "2.5", "4.5e+15"] and table.texts()[2][1:] == [
+        "0.0001",
+        "100",
+        "100",
+    ]
+    assert f"{weights[0]}: 0.0001 to 100, condition 100." in figure.alt
+    [panel] = figure.panels
+    texts = [[text for text, y in zip(one.texts, one.y, strict=True) if y == y] for one in panel.series]
+    # A singular value of 0 has no place on the axis, which is logarithmic.
+    assert panel.y.log
     assert texts[:2] == [
         [f"{weights[-1]} largest {value}" for value in ("10", "2.5")],
         [f"{weights[-1]} smallest 1e-05"],
     ]
     assert texts[3] == [f"{weights[0]} smallest {value}" for value in ("1e-06", "1e-05", "0.0001")]
-    # On a logarithmic axis equal factors are equal steps.
-    [[_, points]] = json.loads(str(svg["data-hover"]))["series"][3:4]
-    heights = np.array([y for _, y, *_ in points])
-    assert (
-        heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.21)
-        and heights[0] > heights[2]
-    )
     # The lines of a weight have its color, and the smallest values alone have dashes.
-    styles = re.findall(r'clip-path="[^"]*" style="(fill: none;[^"]*--run-[^"]*)"', table.figure.svg)
-    dashed = ["stroke-dasharray" in style for style in styles]
-    assert dashed == [False, True] * MOST_WEIGHTS
+    looks = [(one.look % len(COLORS), bool(one.dashes)) for one in panel.series]
+    assert looks == [(place, dashed) for place in range(MOST_WEIGHTS) for dashed in (False, True)]
+    assert [row[0].look for row in table.cells] == list(range(MOST_WEIGHTS))
 
 
 @pytest.mark.parametrize(
@@ -77,13 +74,13 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     ],
 )
 def test_without_values_above_0_nothing_is_shown(tmp_path, rows, spectra):
-    assert statistics_tables(show_runs([made(tmp_path / "run", rows, spectra)])) == []
+    assert statistics_blocks(show_runs([made(tmp_path / "run", rows, spectra)])) == []
 
 
 def test_spectra_of_one_window_are_a_table_without_a_plot(tmp_path, rows):
     run = made(tmp_path / "run", rows, [{"w": entry(1.0, 8.0, 8.0)}])
-    words = Page(render_report([run])).words
-    assert "fewer than two points are known: Singular values of the statistics" in words
+    [block] = statistics_blocks(show_runs([run]))
+    assert [one.title for one in block.missing] == ["Singular values of the statistics"] and block.beside.rows
 
 
 def test_a_long_pass_is_drawn_by_the_last_window_of_each_point(tmp_path, rows):

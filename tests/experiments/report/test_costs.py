@@ -1,6 +1,7 @@
 import pytest
 
-from ctr.experiments.report.costs import CostChange, Multiple, cost_change, pass_flops
+from ctr.eval.display import Number
+from ctr.experiments.report.costs import CostChange, cost_change, pass_flops
 from ctr.experiments.report.files import ArmCosts
 
 BASE = ArmCosts(
@@ -25,8 +26,8 @@ def test_a_pass_costs_a_step_times_the_rows_learned_from():
     assert change.train_flops.value == pytest.approx(1.2 * 0.4)
     assert vars(change.train_time) == pytest.approx({"value": 0.5, "low": 0.44, "high": 0.6})
     # A row scored costs the same, however few are learned from.
-    assert change.inference_flops == Multiple(1.0)
-    assert change.inference_time == Multiple(1.0, 1.0, 1.0)
+    assert change.inference_flops == Number(1.0)
+    assert change.inference_time == Number(1.0, 1.0, 1.0)
 
 
 def test_batches_of_other_sizes_are_compared_by_the_row():
@@ -40,9 +41,9 @@ def test_against_another_arm_the_quartiles_of_both_make_a_range():
     first = arm(train_flops=1100.0, step_ratio=(1.1, 1.2, 1.3), inference_flops=330.0)
     second = arm(train_flops=2200.0, step_ratio=(1.7, 1.8, 1.9), inference_flops=300.0, learned_share=0.5)
     change = cost_change(second, first, BASE)
-    assert change.train_time == Multiple(*map(pytest.approx, (0.75, 0.85 / 1.3, 0.95 / 1.1)))
-    assert change.train_flops == Multiple(pytest.approx(1.0))
-    assert change.inference_flops == Multiple(pytest.approx(300 / 330))
+    assert change.train_time == Number(*map(pytest.approx, (0.75, 0.85 / 1.3, 0.95 / 1.1)))
+    assert change.train_flops == Number(pytest.approx(1.0))
+    assert change.inference_flops == Number(pytest.approx(300 / 330))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,6 @@ def test_nothing_is_known_without_costs_of_both():
     nothing = CostChange(None, None, None, None)
     assert cost_change(None, BASE, BASE) == cost_change(BASE, None, BASE) == nothing
     # Without the baseline's, FLOPs still compare.
-    assert cost_change(arm(train_flops=500.0), BASE, None).train_flops == Multiple(0.5)
+    assert cost_change(arm(train_flops=500.0), BASE, None).train_flops == Number(0.5)
     assert cost_change(BASE, arm(train_flops=0.0), BASE).train_flops is None
     assert pass_flops(ArmCosts()) is None

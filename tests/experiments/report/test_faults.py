@@ -6,7 +6,8 @@ import pytest
 from ctr.eval.run_comparison import NotComparableError
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
-from experiment_folders import ARMS, cost, edit, logits, read_page, result_of, write_costs, write_small
+from experiment_folders import ARMS, cost, edit, logits, page_of, result_of, write_costs, write_small
+from report_pages import Html
 from run_directories import make_rows, predict, run_folder, write_plan
 
 
@@ -50,14 +51,14 @@ def test_without_a_finished_baseline_the_arms_are_told(copy):
     result = result_of(copy)
     assert result["optimizer"]["changes"] and not result["dcn"]["changes"]
     assert result["dcn"]["tuning"]["flops"]["unavailable"] == "base has not finished a seed of the sweep"
-    read_page(copy)
+    page_of(copy)
 
 
 def test_no_run_at_all(tmp_path):
     write_plan(tmp_path, {"base": {}, "arm": {}})
     text = write_experiment(tmp_path)
     assert text.count("not run, or not finished") == 4
-    read_page(tmp_path)
+    page_of(tmp_path)
     assert result_of(tmp_path)["arm"]["metrics"]["auc"] is None
 
 
@@ -70,8 +71,8 @@ def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path, queries):
             write_small(tmp_path / run_folder(name, seed), quiet, predict(quiet, seed, 1.0))
     write_costs(tmp_path, {name: cost(name) for name in ARMS})
     write_experiment(tmp_path)
-    _, plots = read_page(tmp_path)
-    assert not any("nan" in svg.lower() for svg in plots)
+    page_of(tmp_path)
+    assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
     arm = result_of(tmp_path)["dcn"]
     change = arm["changes"]["per_query_auc"]
     assert change["difference"] == {"value": None, "ci95": [None, None]} and not change["significant"]
@@ -124,7 +125,7 @@ def test_absent_costs_are_absent(copy):
     text = write_experiment(copy)
     assert "Costs" not in text
     assert result_of(copy)["dcn"]["tuning"]["time"]["unavailable"] == "the cost of base is not known"
-    read_page(copy)
+    page_of(copy)
 
 
 def test_predictions_that_were_not_recorded_or_are_damaged_leave_out_pd_alone(copy):

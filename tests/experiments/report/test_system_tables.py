@@ -12,7 +12,8 @@ import pytest
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
 from ctr.io.errors import InputError
-from experiment_folders import edit, read_page, result_of, table_of, write_small
+from experiment_folders import edit, page_of, result_of, table_of, write_small
+from report_pages import words_of
 from run_directories import run_folder, write_plan
 
 SEEDS = (1, 2, 3)
@@ -216,14 +217,14 @@ def test_what_is_told(system):
         assert reported in text
     # What the experiment names comes first, in its order; the rest is in the report alone.
     assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
-    page, _ = read_page(system)
+    words = words_of(page_of(system))
     for reported in (
         "position 3",
         "S1: at the top, or just below the top",
         "constraint log drawn",
         "clicks per",
     ):
-        assert reported in page.words
+        assert reported in words
     row, arm = table_of(system)["bound"], result_of(system)["bound"]
     assert float(row["slice_S1_bias"]) == slices_of(system)["low", 1]["bias"]["value"]
     assert (
@@ -242,7 +243,7 @@ def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(syst
     before, after = (slices_of(folder)["apart", 1] for folder in (system, copy))
     assert after["bias"] == {"value": pytest.approx(before["bias"]["value"]), "ci95": [None, None]}
     assert after["weight"] == before["weight"] and not after["significant"]
-    read_page(copy)
+    page_of(copy)
     path = copy / run_folder("base", 2) / "summary.json"
     edit(path, lambda content: content.pop("constraint_logs"))
     with pytest.raises(
@@ -282,7 +283,7 @@ def test_loops_that_are_not_there_are_told(copy):
     assert loops["churn_unavailable"] == "two finished loops are required"
     assert loops["churn"]["mean_churn"] == {"mean": None, "by_pair": {}, "ratio": None, "ratio_by_pair": {}}
     assert [one["state"] for one in loops["runs"]] == ["failed", "missing", "finished"]
-    read_page(copy)
+    page_of(copy)
 
 
 def test_loops_of_other_queries_have_no_churn(copy):

@@ -2,8 +2,10 @@ import json
 
 import pytest
 
+from ctr.eval.report.page import plain
 from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
-from experiment_folders import ARMS, HOSTILE, cost, edit, read_page, result_of, table_of, write_small
+from experiment_folders import ARMS, HOSTILE, cost, edit, page_of, result_of, table_of, write_small
+from report_pages import Html, figures_of, tables_of, words_of
 from run_directories import predict, run_folder, write_plan
 
 
@@ -74,12 +76,26 @@ def test_the_same_runs_give_the_same_bytes(experiment, copy):
 
 
 def test_the_report_is_whole_and_escaped(experiment):
-    page, plots = read_page(experiment)
-    # Accuracy against cost; PD against accuracy; calibration of the three arms.
-    assert len(plots) == 5
-    for name in ("narrow", "wide", "optimizer", "base"):
-        assert name in plots[0]
-    assert page.words.count(HOSTILE) >= 5
+    html = Html((experiment / "report.html").read_text())
+    html.check()
+    assert len(html.images()) == 5 and html.words.count(HOSTILE) >= 5
+    page = page_of(experiment)
+    accuracy, _, *biases = figures_of(page)
+    assert [one.name for one in accuracy.panels[0].series if one.name] == [
+        "base",
+        "dcn",
+        "optimizer",
+        "narrow",
+        "wide",
+    ]
+    assert [figure.run.name for figure in biases] == ["base", "dcn", "optimizer"]
+    changes, *_ = tables_of(page.section("accuracy"))
+    change = result_of(experiment)["dcn"]["changes"]["per_query_auc"]
+    [row] = [cells for first, *cells in changes.cells if str(first) == "dcn"]
+    assert (
+        plain(row[1].text).startswith(f"{change['percent']['value']:+.2f}"[:4]) and row[1].verdict == "better"
+    )
+    words = words_of(page)
     for reported in (
         "ctr replay experiment.yaml",
         "a" * 64,
@@ -87,27 +103,27 @@ def test_the_report_is_whole_and_escaped(experiment):
         "model.crosses.rank: 64",
         "3% <b>",
     ):
-        assert reported in page.words
+        assert reported in words
     for name, arm in ARMS.items():
         for seed in arm["seeds"]:
-            assert run_folder(name, seed) in page.words
-    assert "3.11.7" in page.words
+            assert run_folder(name, seed) in words
+    assert "3.11.7" in words
     # One configuration an arm.
-    assert page.words.count("layers: 2") == len(ARMS)
+    assert words.count("layers: 2") == len(ARMS)
 
 
 def test_numbers_and_names_of_the_page_are_short(copy):
     edit(copy / "costs.json", lambda content: content.update(teacher_flops={"big": 123456.78901234567}))
     write_experiment(copy)
-    page, _ = read_page(copy)
-    assert "big 123,457" in page.words and "123456.789" not in page.words
-    assert "versions: numpy" in page.words and '{"numpy"' not in page.words
+    words = words_of(page_of(copy))
+    assert "big 123,457" in words and "123456.789" not in words
+    assert "versions: numpy" in words and '{"numpy"' not in words
 
 
 def test_runs_of_different_environments_are_told_apart(copy):
     edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
     write_experiment(copy)
-    page, _ = read_page(copy)
-    assert "times of different ones are not comparable" in page.words and "3.12.1" in page.words
+    words = words_of(page_of(copy))
+    assert "times of different ones are not comparable" in words and "3.12.1" in words
     result = result_of(copy)["dcn"]["runs"]
     assert [run["environment"]["python"] for run in result] == ["3.12.1", "3.11.7", "3.11.7"]
