@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.feature_ops import growing_ids
+from ctr.data.ids import arrow, graph
+from ctr.data.ids.arrow import string_ids
+from ctr.data.ids.graph import transform_tensors
+from ctr.data.ids.rules import ids_of_prints
+from ctr.data.ids.tables import pack_table, transform_table
+from ctr.data.ids.values import Operations
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema, unpack_ids
-from ctr.data.string_ids import string_ids
-from ctr.data.transform import pack_table, transform_table, transform_tensors
 from ctr.io.errors import InputError
 
 # Published values of FarmHash Fingerprint64 (its empty string is the constant k2 of the algorithm).
@@ -121,10 +124,14 @@ def test_a_category_without_buckets_has_fingerprints_as_ids() -> None:
 
 
 def test_the_one_value_whose_fingerprint_says_missing_has_the_next_id() -> None:
-    prints = tf.constant([0, 1, 2**64 - 1, 0], tf.uint64)
-    ids = growing_ids(prints, tf.constant([False, False, False, True]))
-    assert ids.dtype == tf.int64
-    assert ids.numpy().tolist() == [1, 1, -1, 0]
+    prints = np.array([0, 1, 2**64 - 1], np.uint64)
+    for operations, some in (
+        (arrow, prints),
+        (graph, tf.constant(prints)),
+        (Operations(), prints.tolist()),
+    ):
+        ids = np.asarray(ids_of_prints(operations, some, [None]))
+        assert ids.dtype == np.int64 and ids.tolist() == [1, 1, -1]
 
 
 def test_two_buckets_leave_one_id_for_all_values() -> None:
@@ -281,7 +288,7 @@ def test_lower_case_does_not_follow_the_locale(
     monkeypatch.setenv("LC_ALL", locale)
     code = (
         "import tensorflow as tf\n"
-        "from ctr.data.feature_ops import lower_case\n"
+        "from ctr.data.ids.graph import lower_case\n"
         f"print(lower_case(tf.constant([{text!r}])).numpy()[0].hex())"
     )
     run = fresh_python("-c", code, cwd=root, path=root)

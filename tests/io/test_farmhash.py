@@ -6,10 +6,9 @@ import random
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.feature_ops import fingerprints
+from ctr.data.ids.graph import fingerprint
 from ctr.io import farmhash
-from ctr.io.farmhash import fingerprint64
-from ctr.io.farmhash_arrays import fingerprints_of
+from ctr.io.farmhash import fingerprint64, fingerprints_of
 
 
 def test_it_is_tensorflows_for_every_length():
@@ -17,7 +16,7 @@ def test_it_is_tensorflows_for_every_length():
     texts = [rng.randbytes(size) for size in [*range(200), 255, 256, 257, 1000, 4096] for _ in range(3)]
     texts += [bytes(size) for size in range(70)] + [b"\xff" * size for size in range(130)]
     found = [fingerprint64(text) for text in texts]
-    assert found == fingerprints(tf.constant(texts)).numpy().tolist()
+    assert found == fingerprint(tf.constant(texts)).numpy().tolist()
 
 
 def test_the_example():

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
+from ctr.data.ids.graph import transform_tensors
+from ctr.data.ids.values import RowIds
 from ctr.data.reader import rows_of_table
-from ctr.data.row_ids import OtherWayError, RowIds
 from ctr.data.schema import Schema
-from ctr.data.transform import transform_tensors
 from ctr.io.tensor_bundle import read_bundle
 from ctr.models.activations import make_activation
 from ctr.serving import scorer
@@ -253,21 +253,9 @@ def test_ids_are_those_of_the_graph(rows):
     schema = parse_model(Schema, {"features": FEATURES, "derive": DERIVE}, "test")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     columns |= {"n": np.array(columns["n"], np.float32), "time_us": np.array(columns["time_us"], np.int64)}
-    found = RowIds(schema)(columns, len(rows))
+    found = RowIds(schema)(columns)
     expected = transform_tensors(schema, {name: tf.constant(values) for name, values in columns.items()})
     for name, ids in expected.items():
         assert found[name] == (ids.to_list() if isinstance(ids, tf.RaggedTensor) else ids.numpy().tolist()), (
             name
         )
-
-
-@pytest.mark.parametrize("changes", [{"t": ["Grün"]}, {"a": [b"\xff\xfe"]}])
-def test_values_that_are_left_to_tensorflow(changes):
-    schema = parse_model(Schema, {"features": FEATURES, "derive": DERIVE}, "test")
-    columns = {
-        **{name: ["1"] for name in "avmt"},
-        "n": np.ones(1, np.float32),
-        "time_us": np.ones(1, np.int64),
-    }
-    with pytest.raises(OtherWayError):
-        RowIds(schema)({**columns, **changes}, 1)
