@@ -1,7 +1,8 @@
 """Operations of the rules on arrays of strings of Arrow and of numbers of NumPy; the text of values in such arrays.
 
 Strings are large_string without nulls, or a dictionary of them for the items of lists, of which only the distinct ones
-are changed. TensorFlow is loaded for text that is cut into words, and for many long strings.
+are changed. TensorFlow is loaded for many long strings, and for text, of which it cuts and hashes n-grams faster than
+these become an array.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
     array = array.cast(pa.large_string())
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    return signed(fingerprint(array))
+    return fingerprint(array).view(np.int64)
 
 
 def _sizes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -84,10 +85,6 @@ def _on_distinct(function: Callable[..., pa.Array], strings: pa.Array, *argument
         return function(strings, *arguments)
     distinct = function(strings.dictionary, *arguments)
     return pa.DictionaryArray.from_arrays(strings.indices, distinct)
-
-
-def texts(values: pa.Array) -> pa.Array:
-    return values
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
@@ -118,33 +115,18 @@ def keep(strings: pa.Array, rows: np.ndarray, most: int, which: str) -> tuple[pa
     return strings.take(pa.array(places)), kept.astype(np.int32)
 
 
-def words(strings: pa.Array) -> Any:
+def ngrams(
+    strings: pa.Array, words: Sequence[int], subwords: Sequence[int], most: int
+) -> tuple[Any, np.ndarray]:
     from ctr.data.ids import graph
 
-    return graph.words(_as_tensor(strings))
+    grams, rows = graph.ngrams(_as_tensor(strings), words, subwords, most)
+    return grams, rows.row_lengths().numpy().astype(np.int32)
 
 
-def word_grams(words: Any, sizes: Sequence[int]) -> list[Any]:
-    from ctr.data.ids import graph
-
-    return graph.word_grams(words, sizes)
-
-
-def letter_grams(words: Any, sizes: Sequence[int]) -> list[Any]:
-    from ctr.data.ids import graph
-
-    return graph.letter_grams(words, sizes)
-
-
-def join(grams: list[Any], most: int) -> tuple[pa.Array, np.ndarray]:
-    from ctr.data.ids import graph
-
-    strings, rows = graph.join(grams, most)
-    content = pa.array(strings.numpy(), pa.large_binary()).cast(pa.large_string())
-    return content, rows.row_lengths().numpy().astype(np.int32)
-
-
-def fingerprint(strings: pa.Array) -> np.ndarray:
+def fingerprint(strings: Any) -> np.ndarray:
+    if not isinstance(strings, pa.Array):
+        return _in_tensorflow(strings)
     if pa.types.is_dictionary(strings.type):
         found: np.ndarray = fingerprint(strings.dictionary)[strings.indices.to_numpy()]
         return found
@@ -161,9 +143,14 @@ def fingerprint(strings: pa.Array) -> np.ndarray:
     if len(long) <= _FEW:
         prints[long] = [fingerprint64(text) for text in others.cast(pa.large_binary()).to_pylist()]
     else:
-        from ctr.data.ids import graph
+        prints[long] = _in_tensorflow(_as_tensor(others))
+    return prints
 
-        prints[long] = graph.fingerprint(_as_tensor(others)).numpy()
+
+def _in_tensorflow(strings: Any) -> np.ndarray:
+    from ctr.data.ids import graph
+
+    prints: np.ndarray = graph.fingerprint(strings).numpy()
     return prints
 
 
@@ -172,8 +159,10 @@ def bucket(prints: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     return 1 + (prints % np.uint64(count)).astype(np.int32)
 
 
-def signed(prints: np.ndarray) -> np.ndarray:
-    return prints.view(np.int64)
+def grown(prints: np.ndarray) -> np.ndarray:
+    ids = prints.view(np.int64).copy()
+    ids[ids == 0] = 1
+    return ids
 
 
 def look_up(prints: np.ndarray, places: Mapping[int, int]) -> np.ndarray:
@@ -184,24 +173,17 @@ def look_up(prints: np.ndarray, places: Mapping[int, int]) -> np.ndarray:
 
 
 def rank(numbers: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+    numbers = np.where(np.abs(numbers) < SMALLEST_NORMAL, np.float32(0), numbers)
     ids = np.searchsorted(np.asarray(edges, np.float32), numbers, side="right").astype(np.int32)
     ids += 1
     return ids
-
-
-def flush(numbers: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(numbers) < SMALLEST_NORMAL, np.float32(0), numbers)
-
-
-def unsigned(ids: np.ndarray) -> np.ndarray:
-    return ids.astype(np.uint64)
 
 
 def mix(parts: Sequence[np.ndarray]) -> np.ndarray:
     state = np.ones(len(parts[0]), np.uint64)
     for part in parts:
         state *= np.uint64(0x9E3779B97F4A7C15)
-        state ^= part
+        state ^= part.astype(np.uint64, copy=False)
         state ^= state >> np.uint64(32)
         state *= np.uint64(0xD6E8FEB86659FD93)
         state ^= state >> np.uint64(32)
@@ -212,7 +194,9 @@ def spread(vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.repeat(vector, rows)
 
 
-def is_empty(strings: pa.Array) -> np.ndarray:
+def is_empty(strings: Any) -> np.ndarray:
+    if not isinstance(strings, pa.Array):
+        return np.zeros(len(strings), bool)  # no n-gram is
     if pa.types.is_dictionary(strings.type):
         found: np.ndarray = is_empty(strings.dictionary)[strings.indices.to_numpy()]
         return found
@@ -221,10 +205,6 @@ def is_empty(strings: pa.Array) -> np.ndarray:
 
 def is_nan(numbers: np.ndarray) -> np.ndarray:
     return np.isnan(numbers)
-
-
-def is_zero(ids: np.ndarray) -> np.ndarray:
-    return ids == 0
 
 
 def all_zero(ids: Sequence[np.ndarray]) -> np.ndarray:

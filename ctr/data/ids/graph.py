@@ -1,6 +1,7 @@
 """Operations of the rules in the TensorFlow graph, without state: the exported model takes raw strings and numbers."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -35,18 +36,16 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
         [N] for each single-valued feature, RaggedTensor [N, None] for each multivalent one: int32, or int64 where a
         feature's ids grow.
     """
-    import ctr.data.ids.graph as xp
-
-    made = FeatureIds(schema)(xp, raw)
+    texts = (name for name, kind in schema.inputs.items() if kind == "text" and name in raw)
+    raw = {**raw, **{name: _as_text(raw[name]) for name in texts}}
+    made = FeatureIds(schema)(sys.modules[__name__], raw)
     return {
         name: one.ids if one.rows is None else one.rows.with_values(one.ids) for name, one in made.items()
     }
 
 
-def texts(values: Tensors) -> Tensors:
-    if values.dtype == tf.string:
-        return values
-    return tf.ragged.map_flat_values(tf.strings.as_string, values)
+def _as_text(values: Tensors) -> Tensors:
+    return values if values.dtype == tf.string else tf.ragged.map_flat_values(tf.strings.as_string, values)
 
 
 def decimals(integers: tf.Tensor) -> tf.Tensor:
@@ -117,25 +116,23 @@ def lower_case(strings: tf.Tensor) -> tf.Tensor:
     return tf.strings.lower(strings, encoding="utf-8")
 
 
-def words(strings: tf.Tensor) -> tf.RaggedTensor:
+def cut_words(strings: tf.Tensor) -> tf.RaggedTensor:
+    """Cuts strings into runs of letters, marks and digits, lower-cased."""
     # Before lower-casing, which would end a string at its first NUL.
     return tf.strings.split(lower_case(tf.strings.regex_replace(strings, _NOT_A_WORD, " ")))
 
 
-def word_grams(words: tf.RaggedTensor, sizes: Sequence[int]) -> list[tf.RaggedTensor]:
-    return [tf.strings.ngrams(words, size, separator=" ") for size in sizes]
-
-
-def letter_grams(words: tf.RaggedTensor, sizes: Sequence[int]) -> list[tf.RaggedTensor]:
-    if not sizes:
-        return []
-    marked = tf.strings.join(["<", words.values, ">"])
-    letters = tf.strings.unicode_split(marked, "UTF-8", errors="replace")
-    grams = (words.with_values(tf.strings.ngrams(letters, size, separator="")) for size in sizes)
-    return [one.merge_dims(1, 2) for one in grams]
-
-
-def join(grams: list[tf.RaggedTensor], most: int) -> tuple[tf.Tensor, tf.RaggedTensor]:
+def ngrams(
+    strings: tf.Tensor, words: Sequence[int], subwords: Sequence[int], most: int
+) -> tuple[tf.Tensor, tf.RaggedTensor]:
+    found = cut_words(strings)
+    grams = [tf.strings.ngrams(found, size, separator=" ") for size in words]
+    if subwords:
+        marked = tf.strings.join(["<", found.values, ">"])
+        letters = tf.strings.unicode_split(marked, "UTF-8", errors="replace")
+        for size in subwords:
+            of_words = found.with_values(tf.strings.ngrams(letters, size, separator=""))
+            grams.append(of_words.merge_dims(1, 2))
     joined = tf.concat(grams, axis=1)[:, :most]
     return joined.values, joined
 
@@ -158,8 +155,9 @@ def bucket(prints: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
     return 1 + tf.cast(tf.math.floormod(prints, divisors), tf.int32)
 
 
-def signed(prints: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(prints, tf.int64)
+def grown(prints: tf.Tensor) -> tf.Tensor:
+    ids = tf.bitcast(prints, tf.int64)
+    return tf.where(tf.equal(ids, 0), tf.ones_like(ids), ids)
 
 
 def look_up(prints: tf.Tensor, places: Mapping[int, int]) -> tf.Tensor:
@@ -175,19 +173,13 @@ def look_up(prints: tf.Tensor, places: Mapping[int, int]) -> tf.Tensor:
 
 
 def rank(numbers: tf.Tensor, edges: Sequence[float]) -> tf.Tensor:
+    numbers = tf.where(tf.abs(numbers) < SMALLEST_NORMAL, tf.zeros_like(numbers), numbers)
     return 1 + tf.searchsorted(tf.constant(edges, tf.float32), numbers, side="right")
-
-
-def flush(numbers: tf.Tensor) -> tf.Tensor:
-    return tf.where(tf.abs(numbers) < SMALLEST_NORMAL, tf.zeros_like(numbers), numbers)
-
-
-def unsigned(ids: tf.Tensor) -> tf.Tensor:
-    return tf.cast(ids, tf.uint64)
 
 
 def mix(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     half = tf.constant(32, tf.uint64)
+    parts = [tf.cast(part, tf.uint64) for part in parts]
     state = tf.ones_like(parts[0])
     for part in parts:
         state = tf.bitwise.bitwise_xor(state * tf.constant(0x9E3779B97F4A7C15, tf.uint64), part)
@@ -218,10 +210,6 @@ def is_nan(numbers: tf.Tensor) -> tf.Tensor:
 
 def is_negative(times: tf.Tensor) -> tf.Tensor:
     return tf.cast(times, tf.int64) < 0
-
-
-def is_zero(ids: tf.Tensor) -> tf.Tensor:
-    return tf.equal(ids, 0)
 
 
 def all_zero(ids: Sequence[tf.Tensor]) -> tf.Tensor:

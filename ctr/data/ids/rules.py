@@ -4,8 +4,9 @@ Strings are hashed with FarmHash Fingerprint64: missing is 0, everything else ``
 where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
 values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32. A cross mixes the full 64-bit
 fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
-missing part counts as a value of its own, and if all are missing the id is 0. Categories spell numbers in one way
-(``ctr.data.spelling``).
+missing part counts as a value of its own, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
+part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
+x ^= x >> 32``. Categories spell numbers in one way (``ctr.data.spelling``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from ctr.io.words import listed
 
 Vector: TypeAlias = Any
 """Values one after the other: a tensor, a list, or an array, as the operations that made it have them."""
+Sizes: TypeAlias = Sequence[int]
 Rows: TypeAlias = Any
 """How many values each row of a multivalent feature has, as the operations that made it write it."""
 
@@ -29,108 +31,43 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class Operations(Protocol):
-    """What the rules are made of. Strings are bytes of any content, the empty one is missing; numbers are float32."""
+    """What the rules are made of. Strings may hold any bytes, the empty one is missing; numbers are float32."""
 
-    def texts(self, values: Vector) -> Vector:
-        """Converts what a request may have in place of strings, integers, to decimal text."""
-
-    def numbers(self, values: Vector) -> Vector:
-        """Converts integers and strings to numbers, NaN where a string is none."""
-
-    def spell(self, strings: Vector) -> Vector:
-        """Spells whole numbers without a fraction."""
-
-    def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]:
-        """Cuts at a separator."""
-
-    def strip(self, strings: Vector, characters: str) -> Vector:
-        """Takes ASCII characters off both ends."""
-
-    def keep(self, strings: Vector, rows: Rows, most: int, which: str) -> tuple[Vector, Rows]:
-        """Drops empty strings, then all but the ``first`` or ``last`` of each row."""
-
-    def words(self, strings: Vector) -> Any:
-        """Cuts into runs of letters, marks and digits, lower-cased by Unicode's rules."""
-
-    def word_grams(self, words: Any, sizes: Sequence[int]) -> list[Any]:
-        """Joins neighboring words with a space."""
-
-    def letter_grams(self, words: Any, sizes: Sequence[int]) -> list[Any]:
-        """Cuts ``<word>`` into neighboring characters."""
-
-    def join(self, grams: list[Any], most: int) -> tuple[Vector, Rows]:
-        """Sets grams of a row one after the other, and keeps the first ones."""
-
-    def fingerprint(self, strings: Vector) -> Vector:
-        """Hashes to unsigned 64 bits."""
-
-    def bucket(self, prints: Vector, counts: Sequence[int]) -> Vector:
-        """Computes ``1 + print mod count``; of a stack each feature has its own."""
-
-    def signed(self, prints: Vector) -> Vector:
-        """Reads the 64 bits as signed."""
-
-    def look_up(self, prints: Vector, places: Mapping[int, int]) -> Vector:
-        """Finds the place of a fingerprint, one more than there are if it has none."""
-
-    def rank(self, numbers: Vector, edges: Sequence[float]) -> Vector:
-        """Computes 1 + how many of the rising edges are at or below a number."""
-
-    def flush(self, numbers: Vector) -> Vector:
-        """Replaces subnormal numbers by 0."""
-
-    def unsigned(self, ids: Vector) -> Vector:
-        """Reads ids of numbers as fingerprints."""
-
-    def mix(self, parts: Sequence[Vector]) -> Vector:
-        """Mixes fingerprints of parts.
-
-        ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the
-        finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
-        """
-
-    def spread(self, vector: Vector, rows: Rows) -> Vector:
-        """Repeats the value of a row for each of the row's values."""
-
-    def is_empty(self, strings: Vector) -> Vector:
-        """Tells missing strings."""
-
-    def is_nan(self, numbers: Vector) -> Vector:
-        """Tells missing numbers."""
-
-    def is_zero(self, ids: Vector) -> Vector:
-        """Tells ids that are 0."""
-
-    def all_zero(self, ids: Sequence[Vector]) -> Vector:
-        """Tells rows whose ids are all 0."""
-
-    def where(self, condition: Vector, constant: Any, values: Vector) -> Vector:
-        """Replaces values by a constant where the condition holds."""
+    def numbers(self, values: Vector) -> Vector: ...  # also of strings and integers; NaN: not a number
+    def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
+    def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]: ...
+    def strip(self, strings: Vector, characters: str) -> Vector: ...  # ASCII characters, at both ends
+    def keep(self, strings: Vector, rows: Rows, most: int, which: str) -> tuple[Vector, Rows]: ...
+    def ngrams(self, strings: Vector, words: Sizes, subwords: Sizes, most: int) -> tuple[Vector, Rows]: ...
+    def fingerprint(self, strings: Vector) -> Vector: ...  # unsigned, 64 bits
+    def bucket(self, prints: Vector, counts: Sequence[int]) -> Vector: ...  # 1 + print mod count
+    def grown(self, prints: Vector) -> Vector: ...  # the 64 bits read as signed; 1 for 0
+    def look_up(
+        self, prints: Vector, places: Mapping[int, int]
+    ) -> Vector: ...  # else the number after the last
+    def rank(
+        self, numbers: Vector, edges: Sequence[float]
+    ) -> Vector: ...  # 1 + how many edges are at or below
+    def mix(self, parts: Sequence[Vector]) -> Vector: ...
+    def spread(self, vector: Vector, rows: Rows) -> Vector: ...  # a row's value for each of its items
+    def is_empty(self, strings: Vector) -> Vector: ...
+    def is_nan(self, numbers: Vector) -> Vector: ...
+    def all_zero(self, ids: Sequence[Vector]) -> Vector: ...  # of each row
+    def where(self, condition: Vector, constant: Any, values: Vector) -> Vector: ...
 
 
 class RawOperations(Operations, Protocol):
     """What it takes to begin with the columns of a request; ingestion has derived ones already."""
 
-    def prefix(self, strings: Vector, length: int) -> Vector:
-        """Keeps so many characters from the start."""
-
-    def cast(self, strings: Vector, cast: Cast) -> Vector:
-        """Spells by a rule of ``CASTS``; what it does not accept is missing."""
-
-    def decimals(self, integers: Vector) -> Vector:
-        """Converts integers to decimal text."""
-
-    def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector:
-        """Computes ``(time // length + shift) % count``, without the remainder if count is 0."""
-
-    def stack(self, vectors: Sequence[Vector]) -> Vector:
-        """Sets strings of several features one after the other."""
-
-    def unstack(self, vector: Vector, count: int) -> list[Vector]:
-        """Takes them apart."""
-
-    def is_negative(self, times: Vector) -> Vector:
-        """Tells missing times."""
+    def decimals(self, integers: Vector) -> Vector: ...
+    def prefix(self, strings: Vector, length: int) -> Vector: ...  # so many characters
+    def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
+    def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...
+    def is_negative(self, times: Vector) -> Vector: ...
+    def stack(
+        self, vectors: Sequence[Vector]
+    ) -> Vector: ...  # strings of several features, which bucket counts apart
+    def unstack(self, vector: Vector, count: int) -> list[Vector]: ...
 
 
 class Made(NamedTuple):
@@ -172,7 +109,7 @@ class FeatureIds:
         made: dict[str, Made] = {}
         for features in self._alike:
             # In a few operations: a model that is served has few rows of many features.
-            strings = xp.stack([xp.texts(columns[feature.source]) for feature in features])
+            strings = xp.stack([columns[feature.source] for feature in features])
             together = self._hashed(xp, features, strings)
             names = [feature.name for feature in features]
             ids, prints = (xp.unstack(vector, len(names)) for vector in together[:2])
@@ -195,14 +132,11 @@ class FeatureIds:
     ) -> Made:
         """Makes the ids of the values of a feature's source, of lists that are cut already with their rows."""
         if isinstance(feature, Number):
-            values = xp.flush(xp.numbers(values))
+            values = xp.numbers(values)
             ids = xp.where(xp.is_nan(values), MISSING_ID, xp.rank(values, self._edges[feature.name]))
-            return Made(ids, xp.unsigned(ids))
-        values = xp.texts(values)
+            return Made(ids, ids)
         if isinstance(feature, Text):
-            words = xp.words(values)
-            grams = xp.word_grams(words, feature.words) + xp.letter_grams(words, feature.subwords)
-            values, rows = xp.join(grams, feature.max_values)
+            values, rows = xp.ngrams(values, feature.words, feature.subwords, feature.max_values)
         elif feature.multivalent:
             if rows is None:
                 values, rows = xp.split(values, feature.separator)
@@ -229,11 +163,8 @@ class FeatureIds:
 def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None]) -> Vector:
     """Makes ids of fingerprints, of one feature or of a stack of several whose ids all grow, or none's."""
     counts = [count - 1 for count in buckets if count is not None]
-    if counts:
-        return xp.bucket(prints, counts)
-    ids = xp.signed(prints)
     # 0 says missing; the one value in 2^64 with this fingerprint takes the next one's.
-    return xp.where(xp.is_zero(ids), 1, ids)
+    return xp.bucket(prints, counts) if counts else xp.grown(prints)
 
 
 def cross_ids(xp: Operations, feature: Cross, parts: Sequence[Made]) -> Made:
@@ -254,14 +185,9 @@ def derived_values(xp: RawOperations, rule: Derived, values: Vector, as_number: 
         if as_number:
             return xp.where(missing, np.nan, xp.numbers(periods))
         return xp.where(missing, "", xp.decimals(periods))
-    if rule.is_copy:
-        return values
-    texts = xp.texts(values)
     if rule.prefix is not None:
-        texts = xp.prefix(xp.spell(texts), rule.prefix)
-    elif rule.cast in CASTS:
-        texts = xp.cast(texts, rule.cast)
-    return texts
+        return xp.prefix(xp.spell(values), rule.prefix)
+    return xp.cast(values, rule.cast) if rule.cast in CASTS else values
 
 
 def number_edges(feature: Number) -> list[float]:

@@ -128,6 +128,8 @@ class _Column:
 
     def raw_values(self) -> pa.Array:
         values = self.made.strings
+        if not isinstance(values, pa.Array):  # n-grams, in TensorFlow
+            values = pa.array(values.numpy(), pa.large_binary()).cast(pa.large_string())
         if self.places is not None:
             values = values.take(pa.array(self.places))
         if self.made.rows is None:

@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,6 @@ from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text, spe
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64
 from ctr.io.words import listed
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 Ids = Sequence[int] | Sequence[Sequence[int]]
 """Id of each row; of a multivalent feature those of each row. Ids that grow are signed."""
@@ -150,30 +148,23 @@ class Operations:
     def __init__(self, on_load: Callable[[], object] | None = None) -> None:
         self._on_load = on_load
 
-    def _tensorflow(self, strings: Sequence[bytes]) -> "tf.Tensor":
+    def _graph(self) -> ModuleType:
         if self._on_load is not None:
             self._on_load()
-        import tensorflow as tf
+        from ctr.data.ids import graph
 
-        return tf.constant(strings)
+        return graph
 
-    @staticmethod
-    def texts(values: Strings) -> Strings:
-        return values
-
-    @staticmethod
-    def decimals(integers: Sequence[int]) -> list[str]:
+    def decimals(self, integers: Sequence[int]) -> list[str]:
         return list(map(str, integers))
 
-    @staticmethod
-    def numbers(values: np.ndarray | Sequence[float | str | bytes]) -> list[float]:
+    def numbers(self, values: np.ndarray | Sequence[float | str | bytes]) -> list[float]:
         if isinstance(values, np.ndarray):
             found: list[float] = values.tolist()
             return found
         return [c_float(_number(value)).value for value in values]
 
-    @staticmethod
-    def spell(strings: Strings) -> Strings:
+    def spell(self, strings: Strings) -> Strings:
         try:
             # One search through all strings takes less time than one in each.
             if ".0" not in "\0".join(strings):  # type: ignore[arg-type]
@@ -188,113 +179,81 @@ class Operations:
             try:
                 found.append(value.decode()[:length].encode())
             except UnicodeDecodeError:
-                asked = self._tensorflow([value])
-                from ctr.data.ids import graph
-
-                found += graph.prefix(asked, length).numpy().tolist()
+                found += self._graph().prefix([value], length).numpy().tolist()
         return found
 
-    @staticmethod
-    def cast(strings: Strings, cast: Cast) -> list[bytes]:
+    def cast(self, strings: Strings, cast: Cast) -> list[bytes]:
         pattern, spelled = _CASTS[cast]
         matches = map(pattern.fullmatch, map(_bytes, strings))
         return [b"" if match is None else match.expand(spelled) for match in matches]
 
-    @staticmethod
-    def periods(times: np.ndarray, length: int, shift: int, count: int) -> list[int]:
+    def periods(self, times: np.ndarray, length: int, shift: int, count: int) -> list[int]:
         found = [time // length + shift for time in times.tolist()]
         return [period % count for period in found] if count else found
 
-    @staticmethod
-    def split(strings: Strings, separator: str) -> tuple[list[bytes], list[int]]:
+    def split(self, strings: Strings, separator: str) -> tuple[list[bytes], list[int]]:
         mark = separator.encode()
         return _flat([_bytes(value).split(mark) for value in strings])
 
-    @staticmethod
-    def strip(strings: list[bytes], characters: str) -> list[bytes]:
+    def strip(self, strings: list[bytes], characters: str) -> list[bytes]:
         some = characters.encode()
         return [value.strip(some) for value in strings]
 
-    @staticmethod
-    def keep(strings: list[bytes], rows: list[int], most: int, which: str) -> tuple[list[bytes], list[int]]:
+    def keep(
+        self, strings: list[bytes], rows: list[int], most: int, which: str
+    ) -> tuple[list[bytes], list[int]]:
         kept = [[value for value in row if value] for row in _lists(strings, rows)]
         return _flat([row[:most] if which == "first" else row[-most:] for row in kept])
 
-    def words(self, strings: Strings) -> list[list[bytes]]:
-        texts = list(map(_bytes, strings))
+    def ngrams(
+        self, strings: Strings, words: Sequence[int], subwords: Sequence[int], most: int
+    ) -> tuple[list[bytes], list[int]]:
+        rows = []
+        for found in self._cut_words(list(map(_bytes, strings))):
+            grams = [b" ".join(gram) for size in words for gram in _grams(found, size)]
+            marked = [f"<{word.decode()}>" for word in found] if subwords else ()
+            grams += [gram.encode() for size in subwords for word in marked for gram in _grams(word, size)]
+            rows.append(grams[:most])
+        return _flat(rows)
+
+    def _cut_words(self, texts: list[bytes]) -> list[list[bytes]]:
         others = [text for text in texts if not text.isascii()]
-        asked = iter(self._words_beyond_ascii(others) if others else ())
+        asked = iter(self._graph().cut_words(others).to_list() if others else ())
         return [
             _NOT_A_WORD.sub(b" ", text).lower().split() if text.isascii() else next(asked) for text in texts
         ]
 
-    def _words_beyond_ascii(self, strings: list[bytes]) -> list[list[bytes]]:
-        asked = self._tensorflow(strings)
-        from ctr.data.ids import graph
-
-        found: list[list[bytes]] = graph.words(asked).to_list()
-        return found
-
-    @staticmethod
-    def word_grams(words: list[list[bytes]], sizes: Sequence[int]) -> list[list[list[bytes]]]:
-        return [[list(map(b" ".join, _grams(row, size))) for row in words] for size in sizes]
-
-    @staticmethod
-    def letter_grams(words: list[list[bytes]], sizes: Sequence[int]) -> list[list[list[bytes]]]:
-        marked = [[f"<{word.decode()}>" for word in row] for row in words] if sizes else []
-        return [
-            [[gram.encode() for word in row for gram in _grams(word, size)] for row in marked]
-            for size in sizes
-        ]
-
-    @staticmethod
-    def join(grams: list[list[list[bytes]]], most: int) -> tuple[list[bytes], list[int]]:
-        return _flat([list(chain(*row))[:most] for row in zip(*grams, strict=True)])
-
-    @staticmethod
-    def fingerprint(strings: Strings) -> list[int]:
+    def fingerprint(self, strings: Strings) -> list[int]:
         return list(map(_fingerprint, strings))
 
-    @staticmethod
-    def stack(vectors: Sequence[list[Any]]) -> list[Any]:
+    def stack(self, vectors: Sequence[list[Any]]) -> list[Any]:
         return list(chain(*vectors))
 
-    @staticmethod
-    def unstack(vector: list[Any], count: int) -> list[list[Any]]:
+    def unstack(self, vector: list[Any], count: int) -> list[list[Any]]:
         size = len(vector) // count
         return [vector[begin : begin + size] for begin in range(0, count * size, size or 1)]
 
-    @staticmethod
-    def bucket(prints: list[int], counts: Sequence[int]) -> list[int]:
+    def bucket(self, prints: list[int], counts: Sequence[int]) -> list[int]:
         if len(counts) == 1:
             return [1 + one % counts[0] for one in prints]
         size = len(prints) // len(counts)
         divisors = counts if size == 1 else [count for count in counts for _ in range(size)]
         return [1 + one % count for one, count in zip(prints, divisors, strict=True)]
 
-    @staticmethod
-    def signed(prints: list[int]) -> list[int]:
-        return [one - ((one >> 63) << 64) for one in prints]
+    def grown(self, prints: list[int]) -> list[int]:
+        return [(one or 1) - ((one >> 63) << 64) for one in prints]
 
-    @staticmethod
-    def look_up(prints: list[int], places: Mapping[int, int]) -> list[int]:
+    def look_up(self, prints: list[int], places: Mapping[int, int]) -> list[int]:
         other = len(places) + 1
         return [places.get(one, other) for one in prints]
 
-    @staticmethod
-    def rank(numbers: list[float], edges: Sequence[float]) -> list[int]:
-        return [1 + bisect_right(edges, number) for number in numbers]
+    def rank(self, numbers: list[float], edges: Sequence[float]) -> list[int]:
+        return [
+            1 + bisect_right(edges, 0.0 if -SMALLEST_NORMAL < number < SMALLEST_NORMAL else number)
+            for number in numbers
+        ]
 
-    @staticmethod
-    def flush(numbers: list[float]) -> list[float]:
-        return [0.0 if -SMALLEST_NORMAL < number < SMALLEST_NORMAL else number for number in numbers]
-
-    @staticmethod
-    def unsigned(ids: list[int]) -> list[int]:
-        return ids
-
-    @staticmethod
-    def mix(parts: Sequence[list[int]]) -> list[int]:
+    def mix(self, parts: Sequence[list[int]]) -> list[int]:
         mixed = []
         for row in zip(*parts, strict=True):
             state = 1
@@ -305,32 +264,22 @@ class Operations:
             mixed.append(state)
         return mixed
 
-    @staticmethod
-    def spread(vector: list[int], rows: list[int]) -> list[int]:
+    def spread(self, vector: list[int], rows: list[int]) -> list[int]:
         return [value for value, length in zip(vector, rows, strict=True) for _ in range(length)]
 
-    @staticmethod
-    def is_empty(strings: Strings) -> list[bool]:
+    def is_empty(self, strings: Strings) -> list[bool]:
         return [not value for value in strings]
 
-    @staticmethod
-    def is_nan(numbers: list[float]) -> list[bool]:
+    def is_nan(self, numbers: list[float]) -> list[bool]:
         return [number != number for number in numbers]
 
-    @staticmethod
-    def is_negative(times: np.ndarray) -> list[bool]:
+    def is_negative(self, times: np.ndarray) -> list[bool]:
         return [time < 0 for time in times.tolist()]
 
-    @staticmethod
-    def is_zero(ids: list[int]) -> list[bool]:
-        return [not one for one in ids]
-
-    @staticmethod
-    def all_zero(ids: Sequence[list[int]]) -> list[bool]:
+    def all_zero(self, ids: Sequence[list[int]]) -> list[bool]:
         return [not any(row) for row in zip(*ids, strict=True)]
 
-    @staticmethod
-    def where(condition: list[bool], constant: Any, values: list[Any]) -> list[Any]:
+    def where(self, condition: list[bool], constant: Any, values: list[Any]) -> list[Any]:
         if True not in condition:
             return values
         return [constant if holds else value for holds, value in zip(condition, values, strict=True)]
