@@ -63,7 +63,13 @@ def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str) -> 
     dtype = resolve_compute_dtype(config)
     layouts = config.table_layouts(schema)
     state = TrainState(layouts, config, dtype)
-    position = {"examples": 1, "batches": 1, "trained_examples": 10**9}
+    position = {
+        "examples": 1,
+        "batches": 1,
+        "trained_examples": 10**9,
+        "trained_before": 0,
+        "learned_until": None,
+    }
     progress = {"position": position, "window_times": [0, 0], "consumed": []}
     parts = state.tables.weights, {}, {}, state.architecture, state.weights
     snapshot = Snapshot(folder, config, schema, dtype, layouts, *parts, progress)
