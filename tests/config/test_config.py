@@ -123,6 +123,11 @@ def test_a_long_value_is_cut():
         ({"rollback": {"after_skipped_steps": 2.5}}, ["rollback.after_skipped_steps: 2.5 ", "integer"]),
         ({"rollback": None}, ["rollback: None "]),
         ({"max_rejected_share": 1.5}, ["max_rejected_share: 1.5 "]),
+        ({"model": {"ensemble": 5}}, ["model.ensemble: 5 is not allowed"]),
+        (
+            {"optimizer": {"dense": {"shampoo": {"grafting": {"kind": []}}}}},
+            ["grafting is {'kind': []}; allowed: "],
+        ),
     ],
 )
 def test_impossible_training_configurations_are_refused(content, words):
