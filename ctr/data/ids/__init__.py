@@ -2,6 +2,6 @@
 
 ``rules.py`` has the one rule of each kind of feature, over a few operations; begin there. The operations exist three
 times: in ``graph.py`` for TensorFlow, which the exported model carries; in ``values.py`` for a few rows as Python's
-lists, without TensorFlow; in ``arrow.py`` for columns of tables, which ingestion reads. Each of these modules also has
-the functions by which the others get ids: ``transform_tensors``, ``feature_ids``, ``transform_table``, ``string_ids``.
+lists, without TensorFlow; in ``arrow.py`` for columns of tables, which ingestion reads by ``tables.py``. Others call
+``transform_tensors``, ``RowIds`` and ``feature_ids``, ``transform_table`` and ``pack_table``, or ``string_ids``.
 """

@@ -1,7 +1,7 @@
 """Operations of the rules on lists of Python's values, without TensorFlow: a call of it takes longer for a few rows.
 
-What only TensorFlow's own libraries decide is asked of them, value by value: texts beyond ASCII that are cut into
-words, and prefixes of bytes that are no UTF-8.
+What only TensorFlow's own libraries decide is asked of them, for these few values: how texts beyond ASCII are cut into
+words, and where characters end in bytes that are no UTF-8.
 """
 
 import functools
