@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.feature_ops import feature_ids
+from ctr.data.ids.values import feature_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed

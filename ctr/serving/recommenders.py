@@ -53,7 +53,7 @@ def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
 class RecommendersModel(tfrs.Model):
     """Click model of a run, with its tables and weights, and the logistic loss.
 
-    It is called with ids as a log holds them (``ids_of_rows``; of raw columns ``ctr.data.transform.transform_tensors``
+    It is called with ids as a log holds them (``ids_of_rows``; of raw columns ``ctr.data.ids.graph.transform_tensors``
     makes them) and returns logits, float32 [N]: those of the run's export up to rounding. The weight alpha2 of the
     crosses is a factor of their last matrices and biases, ``x_0 * (x U (alpha2 V) + alpha2 b) + x``. Everything is
     float32; a run that computes in bfloat16 rounds its products, and its logits differ by that.

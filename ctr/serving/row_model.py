@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ctr.data.row_ids import Ids, RowIds
+from ctr.data.ids.values import Ids, RowIds
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.blas import one_blas_thread
 from ctr.io.hashing import splitmix64
@@ -266,10 +266,17 @@ _ACTIVATIONS: dict[str, Rounding] = {
 
 
 class RowModel:
-    """Functions of a model, with weights named as under ``network`` in the metadata; else KeyError or ValueError."""
+    """Functions of a model, with weights named as under ``network`` in the metadata; else KeyError or ValueError.
+
+    ``on_load`` is called before TensorFlow is asked about values that only its libraries read.
+    """
 
     def __init__(
-        self, metadata: Mapping[str, Any], schema: Schema, weights: Mapping[str, np.ndarray]
+        self,
+        metadata: Mapping[str, Any],
+        schema: Schema,
+        weights: Mapping[str, np.ndarray],
+        on_load: Callable[[], object] | None = None,
     ) -> None:
         described, model = metadata[NETWORK], metadata["model"]
         alpha2 = float(weights.get("alpha2", model["alpha2"]))
@@ -280,9 +287,11 @@ class RowModel:
             for table in described["tables"]
         ]
         self._ids = {
-            "predict": RowIds(schema.only(name for table in self._tables for name in table.features)),
+            "predict": RowIds(
+                schema.only(name for table in self._tables for name in table.features), on_load
+            ),
             **{
-                tower: RowIds(schema.only(name for table in own for name in table.features))
+                tower: RowIds(schema.only(name for table in own for name in table.features), on_load)
                 for tower in _TOWERS
                 if (own := [table for table in self._tables if table.tower == tower])
             },
@@ -290,8 +299,8 @@ class RowModel:
         self._single, self._multivalent = schema.single_valued, schema.multivalent
 
     def call(self, name: str, columns: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
-        """Computes what a function does of N rows, or raises OtherWayError: a value is to be left to TensorFlow."""
-        ids = self._ids[name](columns, rows)
+        """Computes what a function does of N rows."""
+        ids = self._ids[name](columns)
         if name == "predict":
             return self._score(ids, rows)
         inputs = self._inputs(ids, rows, name)[name]

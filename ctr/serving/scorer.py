@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ctr.data.row_ids import OtherWayError
 from ctr.io.errors import InputError, one_line
 from ctr.serving.metadata import NETWORK, check_files, find_model, model_schema, read_chain, read_metadata
 from ctr.serving.raw_values import FunctionInputs
@@ -30,7 +29,7 @@ class Scorer:
             that it builds on beside it.
         cached_rows: how many rows of U a factorized model keeps; 0: none.
         lazy: whether TensorFlow is loaded only when it is needed: when calls of more than 8 rows have had more than
-            4095 of them together, or by a call of no rows, or of values that ``ctr.data.row_ids`` leaves to it.
+            4095 of them together, or by a call of no rows, or of values that ``ctr.data.ids.values`` asks it about.
         on_load: called before it is.
 
     Attributes:
@@ -64,7 +63,7 @@ class Scorer:
         check_files(self._chain.full, full_metadata)
         self._separators = self.schema.list_separators
         self._cache: RowCache | None = None
-        self._on_load = on_load
+        self._on_load = _once(on_load)
         self._loading = threading.Lock()
         self._loaded: Program | None = None
         self._few = _SOME_ROWS if lazy else _FEW_ROWS
@@ -95,15 +94,16 @@ class Scorer:
     def _row_model(self) -> RowModel:
         names = self.metadata[NETWORK]["variables"]
         weights = stored_weights(self._chain.full, names) if self._weights is None else self._weights
-        return RowModel(self.metadata, self.schema, dict(zip(names, weights.values(), strict=True)))
+        return RowModel(
+            self.metadata, self.schema, dict(zip(names, weights.values(), strict=True)), self._on_load
+        )
 
     @property
     def _program(self) -> "Program":
         """Graph, loaded once, whichever thread needs it first."""
         with self._loading:
             if self._loaded is None:
-                if self._on_load is not None:
-                    self._on_load()
+                self._on_load()
                 from ctr.serving.program import Program
 
                 self._loaded = Program(self._chain, self._inputs, self._weights)
@@ -192,12 +192,22 @@ class Scorer:
             try:
                 self._count(rows)
                 return self._rows.call(name, columns, rows)
-            except OtherWayError:
-                pass
             except UnicodeEncodeError:
                 self._inputs[name].refuse_texts(columns, self._separators)
                 raise
         return self._program(name, columns, self._separators)
+
+
+def _once(function: Callable[[], object] | None) -> Callable[[], None]:
+    """A function that the first call of it calls, whichever thread that is in; the others wait until it is done."""
+    lock, pending = threading.Lock(), [] if function is None else [function]
+
+    def call() -> None:
+        with lock:
+            if pending:
+                pending.pop()()
+
+    return call
 
 
 def _hashable(column: Any) -> list[Any]:

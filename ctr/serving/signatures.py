@@ -22,9 +22,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctr.data.derived import Derived
-from ctr.data.feature_ops import row_numbers
+from ctr.data.ids.graph import row_numbers, transform_tensors
 from ctr.data.schema import MISSING_ID, Category, Cross, InputKind, Schema
-from ctr.data.transform import transform_tensors
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.rows import FeatureRows, TableLayout

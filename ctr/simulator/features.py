@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.ids.tables import transform_table
 from ctr.data.kept_values import has_raw_values
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.shards import pack_ids, shard_schema
-from ctr.data.transform import transform_table
 from ctr.simulator.auction import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS, WorldConfig
 from ctr.simulator.traffic import NO_WORD, Ads, Queries

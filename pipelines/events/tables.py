@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.event_mapping import EventMapping, EventSource
+from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.schema import MISSING_ID
 from ctr.data.shards import shard_schema
 from ctr.data.times import duration_us
-from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, is_text, parse_weights
 from ctr.pipelines.rows.raw_columns import (

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.ids.arrow import text_array
 from ctr.data.spelling import CASTS
-from ctr.data.text_arrays import text_array
 from ctr.pipelines.rows.convert import is_text, parse_numbers
 
 LOOKED = 2000  # so many distinct values are looked at

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.ids.arrow import string_ids
+from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.mapping import Mapping
 from ctr.data.shards import shard_schema
-from ctr.data.string_ids import string_ids
 from ctr.data.times import format_time
-from ctr.data.transform import pack_table
 from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.rows.raw_columns import (
     Verdict,

@@ -7,10 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.ids.arrow import spell_array, string_ids
 from ctr.data.mapping import TIME_LIMIT_US, Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.string_ids import string_ids
-from ctr.data.text_arrays import spell_array
 from ctr.data.time_formats import TimeFormat, time_format
 from ctr.io.errors import InputError
 from ctr.io.hashing import mix64

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.derived import Derived
+from ctr.data.ids.arrow import spell_array, text_array
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
 from ctr.data.spelling import CAST_NAMES, CASTS
-from ctr.data.text_arrays import spell_array, text_array
 from ctr.data.time_formats import ZONES
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import (

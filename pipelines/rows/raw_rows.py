@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
+from ctr.data.ids.arrow import string_ids, text_array
 from ctr.data.mapping import DelimitedInput, JsonlInput, Label, Mapping, ParquetInput, RowOrder, Time
 from ctr.data.schema import Schema
-from ctr.data.string_ids import string_ids
-from ctr.data.text_arrays import text_array
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import is_text_or_number
 from ctr.pipelines.rows.raw_columns import (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.ids.arrow import spell_array, text_array
 from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, MindInput, ParquetInput
-from ctr.data.text_arrays import spell_array, text_array
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.mind import News, read_mind

@@ -11,6 +11,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data import sample_log
+from ctr.data.ids.tables import pack_table
 from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import Manifest, create_log, read_manifests, read_schema
 from ctr.data.reader import read_rows
@@ -19,7 +20,6 @@ from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition, read_shard, shard_schema
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
-from ctr.data.transform import pack_table
 from ctr.eval.logistic import row_logloss
 from ctr.io.errors import InputError
 

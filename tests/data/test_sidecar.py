@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
+from ctr.data.ids.tables import pack_table
 from ctr.data.log import Manifest, create_log
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
@@ -20,7 +21,6 @@ from ctr.data.sidecar import (
     read_sidecar_partition,
     write_sidecar_partition,
 )
-from ctr.data.transform import pack_table
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 

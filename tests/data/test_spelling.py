@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.feature_ops import spell_numbers
+from ctr.data.ids.arrow import spell_array, text_array
+from ctr.data.ids.graph import spell as spell_in_graph
 from ctr.data.schema import Schema
 from ctr.data.spelling import float_text, spell
-from ctr.data.text_arrays import spell_array, text_array
 from ctr.io.errors import InputError
 
 CHANGED = {
@@ -65,7 +65,7 @@ def test_numbers_have_one_spelling_and_other_text_stays(text, spelled):
 def test_every_way_spells_alike(texts):
     expected = [spell(text) for text in texts]
     assert spell_array(pa.array(texts, pa.string())).to_pylist() == expected
-    made = spell_numbers(tf.constant(texts, tf.string, shape=(len(texts),))).numpy()
+    made = spell_in_graph(tf.constant(texts, tf.string, shape=(len(texts),))).numpy()
     assert [text.decode() for text in made] == expected
     assert [spell(text) for text in expected] == expected
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.derived import TIME_COLUMN
+from ctr.data.ids.tables import pack_table
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
-from ctr.data.transform import pack_table
 from ctr.pipelines.rows.raw_columns import Verdict, add_derived
 from ctr.pipelines.rows.sources import Chunk
 from ctr.training.compiled_step import TrainStep

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.config import parse_model
+from ctr.data.ids.arrow import string_ids
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
 from ctr.data.shards import read_shard, unpack_ids
-from ctr.data.string_ids import string_ids
 
 COLORS = ("red", "green", "blue")
 TAGS = ("a", "b", "c", "d")

@@ -9,9 +9,9 @@ import pytest
 import scipy.optimize
 import tensorflow as tf
 
-from ctr.data.feature_ops import feature_ids
+from ctr.data.ids.arrow import string_ids
+from ctr.data.ids.values import feature_ids
 from ctr.data.schema import Schema
-from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import (
     constraint_term,

@@ -11,10 +11,10 @@ import event_files
 import raw_logs
 from ctr.cli import main
 from ctr.data.id_counts import BoundedCounts
+from ctr.data.ids.arrow import string_ids
 from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
 from ctr.data.log import read_manifests
-from ctr.data.string_ids import string_ids
 from ctr.pipelines import collisions
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.batch import ingest_events

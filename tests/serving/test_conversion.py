@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from ctr.data.feature_ops import row_numbers
+from ctr.data.ids.graph import row_numbers
 from ctr.data.reader import rows_of_table
 from ctr.serving.metadata import read_metadata
 

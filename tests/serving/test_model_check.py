@@ -10,8 +10,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from ctr.config import parse_model
+from ctr.data.ids.graph import transform_tensors
 from ctr.data.schema import Number, Schema
-from ctr.data.transform import transform_tensors
 from ctr.io.errors import InputError
 from ctr.serving.program import OPERATIONS, SAVING, check_model
 from ctr.serving.scorer import Scorer

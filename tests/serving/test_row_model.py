@@ -6,14 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ctr.config import parse_model
 from ctr.data.reader import rows_of_table
-from ctr.data.row_ids import OtherWayError, RowIds
-from ctr.data.schema import Schema
-from ctr.data.transform import transform_tensors
 from ctr.io.tensor_bundle import read_bundle
 from ctr.models.activations import make_activation
 from ctr.serving import scorer
@@ -180,94 +174,3 @@ def test_the_variables_are_those_that_tensorflow_reads(exported):
         for name, values in own.items():
             assert values.dtype == theirs.get_tensor(name).dtype
             np.testing.assert_array_equal(values, theirs.get_tensor(name))
-
-
-FEATURES = [
-    {"name": "a", "kind": "category", "source": "a", "buckets": 50},
-    {"name": "grown", "kind": "category", "source": "a"},
-    {"name": "v", "kind": "category", "source": "v", "vocabulary": ["x", "12", "é"]},
-    {"name": "m", "kind": "category", "source": "m", "multivalent": True, "separator": "||", "max_values": 2},
-    {**{"name": "last", "kind": "category", "source": "m", "multivalent": True}, "keep": "last", "max_values": 2},
-    {"name": "bare", "kind": "category", "source": "m", "multivalent": True, "separator": "|", "strip": "]^-\\[b '1"},
-    {"name": "n", "kind": "number", "source": "n", "boundaries": [-1, 0, 2.5]},
-    {"name": "n_text", "kind": "number", "source": "cast", "log": {"signed": True}},
-    {"name": "comma", "kind": "number", "source": "comma", "boundaries": [-1, 3, 1000.25]},
-    {"name": "both", "kind": "number", "source": "copy", "step": {"low": 0, "high": 5, "size": 1}},
-    {"name": "prefix", "kind": "category", "source": "short"},
-    {"name": "whole", "kind": "category", "source": "whole", "buckets": 7},
-    {"name": "as_written", "kind": "category", "source": "as_written", "buckets": 70},
-    {"name": "hour", "kind": "number", "source": "hour", "boundaries": [6, 12]},
-    {"name": "weekday", "kind": "category", "source": "weekday", "buckets": 9},
-    {"name": "block", "kind": "category", "source": "block"},
-    {"name": "words", "kind": "text", "source": "t", "words": [1, 2], "buckets": 90},
-    {"name": "parts", "kind": "text", "source": "t", "words": [], "subwords": [3, 2], "max_values": 5},
-    {"name": "single", "kind": "cross", "of": ["a", "v", "n"]},
-    {"name": "many", "kind": "cross", "of": ["v", "m", "n"], "buckets": 1000},
-]  # fmt: skip
-DERIVE = {
-    "cast": {"from": "v", "cast": "number"},
-    "comma": {"from": "v", "cast": "decimal_comma"},
-    "copy": {"from": "v"},
-    "short": {"from": "a", "prefix": 2},
-    "whole": {"from": "v", "cast": "integer"},
-    "as_written": {"from": "v", "cast": "text"},
-    "hour": {"from": "time", "part": "hour"},
-    "weekday": {"from": "time", "part": "weekday"},
-    "block": {"from": "time", "every": "12h"},
-}
-SPECIAL = [
-    "",
-    "12",
-    "12.0",
-    "-0.0",
-    "007.0",
-    " 1e3\u00a0",
-    "\v3",
-    "\t+4.50\n",
-    "true",
-    "inf",
-    "-Infinity",
-    "\u0131nf",
-    "1.5.0",
-    "x||y||||z",
-    "['12.0'|'é b']",
-    "-1.250,5",
-    "3,25",
-    " 12.000.000",
-    "é",
-    "日本.0",
-]
-TEXTS = st.one_of(st.sampled_from(SPECIAL), st.text("ab.0|1 -+e", max_size=12), st.text(max_size=70))
-ROW = st.fixed_dictionaries(
-    {
-        **{"a": TEXTS, "v": TEXTS, "m": TEXTS, "t": st.text(st.characters(codec="ascii"), max_size=30)},
-        "n": st.one_of(st.floats(width=32), st.sampled_from([-1.0, 0.0, 1e-40, 2.5])),
-        "time_us": st.integers(-1, 2**55),
-    }
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(ROW, min_size=1, max_size=4))
-def test_ids_are_those_of_the_graph(rows):
-    schema = parse_model(Schema, {"features": FEATURES, "derive": DERIVE}, "test")
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    columns |= {"n": np.array(columns["n"], np.float32), "time_us": np.array(columns["time_us"], np.int64)}
-    found = RowIds(schema)(columns, len(rows))
-    expected = transform_tensors(schema, {name: tf.constant(values) for name, values in columns.items()})
-    for name, ids in expected.items():
-        assert found[name] == (ids.to_list() if isinstance(ids, tf.RaggedTensor) else ids.numpy().tolist()), (
-            name
-        )
-
-
-@pytest.mark.parametrize("changes", [{"t": ["Grün"]}, {"a": [b"\xff\xfe"]}])
-def test_values_that_are_left_to_tensorflow(changes):
-    schema = parse_model(Schema, {"features": FEATURES, "derive": DERIVE}, "test")
-    columns = {
-        **{name: ["1"] for name in "avmt"},
-        "n": np.ones(1, np.float32),
-        "time_us": np.ones(1, np.int64),
-    }
-    with pytest.raises(OtherWayError):
-        RowIds(schema)({**columns, **changes}, 1)

@@ -114,8 +114,8 @@ def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world: 
 
 
 def test_ids_are_those_of_the_raw_columns(world: World, day: Day) -> None:
+    from ctr.data.ids.tables import transform_table
     from ctr.data.shards import unpack_ids
-    from ctr.data.transform import transform_table
 
     ids = FeatureIds(world)
     ids.begin_day(day.queries, day.ads)

@@ -14,9 +14,9 @@ import pytest
 
 from ctr.cli import main
 from ctr.config import parse_model
+from ctr.data.ids.tables import transform_table
 from ctr.data.log import read_manifests
 from ctr.data.shards import read_shard, unpack_ids
-from ctr.data.transform import transform_table
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA

@@ -20,10 +20,10 @@ import raw_logs
 import single_events
 from ctr.config import parse_model, read_yaml
 from ctr.data.event_mapping import EventMapping
+from ctr.data.ids.arrow import string_ids
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
 from ctr.data.sidecar import read_sidecar_partition
-from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.events.batch import EventsResult, ingest_events
 from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED

@@ -6,12 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
+from ctr.data.ids.arrow import string_ids
 from ctr.data.kept_values import read_values
 from ctr.data.log import read_manifests
 from ctr.data.mapping import Mapping, load_mapping
 from ctr.data.reader import rows_of_table
 from ctr.data.shards import read_shard
-from ctr.data.string_ids import string_ids
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.infer import PARTITION_ROWS

@@ -8,10 +8,10 @@ import pytest
 
 import raw_logs
 from ctr.cli import main
+from ctr.data.ids.arrow import string_ids
 from ctr.data.kept_values import FOLDER, name_ids, read_values, values_path
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import keeping_values, load_format
-from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from log_files import ids_of_rows

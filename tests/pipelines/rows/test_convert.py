@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import raw_logs
 from ctr.config import parse_model
+from ctr.data.ids.arrow import string_ids
 from ctr.data.mapping import Label, Time
-from ctr.data.string_ids import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import (
     check_encoded,

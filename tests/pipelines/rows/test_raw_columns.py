@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import raw_logs
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
+from ctr.data.ids.graph import transform_tensors
 from ctr.data.mapping import Mapping
 from ctr.data.spelling import float_text
-from ctr.data.transform import transform_tensors
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.examples import ExampleMaker
 from ctr.pipelines.ingest.run import ingest

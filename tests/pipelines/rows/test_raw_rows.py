@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import raw_logs
+from ctr.data.ids.graph import transform_tensors
+from ctr.data.ids.tables import transform_table
 from ctr.data.mapping import JsonlInput
-from ctr.data.transform import transform_table, transform_tensors
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.raw_rows import key_schema, plain_mapping, read_raw_rows
 

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from ctr.data.feature_ops import feature_ids
+from ctr.data.ids.tables import transform_table
+from ctr.data.ids.values import feature_ids
 from ctr.data.schema import Schema
-from ctr.data.transform import transform_table
 from ctr.io.errors import InputError
 
 SCHEMA = Schema.model_validate(

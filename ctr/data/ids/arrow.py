@@ -1,0 +1,215 @@
+"""Operations of the rules on arrays of strings of Arrow and of numbers of NumPy; the text of values in such arrays.
+
+Strings are large_string without nulls, or a dictionary of them for the items of lists, of which only the distinct ones
+are changed. TensorFlow is loaded for many long strings, and for text, of which it cuts and hashes n-grams faster than
+these become an array.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.ids.rules import SMALLEST_NORMAL
+from ctr.data.schema import MISSING_ID
+from ctr.data.spelling import WHOLE, WHOLE_SPELLED, float_text
+from ctr.io.errors import InputError
+from ctr.io.farmhash import LONGEST, fingerprint64, fingerprints_of
+
+_FEW = 4096  # long strings up to which Python is faster than loading TensorFlow
+
+
+def may_spell(strings: pa.Array) -> bool:
+    """Tells whether a string of an Arrow array may have another spelling: a quick test that excludes most columns."""
+    content = strings.buffers()[2]
+    # One byte is found many times faster than two.
+    return content is not None and b"." in (found := content.to_pybytes()) and b".0" in found
+
+
+def spell_array(strings: pa.Array) -> pa.Array:
+    """Spells Arrow strings as a category does; null stays null."""
+    if not may_spell(strings):
+        return strings
+    return pc.replace_substring_regex(strings, WHOLE, WHOLE_SPELLED)
+
+
+def text_array(values: pa.Array) -> pa.Array:
+    """Writes strings, integers, decimals, truth values or floats of an Arrow array as text; NaN is null."""
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return values
+    if not pa.types.is_floating(kind):
+        return values.cast(pa.string())
+    encoded = pc.dictionary_encode(values.cast(pa.float32()) if pa.types.is_float16(kind) else values)
+    distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
+    texts = pa.array([float_text(number) or None for number in distinct], pa.string())
+    return texts.take(encoded.indices)
+
+
+def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
+    """Hashes N strings to int64: FarmHash Fingerprint64, its 64 bits read as signed. Raises InputError for others."""
+    array = pa.array(values) if isinstance(values, np.ndarray) else values
+    if array.null_count:
+        raise InputError(
+            f"{array.null_count} of the values to be converted to ids are null; every row requires one"
+        )
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        raise InputError(f"values of type {array.type} cannot be converted to ids; strings are required")
+    array = array.cast(pa.large_string())
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return fingerprint(array).view(np.int64)
+
+
+def _sizes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Where the strings begin, int64 [N], and how many bytes each has."""
+    if not len(strings):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    offsets = np.frombuffer(strings.buffers()[1], np.int64)[
+        strings.offset : strings.offset + len(strings) + 1
+    ]
+    return offsets[:-1], np.diff(offsets)
+
+
+def _as_tensor(strings: pa.Array) -> Any:
+    import tensorflow as tf
+
+    content = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
+    return tf.constant(content, tf.string, shape=(len(content),))
+
+
+def _on_distinct(function: Callable[..., pa.Array], strings: pa.Array, *arguments: object) -> pa.Array:
+    if not pa.types.is_dictionary(strings.type):
+        return function(strings, *arguments)
+    distinct = function(strings.dictionary, *arguments)
+    return pa.DictionaryArray.from_arrays(strings.indices, distinct)
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def spell(strings: pa.Array) -> pa.Array:
+    return _on_distinct(spell_array, strings)
+
+
+def split(strings: pa.Array, separator: str) -> tuple[pa.Array, np.ndarray]:
+    lists = pc.split_pattern(strings, separator)
+    return lists.flatten().cast(pa.large_string()), pc.list_value_length(lists).to_numpy().astype(np.int32)
+
+
+def strip(strings: pa.Array, characters: str) -> pa.Array:
+    return _on_distinct(pc.ascii_trim, strings, characters)
+
+
+def keep(strings: pa.Array, rows: np.ndarray, most: int, which: str) -> tuple[pa.Array, np.ndarray]:
+    present = ~is_empty(strings)
+    lengths = np.bincount(np.repeat(np.arange(len(rows)), rows)[present], minlength=len(rows))
+    kept = np.minimum(lengths, most)
+    begins = np.cumsum(lengths) - lengths + (lengths - kept if which == "last" else 0)
+    places = np.flatnonzero(present)
+    if (kept < lengths).any():
+        places = places[np.repeat(begins - (np.cumsum(kept) - kept), kept) + np.arange(kept.sum())]
+    return strings.take(pa.array(places)), kept.astype(np.int32)
+
+
+def ngrams(
+    strings: pa.Array, words: Sequence[int], subwords: Sequence[int], most: int
+) -> tuple[Any, np.ndarray]:
+    from ctr.data.ids import graph
+
+    grams, rows = graph.ngrams(_as_tensor(strings), words, subwords, most)
+    return grams, rows.row_lengths().numpy().astype(np.int32)
+
+
+def fingerprint(strings: Any) -> np.ndarray:
+    if not isinstance(strings, pa.Array):
+        return _in_tensorflow(strings)
+    if pa.types.is_dictionary(strings.type):
+        found: np.ndarray = fingerprint(strings.dictionary)[strings.indices.to_numpy()]
+        return found
+    begins, sizes = _sizes(strings)
+    content = strings.buffers()[2]
+    data = np.frombuffer(b"" if content is None else content, np.uint8)
+    long = np.flatnonzero(sizes > LONGEST)
+    if not len(long):
+        return fingerprints_of(data, begins, sizes)
+    prints = np.empty(len(strings), np.uint64)
+    short = np.flatnonzero(sizes <= LONGEST)
+    prints[short] = fingerprints_of(data, begins[short], sizes[short])
+    others = strings.take(pa.array(long))
+    if len(long) <= _FEW:
+        prints[long] = [fingerprint64(text) for text in others.cast(pa.large_binary()).to_pylist()]
+    else:
+        prints[long] = _in_tensorflow(_as_tensor(others))
+    return prints
+
+
+def _in_tensorflow(strings: Any) -> np.ndarray:
+    from ctr.data.ids import graph
+
+    prints: np.ndarray = graph.fingerprint(strings).numpy()
+    return prints
+
+
+def bucket(prints: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    (count,) = counts
+    return 1 + (prints % np.uint64(count)).astype(np.int32)
+
+
+def grown(prints: np.ndarray) -> np.ndarray:
+    ids = prints.view(np.int64).copy()
+    ids[ids == 0] = 1
+    return ids
+
+
+def look_up(prints: np.ndarray, places: Mapping[int, int]) -> np.ndarray:
+    known = np.array(sorted(places), np.uint64)
+    ids = np.array([places[one] for one in known.tolist()], np.int32)
+    place = np.minimum(np.searchsorted(known, prints), len(known) - 1)
+    return np.where(known[place] == prints, ids[place], len(known) + 1)
+
+
+def rank(numbers: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+    numbers = np.where(np.abs(numbers) < SMALLEST_NORMAL, np.float32(0), numbers)
+    ids = np.searchsorted(np.asarray(edges, np.float32), numbers, side="right").astype(np.int32)
+    ids += 1
+    return ids
+
+
+def mix(parts: Sequence[np.ndarray]) -> np.ndarray:
+    state = np.ones(len(parts[0]), np.uint64)
+    for part in parts:
+        state *= np.uint64(0x9E3779B97F4A7C15)
+        state ^= part.astype(np.uint64, copy=False)
+        state ^= state >> np.uint64(32)
+        state *= np.uint64(0xD6E8FEB86659FD93)
+        state ^= state >> np.uint64(32)
+    return state
+
+
+def spread(vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return np.repeat(vector, rows)
+
+
+def is_empty(strings: Any) -> np.ndarray:
+    if not isinstance(strings, pa.Array):
+        return np.zeros(len(strings), bool)  # no n-gram is
+    if pa.types.is_dictionary(strings.type):
+        found: np.ndarray = is_empty(strings.dictionary)[strings.indices.to_numpy()]
+        return found
+    return _sizes(strings)[1] == 0
+
+
+def is_nan(numbers: np.ndarray) -> np.ndarray:
+    return np.isnan(numbers)
+
+
+def all_zero(ids: Sequence[np.ndarray]) -> np.ndarray:
+    return np.logical_and.reduce([one == MISSING_ID for one in ids])
+
+
+def where(condition: np.ndarray, constant: Any, values: np.ndarray) -> np.ndarray:
+    return np.where(condition, constant, values)

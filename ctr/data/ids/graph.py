@@ -1,0 +1,220 @@
+"""Operations of the rules in the TensorFlow graph, without state: the exported model takes raw strings and numbers."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds
+from ctr.data.schema import Schema
+from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast
+
+Tensors: TypeAlias = tf.Tensor | tf.RaggedTensor
+
+_NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
+# Lower-casing follows the process's locale for Turkish, Azeri and Lithuanian. With ASCII lower-cased
+# first, these letters are the ones that would still come out differently under another LANG.
+_LOCALE_LETTERS = {"İ": "i̇", "Ì": "ì", "Í": "í", "Ĩ": "ĩ", "Į": "į"}
+# What ingestion reads as a number, within what it trims as white space; NaN is missing and need not match.
+_SPACE = r"[\t-\r\x1c-\x20\x{85}\p{Z}]*"
+_NUMBER = rf"{_SPACE}([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))){_SPACE}"
+
+
+def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Makes the ids of all features of N rows, in pure graph operations without state.
+
+    Args:
+        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing; of a
+            text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent category
+            reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since 1970-01-01 UTC,
+            negative where missing.
+
+    Returns:
+        [N] for each single-valued feature, RaggedTensor [N, None] for each multivalent one: int32, or int64 where a
+        feature's ids grow.
+    """
+    texts = (name for name, kind in schema.inputs.items() if kind == "text" and name in raw)
+    raw = {**raw, **{name: _as_text(raw[name]) for name in texts}}
+    made = FeatureIds(schema)(sys.modules[__name__], raw)
+    return {
+        name: one.ids if one.rows is None else one.rows.with_values(one.ids) for name, one in made.items()
+    }
+
+
+def _as_text(values: Tensors) -> Tensors:
+    return values if values.dtype == tf.string else tf.ragged.map_flat_values(tf.strings.as_string, values)
+
+
+def decimals(integers: tf.Tensor) -> tf.Tensor:
+    return tf.strings.as_string(integers)
+
+
+def numbers(values: tf.Tensor) -> tf.Tensor:
+    if values.dtype != tf.string:
+        return tf.cast(values, tf.float32)
+    plain = tf.strings.regex_replace(values, f"^{_NUMBER}$", r"\1", replace_global=False)
+    found = tf.where(tf.strings.regex_full_match(values, _NUMBER), plain, "nan")
+    # As a column of truth values becomes numbers.
+    found = tf.where(tf.equal(values, "true"), "1", tf.where(tf.equal(values, "false"), "0", found))
+    # By way of float64, as ingestion does, so that both round alike.
+    return tf.cast(tf.strings.to_number(found, tf.float64), tf.float32)
+
+
+def spell(strings: tf.Tensor) -> tf.Tensor:
+    # Replacing takes thirty times as long as hashing. One search through all of the strings mostly finds that none has
+    # to be replaced; then the part that is replaced is empty, which needs no control flow in the exported graph.
+    suspected = tf.strings.regex_full_match(tf.strings.reduce_join(strings), r"\C*\.0\C*")
+    flat = tf.reshape(strings, [-1])
+    end = tf.size(flat) * tf.cast(suspected, tf.int32)
+    replaced = tf.strings.regex_replace(flat[:end], WHOLE, WHOLE_SPELLED, replace_global=False)
+    return tf.reshape(tf.concat([replaced, flat[end:]], axis=0), tf.shape(strings))
+
+
+def prefix(strings: tf.Tensor, length: int) -> tf.Tensor:
+    return tf.strings.substr(strings, 0, length, unit="UTF8_CHAR")
+
+
+def cast(strings: tf.Tensor, cast: Cast) -> tf.Tensor:
+    pattern, spelled = CASTS[cast]
+    fits = tf.strings.regex_full_match(strings, pattern)
+    return tf.where(fits, tf.strings.regex_replace(strings, pattern, spelled, replace_global=False), "")
+
+
+def periods(times: tf.Tensor, length: int, shift: int, count: int) -> tf.Tensor:
+    found = tf.cast(times, tf.int64) // length + shift
+    return found % count if count else found
+
+
+def split(strings: Tensors, separator: str) -> tuple[tf.Tensor, tf.RaggedTensor]:
+    """Cuts at a separator; what is a RaggedTensor is cut already."""
+    items = strings if isinstance(strings, tf.RaggedTensor) else tf.strings.split(strings, separator)
+    return items.values, items
+
+
+def strip(strings: tf.Tensor, characters: str) -> tf.Tensor:
+    some = f"[{re.escape(characters)}]+"
+    return tf.strings.regex_replace(strings, rf"\A{some}|{some}\z", "")
+
+
+def keep(
+    strings: tf.Tensor, rows: tf.RaggedTensor, most: int, which: str
+) -> tuple[tf.Tensor, tf.RaggedTensor]:
+    items = rows.with_values(strings)
+    items = tf.ragged.boolean_mask(items, items.with_values(tf.not_equal(strings, "")))
+    items = items[:, :most] if which == "first" else items[:, -most:]
+    return items.values, items
+
+
+def lower_case(strings: tf.Tensor) -> tf.Tensor:
+    """Lowers case by Unicode's rules, whatever the process's locale is."""
+    strings = tf.strings.lower(strings)
+    for letter, lower in _LOCALE_LETTERS.items():
+        strings = tf.strings.regex_replace(strings, letter, lower)
+    return tf.strings.lower(strings, encoding="utf-8")
+
+
+def cut_words(strings: tf.Tensor) -> tf.RaggedTensor:
+    """Cuts strings into runs of letters, marks and digits, lower-cased."""
+    # Before lower-casing, which would end a string at its first NUL.
+    return tf.strings.split(lower_case(tf.strings.regex_replace(strings, _NOT_A_WORD, " ")))
+
+
+def ngrams(
+    strings: tf.Tensor, words: Sequence[int], subwords: Sequence[int], most: int
+) -> tuple[tf.Tensor, tf.RaggedTensor]:
+    found = cut_words(strings)
+    grams = [tf.strings.ngrams(found, size, separator=" ") for size in words]
+    if subwords:
+        marked = tf.strings.join(["<", found.values, ">"])
+        letters = tf.strings.unicode_split(marked, "UTF-8", errors="replace")
+        for size in subwords:
+            of_words = found.with_values(tf.strings.ngrams(letters, size, separator=""))
+            grams.append(of_words.merge_dims(1, 2))
+    joined = tf.concat(grams, axis=1)[:, :most]
+    return joined.values, joined
+
+
+def fingerprint(strings: tf.Tensor) -> tf.Tensor:
+    flat = tf.fingerprint(tf.reshape(strings, [-1]), method="farmhash64")
+    return tf.reshape(tf.bitcast(flat, tf.uint64), tf.shape(strings))
+
+
+def stack(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.stack(vectors)
+
+
+def unstack(vector: tf.Tensor, count: int) -> list[tf.Tensor]:
+    return tf.unstack(vector, num=count)
+
+
+def bucket(prints: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
+    divisors = tf.constant(counts, tf.uint64, shape=[len(counts)] + [1] * (prints.shape.rank - 1))
+    return 1 + tf.cast(tf.math.floormod(prints, divisors), tf.int32)
+
+
+def grown(prints: tf.Tensor) -> tf.Tensor:
+    ids = tf.bitcast(prints, tf.int64)
+    return tf.where(tf.equal(ids, 0), tf.ones_like(ids), ids)
+
+
+def look_up(prints: tf.Tensor, places: Mapping[int, int]) -> tf.Tensor:
+    # By search among fingerprints: a lookup table would be state that the exported model must carry.
+    known = np.array(sorted(places), np.uint64)
+    ids = np.array([places[one] for one in known.tolist()], np.int32)
+    # searchsorted has no unsigned kernel; flipping the top bit keeps the order in int64.
+    flip = np.uint64(1 << 63)
+    sought = tf.bitcast(tf.bitwise.bitwise_xor(prints, flip), tf.int64)
+    place = tf.minimum(tf.searchsorted(tf.constant((known ^ flip).view(np.int64)), sought), len(known) - 1)
+    found = tf.equal(tf.gather(tf.constant(known), place), prints)
+    return tf.where(found, tf.gather(tf.constant(ids), place), len(known) + 1)
+
+
+def rank(numbers: tf.Tensor, edges: Sequence[float]) -> tf.Tensor:
+    numbers = tf.where(tf.abs(numbers) < SMALLEST_NORMAL, tf.zeros_like(numbers), numbers)
+    return 1 + tf.searchsorted(tf.constant(edges, tf.float32), numbers, side="right")
+
+
+def mix(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    half = tf.constant(32, tf.uint64)
+    parts = [tf.cast(part, tf.uint64) for part in parts]
+    state = tf.ones_like(parts[0])
+    for part in parts:
+        state = tf.bitwise.bitwise_xor(state * tf.constant(0x9E3779B97F4A7C15, tf.uint64), part)
+        state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
+        state *= tf.constant(0xD6E8FEB86659FD93, tf.uint64)
+        state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
+    return state
+
+
+def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
+    """Numbers the row of each value, [V] int32, by few operations, which TensorFlow Lite and ONNX have, too."""
+    count = tf.shape(lists.values)[0]
+    ends = tf.minimum(tf.cast(lists.row_splits[1:], tf.int32), count)
+    return tf.cumsum(tf.math.unsorted_segment_sum(tf.ones_like(ends), ends, count + 1))[:-1]
+
+
+def spread(vector: tf.Tensor, rows: tf.RaggedTensor) -> tf.Tensor:
+    return tf.gather(vector, row_numbers(rows))
+
+
+def is_empty(strings: tf.Tensor) -> tf.Tensor:
+    return tf.equal(strings, "")
+
+
+def is_nan(numbers: tf.Tensor) -> tf.Tensor:
+    return tf.math.is_nan(numbers)
+
+
+def is_negative(times: tf.Tensor) -> tf.Tensor:
+    return tf.cast(times, tf.int64) < 0
+
+
+def all_zero(ids: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_all([tf.equal(one, 0) for one in ids], axis=0)
+
+
+def where(condition: tf.Tensor, constant: object, values: tf.Tensor) -> tf.Tensor:
+    return tf.where(condition, tf.constant(constant, values.dtype), values)

@@ -1,0 +1,209 @@
+"""The rule by which each kind of feature makes ids, written once for all ways of computing.
+
+Strings are hashed with FarmHash Fingerprint64: missing is 0, everything else ``1 + fingerprint mod (buckets - 1)``, or,
+where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
+values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32. A cross mixes the full 64-bit
+fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
+missing part counts as a value of its own, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
+part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
+x ^= x >> 32``. Categories spell numbers in one way (``ctr.data.spelling``).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from ctr.data.derived import Derived
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text
+from ctr.data.spelling import CASTS, Cast
+from ctr.io.errors import InputError
+from ctr.io.farmhash import fingerprint64
+from ctr.io.words import listed
+
+Vector: TypeAlias = Any
+"""Values one after the other: a tensor, a list, or an array, as the operations that made it have them."""
+Sizes: TypeAlias = Sequence[int]
+Rows: TypeAlias = Any
+"""How many values each row of a multivalent feature has, as the operations that made it write it."""
+
+SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+class Operations(Protocol):
+    """What the rules are made of. Strings may hold any bytes, the empty one is missing; numbers are float32."""
+
+    def numbers(self, values: Vector) -> Vector: ...  # also of strings and integers; NaN: not a number
+    def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
+    def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]: ...
+    def strip(self, strings: Vector, characters: str) -> Vector: ...  # ASCII characters, at both ends
+    def keep(self, strings: Vector, rows: Rows, most: int, which: str) -> tuple[Vector, Rows]: ...
+    def ngrams(self, strings: Vector, words: Sizes, subwords: Sizes, most: int) -> tuple[Vector, Rows]: ...
+    def fingerprint(self, strings: Vector) -> Vector: ...  # unsigned, 64 bits
+    def bucket(self, prints: Vector, counts: Sequence[int]) -> Vector: ...  # 1 + print mod count
+    def grown(self, prints: Vector) -> Vector: ...  # the 64 bits read as signed; 1 for 0
+    def look_up(
+        self, prints: Vector, places: Mapping[int, int]
+    ) -> Vector: ...  # else the number after the last
+    def rank(
+        self, numbers: Vector, edges: Sequence[float]
+    ) -> Vector: ...  # 1 + how many edges are at or below
+    def mix(self, parts: Sequence[Vector]) -> Vector: ...
+    def spread(self, vector: Vector, rows: Rows) -> Vector: ...  # a row's value for each of its items
+    def is_empty(self, strings: Vector) -> Vector: ...
+    def is_nan(self, numbers: Vector) -> Vector: ...
+    def all_zero(self, ids: Sequence[Vector]) -> Vector: ...  # of each row
+    def where(self, condition: Vector, constant: Any, values: Vector) -> Vector: ...
+
+
+class RawOperations(Operations, Protocol):
+    """What it takes to begin with the columns of a request; ingestion has derived ones already."""
+
+    def decimals(self, integers: Vector) -> Vector: ...
+    def prefix(self, strings: Vector, length: int) -> Vector: ...  # so many characters
+    def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
+    def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...
+    def is_negative(self, times: Vector) -> Vector: ...
+    def stack(
+        self, vectors: Sequence[Vector]
+    ) -> Vector: ...  # strings of several features, which bucket counts apart
+    def unstack(self, vector: Vector, count: int) -> list[Vector]: ...
+
+
+class Made(NamedTuple):
+    """A feature of N rows: ids, fingerprints that crosses mix, strings that were hashed; of lists also the rows."""
+
+    ids: Vector
+    prints: Vector
+    strings: Vector = None
+    rows: Rows = None
+
+
+class FeatureIds:
+    """Makes the ids of all features of a schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
+        self._edges = {one.name: number_edges(one) for one in schema.features if isinstance(one, Number)}
+        self._places = {
+            one.name: {fingerprint64(value.encode()): place for place, value in enumerate(one.vocabulary, 1)}
+            for one in schema.features
+            if isinstance(one, Category) and one.vocabulary
+        }
+        alike: dict[tuple[bool, bool], list[Category]] = {}
+        for feature in schema.features:
+            if isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None:
+                key = schema.spells_numbers(feature.source), feature.buckets is None
+                alike.setdefault(key, []).append(feature)
+        self._alike = list(alike.values())
+        stacked = {feature.name for features in self._alike for feature in features}
+        self._others = [feature for feature in schema.features if feature.name not in stacked]
+
+    def __call__(self, xp: RawOperations, raw: Mapping[str, Vector]) -> dict[str, Made]:
+        """Makes the ids of N rows of the columns ``schema.inputs``. Raises InputError: one is absent."""
+        columns: dict[str, Vector] = {}
+        for feature in self._schema.features:
+            if not isinstance(feature, Cross) and feature.source not in columns:
+                columns[feature.source] = self._source(xp, feature, raw)
+        made: dict[str, Made] = {}
+        for features in self._alike:
+            # In a few operations: a model that is served has few rows of many features.
+            strings = xp.stack([columns[feature.source] for feature in features])
+            together = self._hashed(xp, features, strings)
+            names = [feature.name for feature in features]
+            ids, prints = (xp.unstack(vector, len(names)) for vector in together[:2])
+            made |= zip(names, map(Made, ids, prints), strict=True)
+        for feature in self._others:
+            if isinstance(feature, Cross):
+                made[feature.name] = cross_ids(xp, feature, [made[part] for part in feature.of])
+            else:
+                made[feature.name] = self.of_values(xp, feature, columns[feature.source])
+        return made
+
+    def _source(self, xp: RawOperations, feature: AnyFeature, raw: Mapping[str, Vector]) -> Vector:
+        assert not isinstance(feature, Cross)
+        rule = self._schema.derive.get(feature.source)
+        values = column_of(raw, feature, feature.source if rule is None else rule.column)
+        return values if rule is None else derived_values(xp, rule, values, feature.source in self._numbers)
+
+    def of_values(
+        self, xp: Operations, feature: Category | Number | Text, values: Vector, rows: Rows = None
+    ) -> Made:
+        """Makes the ids of the values of a feature's source, of lists that are cut already with their rows."""
+        if isinstance(feature, Number):
+            values = xp.numbers(values)
+            ids = xp.where(xp.is_nan(values), MISSING_ID, xp.rank(values, self._edges[feature.name]))
+            return Made(ids, ids)
+        if isinstance(feature, Text):
+            values, rows = xp.ngrams(values, feature.words, feature.subwords, feature.max_values)
+        elif feature.multivalent:
+            if rows is None:
+                values, rows = xp.split(values, feature.separator)
+            if feature.strip:
+                values = xp.strip(values, feature.strip)
+            values, rows = xp.keep(values, rows, feature.max_values, feature.keep)
+        return self._hashed(xp, [feature], values, rows)
+
+    def _hashed(
+        self, xp: Operations, features: Sequence[Category | Text], strings: Vector, rows: Rows = None
+    ) -> Made:
+        """Hashes strings of one feature, or a stack of those of several that are spelled and counted alike."""
+        one = features[0]
+        if isinstance(one, Category) and self._schema.spells_numbers(one.source):
+            strings = xp.spell(strings)
+        prints = xp.fingerprint(strings)
+        if one.name in self._places:
+            ids = xp.look_up(prints, self._places[one.name])
+        else:
+            ids = ids_of_prints(xp, prints, [feature.buckets for feature in features])
+        return Made(xp.where(xp.is_empty(strings), MISSING_ID, ids), prints, strings, rows)
+
+
+def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None]) -> Vector:
+    """Makes ids of fingerprints, of one feature or of a stack of several whose ids all grow, or none's."""
+    counts = [count - 1 for count in buckets if count is not None]
+    # 0 says missing; the one value in 2^64 with this fingerprint takes the next one's.
+    return xp.bucket(prints, counts) if counts else xp.grown(prints)
+
+
+def cross_ids(xp: Operations, feature: Cross, parts: Sequence[Made]) -> Made:
+    """Makes the ids of a cross of the ids of its parts, of which at most one is multivalent."""
+    rows = next((part.rows for part in parts if part.rows is not None), None)
+    if rows is None:
+        state = xp.mix([part.prints for part in parts])
+        missing = xp.all_zero([part.ids for part in parts])
+        return Made(xp.where(missing, MISSING_ID, ids_of_prints(xp, state, [feature.buckets])), state)
+    state = xp.mix([xp.spread(part.prints, rows) if part.rows is None else part.prints for part in parts])
+    return Made(ids_of_prints(xp, state, [feature.buckets]), state, rows=rows)
+
+
+def derived_values(xp: RawOperations, rule: Derived, values: Vector, as_number: bool) -> Vector:
+    """Makes a derived column of times, missing if negative, or of values: numbers, or strings."""
+    if rule.of_time:
+        periods, missing = xp.periods(values, *rule.periods), xp.is_negative(values)
+        if as_number:
+            return xp.where(missing, np.nan, xp.numbers(periods))
+        return xp.where(missing, "", xp.decimals(periods))
+    if rule.prefix is not None:
+        return xp.prefix(xp.spell(values), rule.prefix)
+    return xp.cast(values, rule.cast) if rule.cast in CASTS else values
+
+
+def number_edges(feature: Number) -> list[float]:
+    """Returns the boundaries between a feature's buckets, rounded to float32, rising."""
+    edges = np.asarray(feature.edges(), np.float32)
+    # TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
+    edges[np.abs(edges) < SMALLEST_NORMAL] = 0
+    found: list[float] = edges.tolist()
+    return found
+
+
+def column_of(columns: Mapping[str, Vector], feature: Category | Number | Text, name: str) -> Vector:
+    """Returns the column that a feature reads. Raises InputError: it is absent."""
+    if name not in columns:
+        known = listed(list(columns), name)
+        raise InputError(
+            f"feature {feature.name}: its source column {name} is absent; the columns are {known}"
+        )
+    return columns[name]

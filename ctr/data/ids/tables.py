@@ -1,0 +1,253 @@
+"""Ids of the columns of tables: of the distinct values of each column, gathered for its rows.
+
+Derived columns are there already (``ctr.pipelines.rows.raw_columns``).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.ids import arrow
+from ctr.data.ids.arrow import text_array
+from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
+from ctr.data.kept_values import VALUE_PREFIX
+from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.reader import LARGEST_WEIGHT
+from ctr.data.schema import Category, Cross, Number, Schema, Text
+from ctr.data.shards import pack_ids, shard_schema
+from ctr.io.errors import InputError
+from ctr.io.words import listed
+
+Lists = tuple[np.ndarray, np.ndarray]  # of a multivalent feature: ids, flat, and lengths int32 of each row
+
+_SAMPLED = 1024  # rows of a number that show whether its values recur
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A source column: of each row (or list item) the number of its distinct value."""
+
+    codes: np.ndarray  # int32 [rows], or [items] of a list column
+    texts: pa.Array  # large strings; missing is empty; the empty string may stand twice
+    lengths: np.ndarray | None  # int32 [rows] of a list column
+
+
+def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
+    lengths = None
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if not (isinstance(feature, Category) and feature.multivalent):
+            raise InputError(
+                f"feature {feature.name}: its source column {feature.source} holds lists ({kind}), "
+                "which only a multivalent category reads"
+            )
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int32)
+        column = pc.list_flatten(column)
+        kind = column.type
+    if pa.types.is_dictionary(kind) and not _has_usable_dictionaries(column):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _of_dictionary(column.unify_dictionaries(), lengths)
+    text = _is_text(kind) or pa.types.is_string_view(kind)
+    if not (text or _is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
+        raise InputError(
+            f"feature {feature.name}: its source column {feature.source} is of type {kind}; a {feature.kind} reads "
+            "strings, numbers and booleans: convert the column to strings"
+        )
+    if pa.types.is_float16(kind):
+        # Arrow finds no distinct values among them.
+        column = column.cast(pa.float32())
+    elif not _is_number(kind):
+        column = column.cast(pa.large_string())
+    return _of_dictionary(pc.dictionary_encode(column).unify_dictionaries(), lengths)
+
+
+def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
+    """Whether its dictionaries hold text and can be joined into one, with a further value for null."""
+    # Indices of fewer bits may leave no room for the values of other chunks.
+    if not _is_text(column.type.value_type) or column.type.index_type != pa.int32():
+        return False
+    # Arrow joins no dictionaries with nulls.
+    return column.num_chunks <= 1 or not any(chunk.dictionary.null_count for chunk in column.chunks)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _of_dictionary(encoded: pa.ChunkedArray, lengths: np.ndarray | None) -> _Encoded:
+    distinct = pa.array([], pa.large_string())
+    if encoded.num_chunks:
+        distinct = pc.fill_null(text_array(encoded.chunk(0).dictionary), "").cast(pa.large_string())
+    missing = len(distinct)  # one more distinct value, empty, stands for null
+    codes = [pc.fill_null(chunk.indices, missing).to_numpy() for chunk in encoded.chunks]
+    texts = pa.concat_arrays([distinct, pa.array([""], pa.large_string())])
+    return _Encoded(np.concatenate([np.zeros(0, np.int32), *codes]), texts, lengths)
+
+
+def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+        column = column.cast(kind)
+    if not (_is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
+        raise InputError(
+            f"feature {feature.name}: its source column {feature.source} is of type {kind}; a number is required"
+        )
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    return pc.fill_null(column.cast(pa.float32(), safe=False), np.nan).to_numpy()
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A feature of the distinct values, and the place of each row's, or of each list's values, among them."""
+
+    made: Made
+    places: np.ndarray | None = None
+
+    @property
+    def ids(self) -> np.ndarray:
+        ids: np.ndarray = self.made.ids
+        return ids if self.places is None else ids[self.places]
+
+    def of_rows(self) -> Made:
+        """Gathers what a cross reads."""
+        if self.places is None:
+            return self.made
+        return self.made._replace(ids=self.ids, prints=self.made.prints[self.places])
+
+    def raw_values(self) -> pa.Array:
+        values = self.made.strings
+        if not isinstance(values, pa.Array):  # n-grams, in TensorFlow
+            values = pa.array(values.numpy(), pa.large_binary()).cast(pa.large_string())
+        if self.places is not None:
+            values = values.take(pa.array(self.places))
+        if self.made.rows is None:
+            return values
+        offsets = np.concatenate([[0], np.cumsum(self.made.rows, dtype=np.int64)])
+        return pa.LargeListArray.from_arrays(pa.array(offsets), values.cast(pa.large_string()))
+
+
+def _number_column(ids: FeatureIds, feature: Number, values: np.ndarray) -> _Column:
+    """Makes the ids of a number, float32 [N], of each different value once where they recur."""
+    some = values[:_SAMPLED]
+    if len(np.unique(some)) * 2 > len(some):
+        return _Column(ids.of_values(arrow, feature, values))
+    codes, distinct = pd.factorize(values)
+    # The code of what is missing is -1.
+    return _Column(ids.of_values(arrow, feature, np.append(distinct, np.float32(np.nan))), codes)
+
+
+def _string_column(ids: FeatureIds, feature: Category | Text, source: _Encoded) -> _Column:
+    if source.lengths is not None:
+        items = pa.DictionaryArray.from_arrays(pa.array(source.codes), source.texts)
+        return _Column(ids.of_values(arrow, feature, items, source.lengths))
+    made = ids.of_values(arrow, feature, source.texts)
+    if made.rows is None:
+        return _Column(made, source.codes)
+    # The lists of the rows, one after the other.
+    begins = (np.cumsum(made.rows, dtype=np.int64) - made.rows)[source.codes]
+    chosen = made.rows[source.codes]
+    shifts = begins - (np.cumsum(chosen, dtype=np.int64) - chosen)
+    places = np.arange(int(chosen.sum(dtype=np.int64))) + np.repeat(shifts, chosen)
+    return _Column(made._replace(rows=chosen), places)
+
+
+def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
+    """Makes the ids of all features of a table's N rows, equal to those of ``transform_tensors``.
+
+    Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
+    dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type. Null, NaN and the
+    empty string are missing. Returns [N, F], the single-valued ids in the schema's order (C-contiguous), and for each
+    multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a source column is absent or of a
+    type that its feature cannot read.
+    """
+    return _packed(schema, _transformed(schema, table), table.num_rows)
+
+
+def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
+    ids = FeatureIds(schema)
+    sources = dict(zip(table.column_names, table.columns, strict=True))
+    encoded: dict[str, _Encoded] = {}
+    columns: dict[str, _Column] = {}
+    for feature in schema.features:
+        if isinstance(feature, Cross):
+            parts = [columns[part].of_rows() for part in feature.of]
+            columns[feature.name] = _Column(cross_ids(arrow, feature, parts))
+            continue
+        column = column_of(sources, feature, feature.source)
+        if isinstance(feature, Number):
+            columns[feature.name] = _number_column(ids, feature, _float_column(feature, column))
+        else:
+            if feature.source not in encoded:
+                encoded[feature.source] = _encode(feature, column)
+            columns[feature.name] = _string_column(ids, feature, encoded[feature.source])
+    return columns
+
+
+def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[np.ndarray, dict[str, Lists]]:
+    single = [columns[name].ids for name in schema.single_valued]
+    kind = schema.id_type
+    matrix = np.stack(single, axis=1, dtype=kind) if single else np.zeros((rows, 0), kind)
+    lists = {name: (columns[name].ids.astype(kind), columns[name].made.rows) for name in schema.multivalent}
+    return matrix, lists
+
+
+def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str] = ()) -> pa.Table:
+    """Makes rows of a shard of key columns (those of ``shard_schema`` that are not features) and raw source columns.
+
+    Of the features ``kept`` raw values follow in columns of their own (``ctr.data.kept_values.value_columns``). Raises
+    InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to ``LARGEST_WEIGHT``); and
+    all that ``transform_table`` refuses.
+    """
+    target = shard_schema(schema)
+    transformed = _transformed(schema, raw)
+    matrix, lists = _packed(schema, transformed, raw.num_rows)
+    columns: list[pa.Array | pa.ChunkedArray] = []
+    for field in target:
+        if field.name == IDS_COLUMN:
+            columns.append(pack_ids(matrix))
+        elif (name := field.name) in lists:
+            values, lengths = lists[name]
+            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            if offsets[-1] >= 2**31:
+                raise InputError(f"feature {name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
+            columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=field.type))
+        else:
+            columns.append(_key_column(keys, field))
+    packed = pa.table(columns, schema=target)
+    for name in kept:
+        packed = packed.append_column(VALUE_PREFIX + name, transformed[name].raw_values())
+    return packed
+
+
+def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    name = field.name
+    if name not in keys.column_names:
+        raise InputError(
+            f"the key column {name} is absent; the columns are {listed(keys.column_names, name)}"
+        )
+    column = keys.column(name)
+    if column.null_count:
+        raise InputError(f"the key column {name} has {column.null_count} nulls; every row requires a value")
+    try:
+        column = column.cast(field.type)
+    except pa.ArrowException as error:
+        raise InputError(f"the key column {name} is not {field.type}: {error}") from None
+    if name == "label" and not np.isin(column.to_numpy(), (0, 1)).all():
+        raise InputError("the key column label holds values other than 0 and 1")
+    if name.endswith("weight"):
+        weights = column.to_numpy()
+        if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():
+            raise InputError(f"the key column {name} holds values outside 0 to {LARGEST_WEIGHT:,.0f}")
+    return column

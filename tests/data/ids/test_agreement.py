@@ -1,0 +1,434 @@
+"""The three ways of making ids agree with each other, with a table of ids, and with formulas in plain Python."""
+
+import math
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.ids import arrow, graph
+from ctr.data.ids.graph import transform_tensors
+from ctr.data.ids.rules import ids_of_prints
+from ctr.data.ids.tables import transform_table
+from ctr.data.ids.values import Operations, RowIds
+from ctr.data.schema import Schema
+from ctr.io.farmhash import fingerprint64
+
+Ids = dict[str, list[Any]]
+
+
+def make_schema(*features: dict[str, Any], derive: dict[str, Any] | None = None) -> Schema:
+    return parse_model(Schema, {"features": list(features), "derive": derive or {}}, "test")
+
+
+def as_tensors(columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    return {
+        name: tf.constant(values, None if isinstance(values, np.ndarray) else tf.string, (len(values),))
+        for name, values in columns.items()
+    }
+
+
+def from_tensors(ids: Mapping[str, Any]) -> Ids:
+    return {
+        name: one.to_list() if isinstance(one, tf.RaggedTensor) else one.numpy().tolist()
+        for name, one in ids.items()
+    }
+
+
+def from_table(schema: Schema, columns: Mapping[str, Any]) -> Ids:
+    found = transform_table(schema, pa.table({name: pa.array(values) for name, values in columns.items()}))
+    ids: Ids = {name: found[0][:, at].tolist() for at, name in enumerate(schema.single_valued)}
+    for name, (values, lengths) in found[1].items():
+        ids[name] = [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]
+    return ids
+
+
+def all_ways(schema: Schema, columns: Mapping[str, Any]) -> Ids:
+    """The ids of each way, once they are known to be the same; of derived columns tables have none."""
+    ids = from_tensors(transform_tensors(schema, as_tensors(columns)))
+    assert RowIds(schema)(columns) == ids
+    if not schema.derive:
+        assert from_table(schema, columns) == ids
+    return ids
+
+
+def growing(print_: int) -> int:
+    return print_ - 2**64 if print_ >= 2**63 else print_
+
+
+def hashed(text: str, buckets: int | None) -> int:
+    """The id of a value that is not missing; of None buckets ids grow."""
+    return (
+        growing(fingerprint64(text.encode()))
+        if buckets is None
+        else 1 + fingerprint64(text.encode()) % (buckets - 1)
+    )
+
+
+def cross_id(parts: Sequence[int], buckets: int | None) -> int:
+    state, mask = 1, 2**64 - 1
+    for part in parts:
+        state = (state * 0x9E3779B97F4A7C15 & mask) ^ part
+        state ^= state >> 32
+        state = state * 0xD6E8FEB86659FD93 & mask
+        state ^= state >> 32
+    return growing(state) if buckets is None else 1 + state % (buckets - 1)
+
+
+def plain_tokens(text: str, words: Sequence[int], subwords: Sequence[int], max_values: int) -> list[str]:
+    kept = (
+        "".join(letter if unicodedata.category(letter)[0] in "LMN" else " " for letter in text)
+        .lower()
+        .split()
+    )
+    tokens = [" ".join(kept[at : at + size]) for size in words for at in range(len(kept) - size + 1)]
+    for size in subwords:
+        for word in kept:
+            marked = f"<{word}>"
+            tokens += [marked[at : at + size] for at in range(len(marked) - size + 1)]
+    return tokens[:max_values]
+
+
+# Of FarmHash Fingerprint64: the published values of the first three (that of no bytes is the constant k2), and those of
+# texts of each length that the algorithm distinguishes.
+PRINTS = {
+    "": 0x9AE16A3B2F90404F,
+    "a": 12917804110809363939,
+    "hello": 13009744463427800296,
+    "12": 12507372493458391888,
+    "7": 9813730750082856088,
+    "007.0": 7362145238660520453,
+    "日本": 5676833963740711883,
+    "a\0b": 7026922943720236280,
+    "x" * 16: 3320895591121647644,
+    "y" * 17: 426471879119003573,
+    "z" * 33: 15818058294452501359,
+    "w" * 64: 4555407945498560506,
+    "v" * 65: 10201468755379983008,
+    "u" * 200: 7548119055650748993,
+}
+# Ids as the first logs have them: of every kind of feature, by buckets, a vocabulary, or growing.
+TABLE: list[tuple[dict[str, Any], list[Any]]] = [
+    ({"name": "c", "kind": "category", "source": "c", "buckets": 1000}, [755, 125, 0, 816, 20]),
+    ({"name": "grown", "kind": "category", "source": "c"},
+     [-5436999610281751320, -5939371580251159728, 0, 5676833963740711883, -3247774798456978881]),
+    ({"name": "known", "kind": "category", "source": "c", "vocabulary": ["hello", "12"]}, [1, 2, 0, 3, 3]),
+    ({"name": "list", "kind": "category", "source": "m", "multivalent": True, "separator": "|", "strip": "[] '",
+      "max_values": 2, "keep": "last"},
+     [[-8633013323626695528, -6651148003232386794], [], [-6025967220303244210], [], [693143013273849025]]),
+    ({"name": "n", "kind": "number", "source": "n", "boundaries": [-1, 0, 2.5]}, [3, 0, 3, 4, 2]),
+    ({"name": "words", "kind": "text", "source": "t", "words": [1, 2], "buckets": 1000},
+     [[207, 762, 206, 979, 910], [], [419, 921, 449], [958, 938, 195], [276]]),
+    ({"name": "parts", "kind": "text", "source": "t", "words": [], "subwords": [3], "max_values": 2},
+     [[-7730204929511147145, 9031857537011164443], [], [-7531500423726424850, -3958886102582078891],
+      [-2715807175914365429, -7469436047717846864], [-851070145594136002, -8884666998965082359]]),
+    ({"name": "cross", "kind": "cross", "of": ["c", "n"], "buckets": 1000}, [972, 865, 164, 923, 899]),
+    ({"name": "crosses", "kind": "cross", "of": ["known", "list"]},
+     [[4828540556860666656, 7497792480954564244], [], [-4693215340780945659], [], [-6093003741597247505]]),
+]  # fmt: skip
+DERIVED: list[tuple[dict[str, Any], dict[str, Any], list[int]]] = [
+    ({"kind": "category", "buckets": 1000}, {"from": "c", "prefix": 2}, [567, 125, 0, 816, 20]),
+    ({"kind": "category", "buckets": 1000}, {"from": "c", "cast": "text"}, [755, 609, 0, 816, 558]),
+    ({"kind": "category", "buckets": 1000}, {"from": "c", "cast": "integer"}, [0, 125, 0, 0, 20]),
+    ({"kind": "category", "buckets": 1000}, {"from": "time", "every": "1d"}, [318, 0, 20, 697, 202]),
+    ({"kind": "number", "boundaries": [0, 1000.25]}, {"from": "m", "cast": "decimal_comma"}, [0, 0, 3, 0, 0]),
+    ({"kind": "number", "boundaries": [6, 12]}, {"from": "time", "part": "hour"}, [3, 0, 1, 3, 1]),
+    ({"kind": "number", "boundaries": [2, 5]}, {"from": "c"}, [0, 3, 0, 0, 1]),
+]
+COLUMNS = {
+    "c": ["hello", "12.0", "", "日本", "-0.0"],
+    "m": ["['a'| 7.0||'b']", "", "1.000,5", "|[]|", "é"],
+    "t": ["Best Running Shoes!", "", "ΟΔΟΣ İstanbul", "a\0b", "Straße"],
+    "n": np.array([-0.0, np.nan, 1e-40, np.inf, -1], np.float32),
+    "time_us": np.array([1_700_000_000_000_000, -1, 0, 2**55, 3 * 86_400_000_000], np.int64),
+}
+
+
+def test_fingerprints_are_those_of_farmhash() -> None:
+    texts = list(PRINTS)
+    assert [fingerprint64(text.encode()) for text in texts] == list(PRINTS.values())
+    for name, ids in all_ways(
+        make_schema({"name": "c", "kind": "category", "source": "c"}), {"c": texts}
+    ).items():
+        assert name == "c" and ids == [
+            0,
+            *(growing(fingerprint) for fingerprint in list(PRINTS.values())[1:]),
+        ]
+
+
+def test_ids_are_those_of_the_first_logs() -> None:
+    schema = make_schema(*(feature for feature, _ in TABLE))
+    assert all_ways(schema, COLUMNS) == {feature["name"]: ids for feature, ids in TABLE}
+    features = [{**one, "name": f"f{n}", "source": f"d{n}"} for n, (one, _, _) in enumerate(DERIVED)]
+    derived = make_schema(*features, derive={f"d{n}": rule for n, (_, rule, _) in enumerate(DERIVED)})
+    assert all_ways(derived, COLUMNS) == {f"f{n}": ids for n, (_, _, ids) in enumerate(DERIVED)}
+
+
+def test_the_one_value_whose_fingerprint_says_missing_has_the_next_id() -> None:
+    prints = np.array([0, 1, 2**64 - 1], np.uint64)
+    for operations, some in ((arrow, prints), (graph, tf.constant(prints)), (Operations(), prints.tolist())):
+        ids = np.asarray(ids_of_prints(operations, some, [None]))
+        assert ids.dtype == np.int64 and ids.tolist() == [1, 1, -1]
+
+
+def test_two_buckets_leave_one_id_for_all_values_and_the_largest_count_fits_int32() -> None:
+    feature = {"kind": "category", "source": "s"}
+    schema = make_schema(
+        {**feature, "name": "two", "buckets": 2}, {**feature, "name": "most", "buckets": 2**31 - 1}
+    )
+    ids = all_ways(schema, {"s": ["hello", "a", ""]})
+    assert ids["two"] == [1, 1, 0]
+    assert ids["most"] == [1 + PRINTS["hello"] % (2**31 - 2), 1 + PRINTS["a"] % (2**31 - 2), 0]
+
+
+# Features of every kind, with buckets, a vocabulary, and ids that grow; crosses of all of them.
+EVERY = make_schema(
+    {"name": "a", "kind": "category", "source": "a", "buckets": 50},
+    {"name": "grown", "kind": "category", "source": "a"},
+    {"name": "v", "kind": "category", "source": "v", "vocabulary": ["x", "12", "é"]},
+    {"name": "m", "kind": "category", "source": "m", "multivalent": True, "separator": "||", "max_values": 2},
+    {**{"name": "last", "kind": "category", "source": "m", "multivalent": True}, "keep": "last", "max_values": 2},
+    {"name": "bare", "kind": "category", "source": "m", "multivalent": True, "separator": "|", "strip": "]^-\\[b '1"},
+    {"name": "n", "kind": "number", "source": "n", "boundaries": [-1, 0, 2.5]},
+    {"name": "words", "kind": "text", "source": "t", "words": [1, 2], "buckets": 90},
+    {"name": "parts", "kind": "text", "source": "t", "words": [], "subwords": [3, 2], "max_values": 5},
+    {"name": "single", "kind": "cross", "of": ["a", "v", "n"]},
+    {"name": "many", "kind": "cross", "of": ["v", "m", "n"], "buckets": 1000},
+    {"name": "of_words", "kind": "cross", "of": ["words", "grown"]},
+    {"name": "n_text", "kind": "number", "source": "cast", "log": {"signed": True}},
+    {"name": "comma", "kind": "number", "source": "comma", "boundaries": [-1, 3, 1000.25]},
+    {"name": "both", "kind": "number", "source": "copy", "step": {"low": 0, "high": 5, "size": 1}},
+    {"name": "prefix", "kind": "category", "source": "short"},
+    {"name": "whole", "kind": "category", "source": "whole", "buckets": 7},
+    {"name": "as_written", "kind": "category", "source": "as_written", "buckets": 70},
+    {"name": "hour", "kind": "number", "source": "hour", "boundaries": [6, 12]},
+    {"name": "weekday", "kind": "category", "source": "weekday", "buckets": 9},
+    {"name": "block", "kind": "category", "source": "block"},
+    derive={
+        "cast": {"from": "v", "cast": "number"},
+        "comma": {"from": "v", "cast": "decimal_comma"},
+        "copy": {"from": "v"},
+        "short": {"from": "a", "prefix": 2},
+        "whole": {"from": "v", "cast": "integer"},
+        "as_written": {"from": "v", "cast": "text"},
+        "hour": {"from": "time", "part": "hour"},
+        "weekday": {"from": "time", "part": "weekday"},
+        "block": {"from": "time", "every": "12h"},
+    },
+)  # fmt: skip
+UNDERIVED = EVERY.only(
+    [name for name, one in EVERY.by_name.items() if getattr(one, "source", "") not in EVERY.derive]
+)
+EVERY_IN_GRAPH = tf.function(
+    lambda raw: transform_tensors(EVERY, raw),
+    input_signature=[
+        {name: tf.TensorSpec([None], {"text": tf.string, "number": tf.float32, "time": tf.int64}[kind])
+         for name, kind in EVERY.inputs.items()}
+    ],
+)  # fmt: skip
+NUMBERS = ["", "12", "12.0", "-0.0", "007.0", " 1e3\u00a0", "\v3", "\t+4.50\n", "true", "inf", "-Infinity", "\u0131nf",
+           "1.5.0", "-1.250,5", "3,25", " 12.000.000", "9007199254740993", "-9223372036854775808", "1e-40",
+           "1e39"]  # fmt: skip
+# Marks, both i without and with a dot, the final sigma, NUL, letters of other planes and ones that no Unicode assigns.
+LETTERS = (
+    "x||y||||z|['12.0'|'é b']|日本.0|e\u0301|İıIi|ΣΑΣ σς|a\0b|ßẞǅ|\U0001d49c\U00010400|\U0010ffff|\u0378"  # noqa: RUF001
+)
+TEXTS = st.one_of(
+    st.sampled_from(NUMBERS),
+    st.text("ab.0|1 -+e", max_size=12),
+    st.text(LETTERS, max_size=9),
+    st.text(max_size=70),
+)
+ITEMS = st.text(st.characters(codec="utf-8", exclude_characters="|"), max_size=4)
+ROW = st.fixed_dictionaries(
+    {
+        **dict.fromkeys("avmt", TEXTS),
+        "n": st.one_of(st.floats(width=32), st.sampled_from([-1.0, -0.0, 1e-40, 2.5, math.inf])),
+        "time_us": st.integers(-1, 2**62),
+    }
+)
+
+
+def columns_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    numbers = np.array(columns["n"], np.float32), np.array(columns["time_us"], np.int64)
+    return {**columns, "n": numbers[0], "time_us": numbers[1]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=4))
+@example([{**dict.fromkeys("avmt", LETTERS), "n": -0.0, "time_us": 0}])
+def test_all_ways_make_the_same_ids(rows: list[dict[str, Any]]) -> None:
+    columns = columns_of(rows)
+    ids = from_tensors(EVERY_IN_GRAPH(as_tensors(columns)))
+    assert RowIds(EVERY)(columns) == ids
+    assert from_table(UNDERIVED, columns) == {name: ids[name] for name in UNDERIVED.by_name}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.fixed_dictionaries({name: st.binary(max_size=9) for name in "avmt"}), min_size=1, max_size=3)
+)
+@example([dict.fromkeys("avmt", b"ab\xff\xfe 1.0 \xc3|\xf0\x9f.0")])
+def test_bytes_that_are_no_utf8_have_ids_too(rows: list[dict[str, bytes]]) -> None:
+    columns = columns_of([{**row, "n": 0.0, "time_us": 0} for row in rows])
+    assert RowIds(EVERY)(columns) == from_tensors(EVERY_IN_GRAPH(as_tensors(columns)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2**53 + 1, -(2**63), 2**63 - 1]), min_size=1)
+)
+def test_integers_are_their_decimal_text(values: list[int]) -> None:
+    schema = make_schema(
+        {"name": "c", "kind": "category", "source": "x"},
+        {"name": "b", "kind": "category", "source": "x", "buckets": 9},
+    )
+    expected = all_ways(schema, {"x": list(map(str, values))})
+    assert from_table(schema, {"x": pa.array(values, pa.int64())}) == expected
+    assert from_tensors(transform_tensors(schema, {"x": tf.constant(values, tf.int64)})) == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.none() | ITEMS, max_size=5), min_size=1))
+def test_lists_have_the_ids_of_their_joined_text(rows: list[list[str | None]]) -> None:
+    feature = {"kind": "category", "source": "m", "multivalent": True, "separator": "|", "max_values": 3}
+    schema = make_schema(
+        {"name": "c", "kind": "category", "source": "c"},
+        {**feature, "name": "first", "strip": "b "},
+        {**feature, "name": "last", "keep": "last", "buckets": 9},
+        {"name": "cross", "kind": "cross", "of": ["c", "last"]},
+    )
+    texts = [[item or "" for item in row] for row in rows]
+    other = {"c": [str(len(row)) for row in rows]}
+    expected = all_ways(schema, {**other, "m": ["|".join(row) for row in texts]})
+    assert from_table(schema, {**other, "m": pa.array(rows, pa.list_(pa.string()))}) == expected
+    ragged = tf.ragged.constant(texts, tf.string, ragged_rank=1)
+    assert from_tensors(transform_tensors(schema, {**as_tensors(other), "m": ragged})) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20, unique=True
+    ),
+    st.lists(st.floats(width=64) | st.none(), max_size=50),
+)
+def test_number_is_the_float32_count_of_edges(edges: list[float], values: list[float | None]) -> None:
+    edges = sorted(set(edges))
+    schema = make_schema({"kind": "number", "name": "n", "source": "x", "boundaries": edges})
+    smallest = np.finfo(np.float32).tiny
+    edges32 = np.array(edges, np.float32)
+    with np.errstate(over="ignore"):
+        x = np.array([np.nan if value is None else value for value in values], np.float32)
+    for array in (edges32, x):  # subnormal numbers are 0
+        array[np.abs(array) < smallest] = 0
+    expected = np.where(np.isnan(x), 0, 1 + np.searchsorted(edges32, x, side="right"))
+    assert from_table(schema, {"x": pa.array(values, pa.float64())})["n"] == expected.tolist()
+    assert all_ways(schema, {"x": x})["n"] == expected.tolist()
+
+
+TITLES = ["Best Running Shoes!", "best-running SHOES", "", None, "…", "ΟΔΟΣ ΣΑΣ", "Straße 12½", "a\0b c", "हिन्दी",
+         "日本語 ニュース", "e\u0301te\u0301", "İstanbul I", "x"]  # fmt: skip
+
+
+@pytest.mark.parametrize("buckets", [100_000, None])
+@pytest.mark.parametrize(
+    ("words", "subwords", "most"), [((1, 2), (), 64), ((1,), (3, 4), 64), ((), (2,), 5), ((2, 1), (3,), 3)]
+)
+def test_text_matches_a_plain_tokeniser(
+    words: tuple[int, ...], subwords: tuple[int, ...], most: int, buckets: int | None
+) -> None:
+    tokens = {"words": words, "subwords": subwords, "max_values": most}
+    schema = make_schema({"kind": "text", "name": "t", "source": "s", "buckets": buckets, **tokens})
+    expected = [
+        [hashed(token, buckets) for token in plain_tokens(text or "", words, subwords, most)]
+        for text in TITLES
+    ]
+    assert all_ways(schema, {"s": [text or "" for text in TITLES]})["t"] == expected
+
+
+# Letters that an old Unicode knows: Python's tables and TensorFlow's are not of the same version.
+ASSIGNED = st.characters(codec="utf-8").filter(lambda one: unicodedata.ucd_3_2_0.category(one) != "Cn")
+HARD_CASES = st.sampled_from("ΣσςΑα İIıi ÌJĮ \u0301\u0307'.-\0\n\u00ad\u2019ßẞǅ")  # noqa: RUF001
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(ASSIGNED | HARD_CASES, max_size=30), min_size=1, max_size=5))
+def test_any_text_matches_a_plain_tokeniser(texts: list[str]) -> None:
+    feature = {"kind": "text", "source": "s", "words": [1, 2], "subwords": [3], "max_values": 20}
+    schema = make_schema({**feature, "name": "t"}, {**feature, "name": "b", "buckets": 100_000})
+    tokens = [plain_tokens(text, (1, 2), (3,), 20) for text in texts]
+    assert all_ways(schema, {"s": texts}) == {
+        name: [[hashed(token, buckets) for token in row] for row in tokens]
+        for name, buckets in (("t", None), ("b", 100_000))
+    }
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("locale", ["tr_TR.UTF-8", pytest.param("lt_LT.UTF-8", marks=pytest.mark.slow)])
+def test_lower_case_does_not_follow_the_locale(
+    locale: str, root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "TITLE İstanbul I ÌÍĨJ\u0303Į\u0301 J\u0300"
+    monkeypatch.setenv("LC_ALL", locale)
+    code = (
+        "import tensorflow as tf\n"
+        "from ctr.data.ids.graph import lower_case\n"
+        f"print(lower_case(tf.constant([{text!r}])).numpy()[0].hex())"
+    )
+    run = fresh_python("-c", code, cwd=root, path=root)
+    assert bytes.fromhex(run.stdout.strip()).decode() == text.lower()
+
+
+@pytest.mark.parametrize("buckets", [1000, None])
+def test_a_cross_mixes_the_full_fingerprints_in_order(buckets: int | None) -> None:
+    schema = make_schema(
+        {"kind": "category", "name": "a", "source": "a", "buckets": 2},
+        {"kind": "category", "name": "b", "source": "b", "vocabulary": ["x"]},
+        {"kind": "number", "name": "n", "source": "n", "boundaries": [0, 1]},
+        {"kind": "category", "name": "m", "source": "m", "multivalent": True, "buckets": 2},
+        *(
+            {"kind": "cross", "name": name, "of": list(name), "buckets": buckets}
+            for name in ("ab", "ba", "abn", "am", "mn")
+        ),
+    )
+    columns = {"a": ["p", "", ""], "b": ["q", "x", ""], "m": ["1 2.0", "", "4"]}
+    ids = all_ways(schema, {**columns, "n": np.array([0.5, 3, np.nan], np.float32)})
+    p, q, x, none, one, two, four = (
+        fingerprint64(text) for text in (b"p", b"q", b"x", b"", b"1", b"2", b"4")
+    )
+    assert ids["ab"] == [cross_id([p, q], buckets), cross_id([none, x], buckets), 0]
+    assert ids["ba"] == [cross_id([q, p], buckets), cross_id([x, none], buckets), 0]
+    assert ids["abn"] == [cross_id([p, q, 2], buckets), cross_id([none, x, 3], buckets), 0]
+    assert ids["am"] == [
+        [cross_id([p, one], buckets), cross_id([p, two], buckets)], [], [cross_id([none, four], buckets)]
+    ]  # fmt: skip
+    assert ids["mn"] == [
+        [cross_id([one, 2], buckets), cross_id([two, 2], buckets)], [], [cross_id([four, 0], buckets)]
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_saved_model_gives_the_same_ids(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.transform = EVERY_IN_GRAPH
+    tf.saved_model.save(module, str(tmp_path))
+    columns = as_tensors(
+        {
+            **{name: ["Two Words", "x||y", ""] for name in "avmt"},
+            "n": COLUMNS["n"][:3],
+            "time_us": COLUMNS["time_us"][:3],
+        }
+    )
+    loaded = tf.saved_model.load(str(tmp_path)).transform(columns)
+    assert from_tensors(loaded) == from_tensors(transform_tensors(EVERY, columns))

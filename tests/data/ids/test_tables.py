@@ -1,0 +1,321 @@
+"""Columns of tables of all types become ids, and rows of a shard; others are refused."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from ctr.config import parse_model
+from ctr.data.ids.arrow import string_ids
+from ctr.data.ids.graph import transform_tensors
+from ctr.data.ids.tables import pack_table, transform_table
+from ctr.data.schema import Schema
+from ctr.data.shards import shard_schema, unpack_ids
+from ctr.io.errors import InputError
+from ctr.io.farmhash import fingerprint64
+
+
+def make_schema(*features: dict[str, Any]) -> Schema:
+    return parse_model(Schema, {"features": list(features)}, "test")
+
+
+def growing(print_: int) -> int:
+    return print_ - 2**64 if print_ >= 2**63 else print_
+
+
+def hashed(text: str, buckets: int | None) -> int:
+    """The id of a value that is not missing; of None buckets ids grow."""
+    made = fingerprint64(text.encode())
+    return growing(made) if buckets is None else 1 + made % (buckets - 1)
+
+
+def lists_of(values: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    ends = np.cumsum(lengths)
+    assert (ends[-1] if len(ends) else 0) == len(values)
+    return [values[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+
+
+def table_ids(schema: Schema, columns: dict[str, Any]) -> dict[str, list[Any]]:
+    matrix, lists = transform_table(schema, pa.table(columns))
+    assert matrix.dtype == schema.id_type
+    result: dict[str, list[Any]] = {
+        name: matrix[:, at].tolist() for at, name in enumerate(schema.single_valued)
+    }
+    for name, (values, lengths) in lists.items():
+        assert values.dtype == schema.id_type and lengths.dtype == np.int32
+        result[name] = lists_of(values, lengths)
+    return result
+
+
+def tensor_ids(schema: Schema, raw: dict[str, Any]) -> dict[str, list[Any]]:
+    ids = transform_tensors(schema, raw)
+    for name, value in ids.items():
+        assert value.dtype == (tf.int64 if name in schema.growing else tf.int32)
+    return {
+        name: value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+        for name, value in ids.items()
+    }
+
+
+BUCKETED_AND_GROWING = pytest.mark.parametrize("buckets", [100_000, None])
+
+
+@BUCKETED_AND_GROWING
+def test_integers_booleans_and_dictionaries_are_their_text(buckets: int | None) -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s", "buckets": buckets})
+    expected = [hashed("-7", buckets), 0, hashed("12", buckets)]
+    for kind in (pa.int8(), pa.int32(), pa.int64()):
+        assert table_ids(schema, {"s": pa.array([-7, None, 12], kind)})["c"] == expected
+    text = pa.array(["-7", None, "12"])
+    for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+        assert table_ids(schema, {"s": text.cast(kind)})["c"] == expected
+    assert table_ids(schema, {"s": pa.array([-7, None, 12], pa.float16())})["c"] == expected
+    numbers = pa.array([-7, None, 12]).dictionary_encode()
+    assert table_ids(schema, {"s": numbers})["c"] == expected
+    words = [f"w{number}" for number in range(300)]
+    chunks = [pa.array(words[at : at + 128]).dictionary_encode() for at in (0, 128)]
+    narrow = [
+        pa.DictionaryArray.from_arrays(pa.array([*range(128), None], pa.int8()), chunk.dictionary)
+        for chunk in chunks
+    ]
+    plain = pa.array([*words[:128], None, *words[128:256], None])
+    assert table_ids(schema, {"s": pa.chunked_array(narrow)})["c"] == table_ids(schema, {"s": plain})["c"]
+    with_null = [
+        pa.DictionaryArray.from_arrays(
+            pa.array(range(len(values)), pa.int32()), pa.array(values, pa.string())
+        )
+        for values in (["-7", None, "12"], ["12", "-7"])
+    ]
+    assert table_ids(schema, {"s": with_null[0]})["c"] == expected
+    both = table_ids(schema, {"s": pa.chunked_array(with_null)})["c"]
+    assert both == [*expected, expected[2], expected[0]]
+    assert table_ids(schema, {"s": [True, False]})["c"] == [hashed("true", buckets), hashed("false", buckets)]
+    assert tensor_ids(schema, {"s": tf.constant([True, False])}) == table_ids(schema, {"s": [True, False]})
+    assert tensor_ids(schema, {"s": tf.constant([-7, 12])})["c"] == [expected[0], expected[2]]
+    assert table_ids(schema, {"s": pa.nulls(2)})["c"] == [0, 0]
+
+
+def test_numbers_of_all_types() -> None:
+    schema = make_schema({"kind": "number", "name": "n", "source": "x", "boundaries": [0, 1, 2.5]})
+    expected = [1, 2, 0, 3, 4]
+    values = [-1, 0, None, 1, 3]
+    for kind in (pa.int16(), pa.int64(), pa.float16(), pa.float32(), pa.float64(), pa.decimal128(30, 2)):
+        assert table_ids(schema, {"x": pa.array(values).cast(kind)})["n"] == expected
+    assert table_ids(schema, {"x": [True, False, None]})["n"] == [3, 2, 0]
+    assert table_ids(schema, {"x": pa.array([1.0, 3.0]).dictionary_encode()})["n"] == [3, 4]
+
+
+def test_a_boundary_rounds_to_float32_as_the_value_does() -> None:
+    schema = make_schema(
+        {"kind": "number", "name": "n", "source": "x", "step": {"low": 0, "high": 1, "size": 0.1}}
+    )
+    values = [0.1 * k for k in range(11)]
+    assert table_ids(schema, {"x": values})["n"] == list(range(2, 13))
+
+
+@BUCKETED_AND_GROWING
+def test_multivalent_category_cuts_drops_and_keeps(buckets: int | None) -> None:
+    for keep, kept in (("first", ["a", "b"]), ("last", ["c", "a"])):
+        schema = make_schema(
+            {
+                "kind": "category",
+                "name": "m",
+                "source": "s",
+                "buckets": buckets,
+                "multivalent": True,
+                "separator": "|",
+                "max_values": 2,
+                "keep": keep,
+            }
+        )
+        ids = [[hashed(text, buckets) for text in kept], [], [], [hashed("x y", buckets)]]
+        assert table_ids(schema, {"s": ["|a||b|c|a|", "", None, "x y"]})["m"] == ids
+        rows = [["", "a", "b", None, "c", "a"], [], None, ["x y"]]
+        for kind in (
+            pa.list_(pa.string()),
+            pa.large_list(pa.large_string()),
+            pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        ):
+            column = pa.array(rows, pa.list_(pa.string())).cast(kind)
+            assert table_ids(schema, {"s": column})["m"] == ids
+            assert table_ids(schema, {"s": column.slice(1, 3)})["m"] == ids[1:]
+
+
+def test_what_stands_around_the_values_of_a_list_is_taken_off() -> None:
+    feature = {"kind": "category", "name": "m", "source": "s", "multivalent": True, "separator": ","}
+    schema = make_schema({**feature, "strip": "[]'\" "})
+    ids = [[hashed("art", None), hashed("7", None)], [], [hashed("d'or", None)], [hashed("7", None)] * 2]
+    texts = ["['art', \"7\"]", "[]", "[ d'or ]", "['', '7.0', 7]"]
+    assert table_ids(schema, {"s": texts})["m"] == ids
+    assert tensor_ids(schema, {"s": tf.constant(texts)})["m"] == ids
+    # Of real lists, too, so that a file and a request agree.
+    lists = [["'art'", "7"], ["[]"], ["d'or"], [" 7.0", "7", None]]
+    assert table_ids(schema, {"s": lists})["m"] == ids
+    bare = make_schema(feature)
+    assert "strip" not in bare.canonical_json() and schema.version != bare.version
+
+
+@BUCKETED_AND_GROWING
+def test_lists_of_integers_are_their_text(buckets: int | None) -> None:
+    schema = make_schema(
+        {"kind": "category", "name": "m", "source": "s", "multivalent": True, "buckets": buckets}
+    )
+    assert table_ids(schema, {"s": [[1, 22], [], None, [None, 1]]}) == table_ids(
+        schema, {"s": ["1 22", "", None, "1"]}
+    )
+    fixed = pa.array([[1, 22], [3, 4]], pa.list_(pa.int64(), 2))
+    assert table_ids(schema, {"s": fixed}) == table_ids(schema, {"s": ["1 22", "3 4"]})
+    ragged = tf.ragged.constant([[1, 22], []], tf.int64)
+    assert tensor_ids(schema, {"s": ragged}) == table_ids(schema, {"s": ["1 22", ""]})
+
+
+# Features of every kind: with buckets or a vocabulary, and (in capitals) with ids that grow, also where only the cross
+# or only one of its parts has buckets.
+CROSSES = make_schema(
+    {"kind": "category", "name": "a", "source": "a", "buckets": 5},
+    {"kind": "category", "name": "b", "source": "b", "vocabulary": ["x", "y"]},
+    {"kind": "number", "name": "n", "source": "n", "boundaries": [0, 1]},
+    {"kind": "text", "name": "t", "source": "t", "words": [1, 2], "buckets": 1000},
+    {
+        **{"kind": "category", "name": "m", "source": "m", "buckets": 1000},
+        **{"multivalent": True, "max_values": 2, "keep": "last"},
+    },
+    {"kind": "category", "name": "A", "source": "a"},
+    {"kind": "text", "name": "T", "source": "t", "words": [1, 2]},
+    {"kind": "category", "name": "M", "source": "m", "multivalent": True, "max_values": 2, "keep": "last"},
+    {"kind": "cross", "name": "ab", "of": ["a", "b"], "buckets": 1000},
+    {"kind": "cross", "name": "ba", "of": ["b", "a"], "buckets": 1000},
+    {"kind": "cross", "name": "abn", "of": ["a", "b", "n"], "buckets": 1000},
+    {"kind": "cross", "name": "at", "of": ["a", "t"], "buckets": 1000},
+    {"kind": "cross", "name": "mn", "of": ["m", "n"], "buckets": 1000},
+    {"kind": "cross", "name": "Ab", "of": ["A", "b"], "buckets": 1000},
+    {"kind": "cross", "name": "AB", "of": ["A", "b"]},
+    {"kind": "cross", "name": "BA", "of": ["b", "a"]},
+    {"kind": "cross", "name": "ABN", "of": ["A", "b", "n"]},
+    {"kind": "cross", "name": "AT", "of": ["a", "T"]},
+    {"kind": "cross", "name": "MN", "of": ["M", "n"]},
+)
+BUCKETED = CROSSES.only([name for name in CROSSES.by_name if name.islower()])
+
+
+@pytest.mark.parametrize(
+    ("feature", "column", "message"),
+    [
+        (
+            {"kind": "category"},
+            pa.array([{"x": 1}]),
+            "of type struct<x: int64>; a category reads strings, numbers and booleans: convert the column",
+        ),
+        (
+            {"kind": "category"},
+            pa.array([["a"]]),
+            "holds lists (list<item: string>), which only a multivalent category reads",
+        ),
+        ({"kind": "text"}, pa.array([["a"]]), "holds lists"),
+        (
+            {"kind": "category", "multivalent": True},
+            pa.array([[b"a"]]),
+            "of type binary; a category reads strings",
+        ),
+        ({"kind": "category"}, pa.array([b"a"]), "of type binary"),
+        ({"kind": "number", "boundaries": [1]}, pa.array(["1"]), "of type string; a number is required"),
+        ({"kind": "number", "boundaries": [1]}, pa.array([[1]]), "a number is required"),
+    ],
+)
+def test_unreadable_columns_are_refused(feature: dict[str, Any], column: pa.Array, message: str) -> None:
+    schema = make_schema({**feature, "name": "f", "source": "s"})
+    with pytest.raises(InputError) as refusal:
+        transform_table(schema, pa.table({"s": column}))
+    assert message in str(refusal.value) and "feature f: its source column s" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_absent_source_is_refused() -> None:
+    schema = make_schema({"kind": "category", "name": "f", "source": "s"})
+    expected = "feature f: its source column s is absent; the columns are a, b"
+    with pytest.raises(InputError, match=expected):
+        transform_table(schema, pa.table({"a": [1], "b": [2]}))
+    with pytest.raises(InputError, match=expected):
+        transform_tensors(schema, {"a": tf.constant([1]), "b": tf.constant([1])})
+
+
+def keys_of(rows: int) -> dict[str, Any]:
+    return {
+        **{name: list(range(rows)) for name in ("query_time", "timestamp", "query_id", "example_id")},
+        "label": [row % 2 for row in range(rows)],
+        "train_weight": [1.0] * rows,
+        "metric_weight": [0.5] * rows,
+    }
+
+
+@pytest.mark.parametrize("schema", [CROSSES, BUCKETED], ids=["mixed", "bucketed"])
+def test_pack_table_is_under_the_shard_schema(schema: Schema) -> None:
+    raw = pa.table(
+        {"a": ["p", "q"], "b": ["x", "y"], "n": [1, 2], "t": ["u v", ""], "m": [["1"], ["2", "3"]]}
+    )
+    table = pack_table(schema, pa.table(keys_of(2)), raw)
+    assert table.schema.equals(shard_schema(schema))
+    table.validate(full=True)
+    ids = table_ids(schema, dict(zip(raw.column_names, raw.columns, strict=True)))
+    packed = unpack_ids(table.column("ids").combine_chunks(), schema)
+    for at, name in enumerate(schema.single_valued):
+        assert packed[:, at].tolist() == ids[name]
+    for name in schema.multivalent:
+        assert table.column(name).to_pylist() == ids[name]
+    assert table.column("label").to_pylist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("label", [0, 2], "the key column label holds values other than 0 and 1"),
+        ("train_weight", [1, -1], "the key column train_weight holds values outside 0 to 1,000,000,000"),
+        (
+            "metric_weight",
+            [1, float("nan")],
+            "the key column metric_weight holds values outside 0 to 1,000,000,000",
+        ),
+        ("label", [0, 300], "the key column label is not int8"),
+        ("query_id", [1, None], "the key column query_id has 1 nulls"),
+        ("query_id", ["a", "b"], "the key column query_id is not int64"),
+        ("query_id", None, "the key column query_id is absent"),
+    ],
+)
+def test_pack_table_refuses_bad_keys(name: str, values: list[Any] | None, message: str) -> None:
+    schema = make_schema({"kind": "category", "name": "f", "source": "s"})
+    keys = {**keys_of(2), name: values}
+    with pytest.raises(InputError, match=message):
+        pack_table(
+            schema,
+            pa.table({key: value for key, value in keys.items() if value is not None}),
+            pa.table({"s": ["a", "b"]}),
+        )
+
+
+def test_tables_without_rows() -> None:
+    empty = pa.table({"a": pa.array([], pa.string()), "b": pa.array([], pa.dictionary(pa.int32(), pa.string())),
+                      "n": pa.array([], pa.float64()), "t": pa.array([], pa.string()),
+                      "m": pa.array([], pa.list_(pa.string()))})  # fmt: skip
+    none = pack_table(CROSSES, pa.table(keys_of(0)).cast(pa.schema(list(shard_schema(CROSSES))[:7])), empty)
+    assert none.num_rows == 0 and none.schema.equals(shard_schema(CROSSES))
+
+
+def test_string_ids_are_signed_fingerprints() -> None:
+    expected = np.array([hashed("a", None), hashed("hello", None)])
+    arrays = (
+        pa.array(["a", "hello"]),
+        pa.chunked_array([["a"], ["hello"]]),
+        pa.array(["", "a", "hello"], pa.large_string()).slice(1),
+        np.array(["a", "hello"]),
+        np.array(["a", "hello"], object),
+    )
+    for values in arrays:
+        ids = string_ids(values)
+        assert ids.dtype == np.int64 and ids.tolist() == expected.tolist()
+    assert len(string_ids(pa.chunked_array([], pa.string()))) == 0
+    with pytest.raises(InputError, match="1 of the values to be converted to ids are null"):
+        string_ids(pa.array(["a", None]))
+    with pytest.raises(InputError, match="values of type int64 cannot be converted to ids"):
+        string_ids(pa.array([1]))
