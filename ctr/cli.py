@@ -361,7 +361,7 @@ def _quickstart(arguments: argparse.Namespace) -> None:
 
     out = arguments.out or quickstart.default_out(arguments.input)
     quickstart.check_quickstart_folder(out)
-    from ctr.pipelines.inference.infer import Options
+    from ctr.pipelines.inference.roles import Options
 
     given = vars(arguments)
     options = Options(

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.pipelines.inference.columns import ColumnFacts, column_facts
-from ctr.pipelines.inference.forms import find_table
-from ctr.pipelines.inference.infer import Inference, Options, infer
+from ctr.pipelines.inference.columns import ColumnProfile, profile_column
+from ctr.pipelines.inference.files import find_table
+from ctr.pipelines.inference.infer import infer
+from ctr.pipelines.inference.mapping_file import Inference
+from ctr.pipelines.inference.roles import Options
 from ctr.pipelines.inference.sample import read_sample
 
 
@@ -33,9 +35,9 @@ def becomes(found: Inference) -> dict[str, str]:
     return {guess.column: guess.becomes for guess in found.guesses}
 
 
-def facts_of(values: Sequence[Any], name: str = "a") -> ColumnFacts:
+def facts_of(values: Sequence[Any], name: str = "a") -> ColumnProfile:
     """The facts of a column of text, as a delimited file gives it."""
-    return column_facts(
+    return profile_column(
         name, pa.array([None if value is None else str(value) for value in values], pa.string())
     )
 

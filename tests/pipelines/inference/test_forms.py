@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ctr.io.errors import InputError
 from ctr.pipelines.inference import sample as sampling
-from ctr.pipelines.inference.forms import find_table
-from ctr.pipelines.inference.infer import Options, infer
+from ctr.pipelines.inference.files import find_table
+from ctr.pipelines.inference.infer import infer
+from ctr.pipelines.inference.roles import Options
 from ctr.pipelines.inference.sample import read_sample
 from ctr.pipelines.ingest.run import ingest
 

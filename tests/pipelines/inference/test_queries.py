@@ -5,8 +5,8 @@ import pytest
 
 from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
+from ctr.pipelines.inference.mapping_file import mapping_text
 from ctr.pipelines.ingest.run import ingest
-from ctr.quickstart import mapping_text
 from made_tables import becomes, inferred, write_table
 
 PAGES, PLACES = 500, 4

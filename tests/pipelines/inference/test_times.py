@@ -8,10 +8,10 @@ import pytest
 
 from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
+from ctr.pipelines.inference.mapping_file import mapping_text
 from ctr.pipelines.inference.names import TIME_NAMES
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.convert import parse_times
-from ctr.quickstart import mapping_text
 from made_tables import becomes, inferred, write_table
 
 ROWS = 1000
