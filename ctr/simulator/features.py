@@ -13,8 +13,17 @@ from ctr.data.shards import pack_ids, shard_schema
 from ctr.data.transform import transform_table
 from ctr.simulator.auction import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS, WorldConfig
-from ctr.simulator.traffic import NO_WORD, Ads, Queries
-from ctr.simulator.world import AGE_GROUPS, COUNTRIES, DEVICES, FORMATS, RENDERINGS, World
+from ctr.simulator.world import (
+    AGE_GROUPS,
+    COUNTRIES,
+    DEVICES,
+    FORMATS,
+    NO_WORD,
+    RENDERINGS,
+    Ads,
+    Queries,
+    World,
+)
 
 SCHEMA = Schema(
     features=(

@@ -107,8 +107,9 @@ def _number_or_category(column: ColumnProfile) -> Decision:
     words, whole = set(column.words), column.is_whole
     counts_something = _counts_something(column.finite)
     # A flight's number is a name; a number of flights is an amount.
-    is_numbered = column.words[-1:] and column.words[-1] in ("number", "num", "no", "nr")
-    is_numbered = is_numbered and set(column.words[-2:-1]) & NUMBERED_WORDS
+    is_numbered = {*column.words[-1:]} <= {"number", "num", "no", "nr"} and {
+        *column.words[-2:-1]
+    } & NUMBERED_WORDS
     is_quantity = bool(words & NUMBER_WORDS)
     # The first rule that holds is the one.
     categories = {

@@ -73,14 +73,18 @@ def _choose_roles(roles: Roles, result: Inference) -> None:
     """Chooses each role by the columns that the roles before it have left, or adds a doubt."""
     options = roles.options
     label = choose_label(roles)
-    if not _is_asked(label, roles, result):
+    if isinstance(label, Doubt):
+        _ask(label, roles, result)
+    else:
         roles.label, rule = label, label.label
         value = f"{rule.value:g}" if isinstance(rule.value, float) else rule.value
         role = "label" if rule.op is None else f"label {rule.op} {value}"
         roles.used[rule.column] = (role, f"{label.because}; {label.share} positive")
         result.notes += [label.warning] if label.warning else []
     time = choose_time(roles)
-    if not _is_asked(time, roles, result) and time is not None:
+    if isinstance(time, Doubt):
+        _ask(time, roles, result)
+    elif time is not None:
         roles.time = time
         why = "given by --time" if options.time else "read as one"
         why += f", though {time.other} reads it too" if time.other else ""
@@ -88,24 +92,25 @@ def _choose_roles(roles: Roles, result: Inference) -> None:
         if time.rejects:
             result.notes.append(f"{time.column.name}: {time.rejects}; such rows become rejects")
     query = choose_query(roles)
-    if not _is_asked(query, roles, result):
+    if isinstance(query, Doubt):
+        _ask(query, roles, result)
+    else:
         roles.query, result.reasons["query"] = query
         if roles.query is not None and not options.session_gap:
             roles.used[roles.query.name] = ("query", query[1])
     _check_session(roles)
     weight = choose_weight(roles)
-    if not _is_asked(weight, roles, result):
-        roles.weight, why = weight
-        if roles.weight is not None:
-            roles.used[roles.weight.name] = ("weight", why)
-        elif options.weight is not None:
-            unused = ("not used", "named like a weight, and --weight none says that there is none")
-            named = [name for name, column in roles.columns.items() if is_weight_name(column)]
-            for name in named:
-                if name not in options.keep:
-                    roles.used.setdefault(name, unused)
-    others = {"--time": roles.time and roles.time.column, "--query": roles.query, "--weight": roles.weight}
-    for option, column in others.items():
+    if isinstance(weight, Doubt):
+        _ask(weight, roles, result)
+    elif weight[0] is not None:
+        roles.weight = weight[0]
+        roles.used[roles.weight.name] = ("weight", weight[1])
+    elif options.weight is not None:
+        unused = ("not used", "named like a weight, and --weight none says that there is none")
+        named = [name for name, column in roles.columns.items() if is_weight_name(column)]
+        roles.used = {name: unused for name in named if name not in options.keep} | roles.used
+    columns = (roles.time.column if roles.time else None, roles.query, roles.weight)
+    for option, column in zip(("--time", "--query", "--weight"), columns, strict=True):
         if column is not None and roles.label is not None and column.name == roles.label.label.column:
             raise InputError(f"{option} {column.name}: this column is the label")
     roles.example_id, why = choose_example_id(roles)
@@ -115,17 +120,14 @@ def _choose_roles(roles: Roles, result: Inference) -> None:
         result.notes.append(why)
 
 
-def _is_asked(found: object, roles: Roles, result: Inference) -> bool:
-    """Whether a role is a doubt, which is added; the columns that it is about are nothing else."""
-    if not isinstance(found, Doubt):
-        return False
-    result.doubts.append(found)
-    role = found.option.removeprefix("--")
-    asked = [choice.column or choice.value for choice in found.choices]
+def _ask(doubt: Doubt, roles: Roles, result: Inference) -> None:
+    """Adds a doubt; the columns that it is about are nothing else."""
+    result.doubts.append(doubt)
+    role = doubt.option.removeprefix("--")
+    asked = [choice.column or choice.value for choice in doubt.choices]
     roles.used |= {
-        name: (f"{role}?", f"choose with {found.option}") for name in asked if name in roles.columns
+        name: (f"{role}?", f"choose with {doubt.option}") for name in asked if name in roles.columns
     }
-    return True
 
 
 def _check_session(roles: Roles) -> None:

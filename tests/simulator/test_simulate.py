@@ -11,12 +11,13 @@ from ctr.config import parse_model
 from ctr.data.log import read_manifests
 from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import read_sidecar_partition
+from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
-from ctr.simulator.config import DAY_US, SimulatorConfig
-from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, make_world
+from ctr.simulator.auction import make_world
+from ctr.simulator.config import SimulatorConfig, read_world
 from ctr.simulator.features import SCHEMA
-from ctr.simulator.simulate import AUCTION, TRUTH, read_world, simulate
-from ctr.simulator.traffic import draw_queries
+from ctr.simulator.simulate import AUCTION, QUERIES_PER_DAY_LIMIT, TRUTH, simulate
+from ctr.simulator.world import draw_queries
 from log_files import digests, rows_of
 
 SMALL: dict[str, Any] = {

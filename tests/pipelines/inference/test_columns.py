@@ -150,7 +150,7 @@ def test_words_for_a_missing_value():
 def test_numbers_with_commas_between_thousands_are_no_lists_and_are_named():
     values = ["1,250", "12,000.50", "999", "1,000,000"]
     facts = facts_of([values[place % len(values)] for place in range(90)])
-    assert facts.kind == "word"
+    assert facts.kind == "commas"
     decision = decide_feature(facts)
     assert (decision.becomes, decision.because[:20]) == ("category", "numbers with a comma")
     assert facts_of(["1,2", "1,2,3", "3", "2,3,1"] * 30).kind == "list"
