@@ -40,13 +40,13 @@ def find_page(columns: Columns) -> str:
     items = {name: _items(column) for name, column in columns.items()}
     lengths = {name: [len(row) for row in rows if row] for name, rows in items.items()}
     lists = {name: items[name] for name, found in lengths.items() if found and np.mean(found) > 1.2}
-    outcomes = {name for name, column in columns.items() if set(column.words) & LABEL_WORDS}
+    outcomes = {name for name, column in columns.items() if column.has_word(LABEL_WORDS)}
     for name, rows in sorted(items.items(), key=lambda item: item[0] not in outcomes):
         outcome = name in outcomes
         if outcome and name in lists and set(chain.from_iterable(rows)) <= {"0", "1"}:
             return f"a row is a whole page: {name} is a list of labels, one for each item shown; {_ALLOWED}"
         for shown, others in lists.items():
-            named = outcome or bool(set(columns[shown].words) & SHOWN_WORDS)
+            named = outcome or columns[shown].has_word(SHOWN_WORDS)
             if name != shown and named and _is_part(rows, others):
                 return (
                     f"a row is a whole page: {shown} lists what was shown, and {name} what was clicked of it; "
@@ -76,8 +76,7 @@ def _is_part(rows: list[list[str]], others: list[list[str]]) -> bool:
 
 def is_count_name(column: ColumnProfile) -> bool:
     """Tells whether a name is that of a number of outcomes: clicks, num_clicks, total_conversion."""
-    words = set(column.words) - LABEL_HELPERS - COUNT_WORDS
-    return bool(words) and words <= LABEL_WORDS
+    return column.consists_of(LABEL_WORDS, LABEL_HELPERS | COUNT_WORDS)
 
 
 def _counts(column: ColumnProfile) -> np.ndarray | None:
@@ -90,8 +89,9 @@ def _counts(column: ColumnProfile) -> np.ndarray | None:
 
 def _exposures(columns: Columns, names: frozenset[str]) -> list[tuple[ColumnProfile, np.ndarray]]:
     """The columns that count impressions, by the words of their names; and the counts."""
-    allowed = names | COUNT_WORDS | {"ad", "ads", "page", "of"}
-    named = [one for one in columns.values() if set(one.words) & names and set(one.words) <= allowed]
+    named = [
+        one for one in columns.values() if one.consists_of(names, COUNT_WORDS | {"ad", "ads", "page", "of"})
+    ]
     return [(one, counts) for one in named if (counts := _counts(one)) is not None]
 
 

@@ -92,6 +92,14 @@ class ColumnProfile:
         array = pa.array(texts, pa.string()).take(pa.array(self.codes, mask=self.codes < 0))
         return _profile(self.name, array, texts, self.codes)
 
+    def has_word(self, words: frozenset[str]) -> bool:
+        """Tells whether its name has one of some words."""
+        return not words.isdisjoint(self.words)
+
+    def consists_of(self, words: frozenset[str], helpers: frozenset[str]) -> bool:
+        """Tells whether its name consists of some words, at least one, and of helpers."""
+        return self.has_word(words) and set(self.words) <= words | helpers
+
     def placed(self, text: str, rows: np.ndarray) -> str:
         """A text with the first of some rows, [N] bool: ``text, first in row 17``, where its number is known."""
         places = np.flatnonzero(rows)
@@ -122,6 +130,11 @@ Columns = Mapping[str, ColumnProfile]
 def percent(share: float) -> str:
     """Formats a share with two significant digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.4g}%"
+
+
+def count_rows(rows: np.ndarray) -> str:
+    """Formats how many rows are meant, [N] bool: ``60 of 3,000 rows``."""
+    return f"{int(rows.sum()):,} of {len(rows):,} rows"
 
 
 def _shorten(text: str) -> str:

@@ -73,7 +73,7 @@ def _category(column: ColumnProfile, because: str) -> Decision:
         why = "unique per row, so useless as a feature"
         return dropped(f"{because}; {why}" if column.kind == "commas" else why)
     feature: dict[str, Any] = {"kind": "category", "source": column.name}
-    if set(column.words) & PLACE_WORDS and column.distinct <= FEW:
+    if column.has_word(PLACE_WORDS) and column.distinct <= FEW:
         feature["tower"] = "ui"
         because = because or "named like a place on the page"
     return Decision("category", because, feature)
@@ -104,20 +104,19 @@ def _list_feature(column: ColumnProfile) -> Decision:
 
 
 def _number_or_category(column: ColumnProfile) -> Decision:
-    words, whole = set(column.words), column.is_whole
+    whole, is_quantity = column.is_whole, column.has_word(NUMBER_WORDS)
     counts_something = _counts_something(column.finite)
     # A flight's number is a name; a number of flights is an amount.
     is_numbered = {*column.words[-1:]} <= {"number", "num", "no", "nr"} and {
         *column.words[-2:-1]
     } & NUMBERED_WORDS
-    is_quantity = bool(words & NUMBER_WORDS)
     # The first rule that holds is the one.
     categories = {
         "its name says so": column.name.endswith(":token"),
         "few whole numbers": whole and column.distinct <= (FEWEST if counts_something else FEW),
-        "named like a version": words & VERSION_WORDS and not is_quantity,
+        "named like a version": column.has_word(VERSION_WORDS) and not is_quantity,
         "named like the number of something": whole and is_numbered,
-        "named like an id or a kind": whole and words & ID_WORDS and not is_quantity,
+        "named like an id or a kind": whole and column.has_word(ID_WORDS) and not is_quantity,
     }
     for because, holds in categories.items():
         if holds:

@@ -52,11 +52,12 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     _choose_roles(roles, result)
     if roles.label is None and (page := find_page(free)):
         raise InputError(f"{table.files[0].path}: {page}")
-    decisions = {name: dropped("--drop says so") for name in refused} | dict(_decide(roles, kept))
+    decisions = (
+        {name: dropped("--drop says so") for name in refused} | roles.used | dict(_decide(roles, kept))
+    )
     for name, column in columns.items():
-        becomes, because = roles.used.get(name) or (decisions[name].becomes, decisions[name].because)
-        values = column.describe()
-        result.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
+        because = "; ".join(filter(None, (decisions[name].because, column.describe())))
+        result.guesses.append(Guess(name, decisions[name].becomes, because))
     result.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
     _add_notes(result, table, sample, roles, nulls)
     if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
@@ -79,7 +80,7 @@ def _choose_roles(roles: Roles, result: Inference) -> None:
         roles.label, rule = label, label.label
         value = f"{rule.value:g}" if isinstance(rule.value, float) else rule.value
         role = "label" if rule.op is None else f"label {rule.op} {value}"
-        roles.used[rule.column] = (role, f"{label.because}; {label.share} positive")
+        roles.used[rule.column] = Decision(role, f"{label.because}; {label.share} positive")
         result.notes += [label.warning] if label.warning else []
     time = choose_time(roles)
     if isinstance(time, Doubt):
@@ -88,7 +89,7 @@ def _choose_roles(roles: Roles, result: Inference) -> None:
         roles.time = time
         why = "given by --time" if options.time else "read as one"
         why += f", though {time.other} reads it too" if time.other else ""
-        roles.used[time.column.name] = (f"time, {time.time.form}", why)
+        roles.used[time.column.name] = Decision(f"time, {time.time.form}", why)
         if time.rejects:
             result.notes.append(f"{time.column.name}: {time.rejects}; such rows become rejects")
     query = choose_query(roles)
@@ -97,16 +98,16 @@ def _choose_roles(roles: Roles, result: Inference) -> None:
     else:
         roles.query, result.reasons["query"] = query
         if roles.query is not None and not options.session_gap:
-            roles.used[roles.query.name] = ("query", query[1])
+            roles.used[roles.query.name] = Decision("query", query[1])
     _check_session(roles)
     weight = choose_weight(roles)
     if isinstance(weight, Doubt):
         _ask(weight, roles, result)
     elif weight[0] is not None:
         roles.weight = weight[0]
-        roles.used[roles.weight.name] = ("weight", weight[1])
+        roles.used[roles.weight.name] = Decision("weight", weight[1])
     elif options.weight is not None:
-        unused = ("not used", "named like a weight, and --weight none says that there is none")
+        unused = dropped("named like a weight, and --weight none says that there is none")
         named = [name for name, column in roles.columns.items() if is_weight_name(column)]
         roles.used = {name: unused for name in named if name not in options.keep} | roles.used
     columns = (roles.time.column if roles.time else None, roles.query, roles.weight)
@@ -115,7 +116,7 @@ def _choose_roles(roles: Roles, result: Inference) -> None:
             raise InputError(f"{option} {column.name}: this column is the label")
     roles.example_id, why = choose_example_id(roles)
     if roles.example_id is not None:
-        roles.used[roles.example_id.name] = ("example id", why)
+        roles.used[roles.example_id.name] = Decision("example id", why)
     elif why:
         result.notes.append(why)
 

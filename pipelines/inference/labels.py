@@ -10,7 +10,7 @@ from ctr.config import describe_validation_error
 from ctr.data.mapping import Label, LabelOp
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.aggregates import count_fault, count_warning, is_count_name
-from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent
+from ctr.pipelines.inference.columns import ColumnProfile, Columns, count_rows, percent
 from ctr.pipelines.inference.names import LABEL_HELPERS, LABEL_WORDS, RATING_WORDS
 from ctr.pipelines.inference.roles import (
     TOLERANCE,
@@ -41,7 +41,7 @@ _FEW_VALUES = 10
 # Of a column named like a label beside one that is certain: so many rows may have other values, or none.
 _NEARLY = 0.1
 _WRITE = "write 0 or 1 there, or leave these rows out of the table"
-_PLURALS = {"clicks", "likes"}
+_PLURALS = frozenset(("clicks", "likes"))
 
 
 def _read_label(label: Label, column: ColumnProfile, because: str = "", warning: str = "") -> LabelColumn:
@@ -54,8 +54,7 @@ def _read_label(label: Label, column: ColumnProfile, because: str = "", warning:
 
 def is_label_name(column: ColumnProfile) -> bool:
     """Tells whether a name is one of labels: click, is_click, click_bool, label, installed and so on."""
-    words = set(column.words) - LABEL_HELPERS
-    return bool(words) and words <= LABEL_WORDS
+    return column.consists_of(LABEL_WORDS, LABEL_HELPERS)
 
 
 def plain_label(column: ColumnProfile) -> Label | None:
@@ -117,7 +116,7 @@ def _fault(column: ColumnProfile, label: Label, others: np.ndarray) -> str:
         most = column.value_at(column.codes == int(np.bincount(column.codes[counted]).argmax()))
         return column.placed(f"{most}{more} stands in {int(counted.sum()):,} of {of}", counted)
     if missing.sum() > TOLERANCE * len(missing):
-        none = f"there is no value in {int(missing.sum()):,} of {len(missing):,} rows"
+        none = f"there is no value in {count_rows(missing)}"
         return f"{column.placed(none, missing)}; {_WRITE}"
     return ""
 
@@ -150,14 +149,13 @@ def _neither(column: ColumnProfile) -> str:
     if found is None or found[0].op is None or not (others := found[1] & ~_missing(column)).any():
         return ""
     counted = "positive" if found[0].op == "!=" else "negative"
-    rows = f"{int(others.sum()):,} of {len(others):,} rows"
-    return f"; {rows} have neither and count as {counted} ({column.first_of(others)})"
+    return f"; {count_rows(others)} have neither and count as {counted} ({column.first_of(others)})"
 
 
 def _is_near(column: ColumnProfile) -> bool:
     """Whether a column that is no label nearly is one."""
     found = _two_values(column)
-    return found is not None and not set(column.words) & _PLURALS and bool(found[1].mean() <= _NEARLY)
+    return found is not None and not column.has_word(_PLURALS) and bool(found[1].mean() <= _NEARLY)
 
 
 def _label_doubt(
@@ -200,7 +198,7 @@ def _label_fault(column: ColumnProfile) -> str:
         return column.placed(f"it has {column.distinct:,} values, e.g. {value}", ~missing)
     if not missing.any():
         return f"it is always {value}"
-    none = f"it is always {value}, or has no value ({int(missing.sum()):,} of {len(missing):,} rows)"
+    none = f"it is always {value}, or has no value ({count_rows(missing)})"
     return f"{column.placed(none, missing)}; {_WRITE}"
 
 
@@ -262,7 +260,7 @@ def _plain_choice(column: ColumnProfile, label: Label) -> Choice:
 
 
 def _rating_choice(column: ColumnProfile) -> Choice | None:
-    is_rating = bool(set(column.words) & RATING_WORDS) and column.numbers is not None
+    is_rating = column.has_word(RATING_WORDS) and column.numbers is not None
     return _threshold(column) if is_rating and 3 <= column.distinct <= 100 else None
 
 

@@ -200,7 +200,7 @@ def _never_leak(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) 
 
     Of a place on a page it is no wonder that nobody clicks there.
     """
-    if set(column.words) & PLACE_WORDS:
+    if column.has_word(PLACE_WORDS):
         return ""
     label = labels[labeled].astype(np.int64)
     base = label.mean()

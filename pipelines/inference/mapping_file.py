@@ -90,9 +90,7 @@ def make_mapping(
         result.mapping = parse_model(Mapping, content, "the inferred mapping")
 
 
-def _add_features(
-    result: Inference, decisions: AnyMapping[str, Decision], columns: AnyMapping[str, Any] | set[str]
-) -> set[str]:
+def _add_features(result: Inference, decisions: AnyMapping[str, Decision], columns: set[str]) -> set[str]:
     """Adds a feature for each column that becomes one; returns the names that are taken."""
     reasons = {guess.column: guess.because for guess in result.guesses}
     taken: set[str] = set()

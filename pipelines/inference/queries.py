@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.columns import ColumnProfile, percent
+from ctr.pipelines.inference.columns import ColumnProfile, count_rows, percent
 from ctr.pipelines.inference.names import EXAMPLE_NAMES, QUERY_NAMES, QUERY_WORDS, SESSION_WORDS, USER_WORDS
 from ctr.pipelines.inference.roles import (
     NONE,
@@ -68,7 +68,7 @@ def choose_query(roles: Roles) -> Chosen | Doubt:
         why = faults[0][1]
     elif named:
         why = f"every {named[0].name} occurs once"
-    people = (column.name for column in free if set(column.words) & USER_WORDS)
+    people = (column.name for column in free if column.has_word(USER_WORDS))
     user = next((name for name in people if roles.columns[name].distinct > FEW_USERS), None)
     hint = f"; sessions of a user: --query {user} --session-gap 30m" if user is not None else ""
     return None, f"each row is its own query: {why}{hint}"
@@ -78,7 +78,7 @@ def _given_query(text: str, roles: Roles) -> Chosen:
     column = find_column(text, roles.columns, "--query")
     missing = column.codes < 0
     if missing.mean() > MAX_REJECT_SHARE:
-        shown = column.placed(f"no value in {int(missing.sum()):,} of {len(missing):,} rows", missing)
+        shown = column.placed(f"no value in {count_rows(missing)}", missing)
         raise InputError(
             f"--query {text}: {shown}; allowed: in at most 1% of the rows, which become rejects",
             "leave these rows out of the table, or give each an id of its own; --query none: each row is its own query",
@@ -95,7 +95,7 @@ def _query_doubt(why: str, found: Sequence[ColumnProfile], head: int) -> Doubt:
 
 def _is_query_name(column: ColumnProfile) -> bool:
     words = column.words
-    is_id = len(words) > 1 and words[-1] == "id" and bool(set(words) & QUERY_WORDS)
+    is_id = len(words) > 1 and words[-1] == "id" and column.has_word(QUERY_WORDS)
     return column.plain_name in QUERY_NAMES or is_id
 
 
@@ -105,8 +105,7 @@ def _groups(column: ColumnProfile, head: int) -> bool:
 
 
 def _is_user(column: ColumnProfile) -> bool:
-    words = set(column.words) - {"id", "hash"}
-    return bool(words) and words <= USER_WORDS and column.distinct > FEW_USERS
+    return column.consists_of(USER_WORDS, frozenset(("id", "hash"))) and column.distinct > FEW_USERS
 
 
 def _rows_each(column: ColumnProfile, head: int) -> float:
@@ -167,7 +166,7 @@ def _far_apart(column: ColumnProfile, users: Sequence[ColumnProfile], roles: Rol
             text = f"rows of one {column.name} have several values of {user.name}, {share} another than the first row"
             return _again(column, order[other], text)
     if roles.time is not None:
-        is_session = bool(set(column.words) & SESSION_WORDS)
+        is_session = column.has_word(SESSION_WORDS)
         us, limit = roles.time.us, _SESSION_GAP_US if is_session else _PAGE_US
         order = order[us[order] > 0]
         order = order[np.lexsort((us[order], codes[order]))]

@@ -10,7 +10,8 @@ import numpy as np
 from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
 from ctr.io.words import listed
-from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent
+from ctr.pipelines.inference.columns import ColumnProfile, Columns, count_rows, percent
+from ctr.pipelines.inference.features import Decision
 from ctr.pipelines.inference.names import EXAMPLE_NAMES, WEIGHT_NAMES
 from ctr.pipelines.rows.convert import parse_weights
 
@@ -91,7 +92,7 @@ class TimeColumn:
         """Tells how many rows have no readable time, and the first; empty where all have one."""
         if not self.bad.any():
             return ""
-        share = f"{int(self.bad.sum()):,} of {len(self.bad):,} rows have no readable time ({percent(self.bad_share)})"
+        share = f"{count_rows(self.bad)} have no readable time ({percent(self.bad_share)})"
         return f"{share}: {show_value(self.column, self.bad)}"
 
 
@@ -109,7 +110,7 @@ class Roles:
     options: Options
     head_rows: int  # the first rows, which stand together in the file
     whole: bool  # whether the sample is the whole table
-    used: dict[str, tuple[str, str]] = field(default_factory=dict)  # by column: what it becomes, and why
+    used: dict[str, Decision] = field(default_factory=dict)  # by column
     label: LabelColumn | None = None
     time: TimeColumn | None = None
     query: ColumnProfile | None = None
@@ -152,7 +153,7 @@ def rejects_text(column: ColumnProfile, bad: np.ndarray) -> str:
     """Formats the rows that become rejects, [N] bool, to follow the reason of a role; empty where there are none."""
     if not bad.any():
         return ""
-    return f"; {int(bad.sum()):,} of {len(bad):,} rows become rejects ({column.first_of(bad)})"
+    return f"; {count_rows(bad)} become rejects ({column.first_of(bad)})"
 
 
 def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
@@ -162,7 +163,7 @@ def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
     """
     lost = int(bad.sum())
     if lost > TOLERANCE * len(bad):
-        return f"{lost:,} of {len(bad):,} rows"
+        return count_rows(bad)
     if positive is None or not positive.any():
         return ""
     clicks, all_clicks = int((bad & positive).sum()), int(positive.sum())
@@ -237,7 +238,7 @@ def choose_example_id(roles: Roles) -> Chosen:
         if column.distinct > 0.5 * column.rows and not why_not:
             shown = column.placed(f"{value} again" if (value := column.value_at(bad)) else "no value", bad)
             why_not = (
-                f"{column.name} is named like the id of a row and is none: {int(bad.sum()):,} of {column.rows:,} rows "
+                f"{column.name} is named like the id of a row and is none: {count_rows(bad)} "
                 f"have an earlier row's, or none ({shown})"
             )
     return None, why_not
