@@ -11,8 +11,7 @@ import numpy as np
 
 from ctr.data.schema import RESERVED_NAMES
 from ctr.data.spelling import Cast
-from ctr.pipelines.inference.columns import LOOKED, ColumnProfile
-from ctr.pipelines.inference.lists import ListForm
+from ctr.pipelines.inference.columns import LOOKED, ColumnProfile, ListForm
 from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, NUMBERED_WORDS, PLACE_WORDS, VERSION_WORDS
 
 # So few whole numbers are categories, each with its own id: if they are amounts, and if they are not.

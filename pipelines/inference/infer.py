@@ -2,30 +2,63 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping as AnyMapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ctr.data.mapping import DelimitedInput
-from ctr.data.times import duration_us
-from ctr.io.errors import InputError
-from ctr.pipelines.inference.aggregates import find_page
+import numpy as np
+
+from ctr.config import parse_model
+from ctr.data.derived import TIME_COLUMN
+from ctr.data.mapping import DelimitedInput, Mapping
+from ctr.data.times import DAY_US, duration_us, format_time
+from ctr.io.errors import InputError, joined
 from ctr.pipelines.inference.columns import ColumnProfile, find_nulls, profile_column, without_nulls
-from ctr.pipelines.inference.features import Decision, decide_feature, dropped
+from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
 from ctr.pipelines.inference.files import TableFiles
-from ctr.pipelines.inference.labels import choose_label, is_label_name, plain_label
+from ctr.pipelines.inference.labels import choose_label, find_page, is_label_name, plain_label
 from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome, strongest_columns
-from ctr.pipelines.inference.mapping_file import Guess, Inference, make_mapping
 from ctr.pipelines.inference.queries import choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
     Options,
     Roles,
+    TimeColumn,
     choose_example_id,
     choose_weight,
     find_column,
     is_weight_name,
 )
 from ctr.pipelines.inference.sample import Sample
-from ctr.pipelines.inference.times import choose_time, is_other_time
+from ctr.pipelines.inference.times import choose_time, is_other_time, with_range
+
+PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
+KEPT_ROWS = 1_000_000  # up to so many rows of a table the raw values behind its ids are kept
+_PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
+_ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
+_ROW_ORDER_PARTITION = "8m"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Column of a table, what it becomes, and why."""
+
+    column: str
+    becomes: str
+    because: str
+
+
+@dataclass
+class Inference:
+    """Result of an inference: a mapping, or doubts that the user has to decide."""
+
+    guesses: list[Guess] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    mapping: Mapping | None = None  # None while there are doubts
+    content: dict[str, Any] = field(default_factory=dict)  # as a mapping file has it: without defaults
+    reasons: dict[str, str] = field(default_factory=dict)  # by name of a feature or key of the mapping
+    strongest: list[tuple[str, float, int]] = field(default_factory=list)  # see ``strongest_columns``
 
 
 def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
@@ -66,7 +99,7 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
         used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
         result.strongest = strongest_columns(used, roles.label.values, roles.label.known)
     if not result.doubts:
-        make_mapping(result, table, sample, roles, decisions, nulls)
+        _make_mapping(result, table, sample, roles, decisions, nulls)
     return result
 
 
@@ -227,3 +260,100 @@ def _add_notes(
         result.notes.append(result.reasons["query"])
     if table.suggestion:
         result.notes.append(table.suggestion)
+
+
+def _make_mapping(
+    result: Inference,
+    table: TableFiles,
+    sample: Sample,
+    roles: Roles,
+    decisions: AnyMapping[str, Decision],
+    nulls: Sequence[str],
+) -> None:
+    """Makes the mapping of an inference without doubts; InputError where no feature is left."""
+    assert roles.label is not None
+    source = table.form.model_dump(mode="json", exclude_defaults=True)
+    content = result.content = {"input": {"type": table.form.type, **source}}
+    if nulls:
+        content["input"]["nulls"] = ["", *nulls]
+    content["time"], content["partition"] = _time_and_partition(sample, roles.time)
+    if roles.query is not None:
+        session = {"session": {"by": roles.query.name, "gap": roles.options.session_gap}}
+        content["query"] = session if roles.options.session_gap else {"column": roles.query.name}
+    if roles.example_id is not None:
+        content["example_id"] = roles.example_id.name
+    content["label"] = roles.label.label.model_dump(exclude_none=True)
+    if roles.weight is not None:
+        content["weight"] = roles.weight.name
+    content["features"] = []
+    taken = _add_features(result, decisions, set(sample.columns))
+    _add_derived(result, roles.time, taken)
+    if not content["features"]:
+        raise InputError(
+            f"{table.files[0].path}: no column is left as a feature ("
+            + joined([f"{one.column}: {one.because}" for one in result.guesses if one.becomes == "not used"])
+            + ")",
+            "--keep COLUMN keeps one that was excluded",
+        )
+    content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
+    result.mapping = parse_model(Mapping, content, "the inferred mapping")
+    if lacking := [name for name in result.mapping.raw_columns if name in sample.lacking]:
+        content["input"]["optional"] = lacking
+        result.mapping = parse_model(Mapping, content, "the inferred mapping")
+
+
+def _add_features(result: Inference, decisions: AnyMapping[str, Decision], columns: set[str]) -> set[str]:
+    """Adds a feature for each column that becomes one; returns the names that are taken."""
+    reasons = {guess.column: guess.because for guess in result.guesses}
+    taken: set[str] = set()
+    used = {name: one for name, one in decisions.items() if one.feature is not None}
+    stems = {name: name.rpartition(":")[0] if ":" in name else name for name in used}
+    # A column keeps its name where another one would become the same.
+    kept_names = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
+    for name, decision in used.items():
+        stem = stems[name]
+        feature = {"name": feature_name(stem, taken | (kept_names - {stem})), **(decision.feature or {})}
+        if decision.cast is not None:
+            feature["source"] = feature_name(f"{stem}_{decision.cast}", {*columns, *taken})
+            rule = {"from": name, "cast": decision.cast}
+            result.content.setdefault("derive", {})[feature["source"]] = rule
+        result.content["features"].append(feature)
+        result.reasons[feature["name"]] = reasons[name]
+        taken |= {feature["name"], feature["source"]}
+    return {*columns, *taken}
+
+
+def _add_derived(result: Inference, time: TimeColumn | None, taken: set[str]) -> None:
+    """Adds hour and weekday where the time spans more than a day."""
+    features = result.content["features"]
+    if time is None or TIME_COLUMN in {feature["source"] for feature in features}:
+        return
+    first, last = int(time.us[time.us > 0].min()), int(time.us.max())
+    if last - first <= DAY_US:
+        name = time.column.name
+        result.notes.append(f"{name} spans no more than a day: no hour and weekday are derived from it")
+        return
+    hours = len(np.unique(time.us // 3_600_000_000 % 24)) > 1
+    why = f"derived from the time, which spans {format_time(first)} to {format_time(last)} in the sample"
+    derive = result.content.setdefault("derive", {})
+    for part in ("hour", "weekday") if hours else ("weekday",):
+        name = feature_name(part if part not in taken else f"time_{part}", taken)
+        derive[name] = {"from": "time", "part": part}
+        features.append({"name": name, "kind": "category", "source": name})
+        result.reasons[name] = why
+        result.guesses.append(Guess(f"({part})", "category", why))
+
+
+def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[str, Any], str]:
+    """The ``time`` of a mapping, and partitions that hold a bounded number of rows on the average."""
+    if time is None:
+        return {"row_order": dict(_ROW_ORDER)}, _ROW_ORDER_PARTITION
+    good = time.us[time.us > 0]
+    span = max(1, int(good.max()) - int(good.min()))
+    content = with_range(time).model_dump(mode="json", exclude_none=True)
+    for partition in _PARTITIONS:
+        us = duration_us(partition)
+        small = sample.table_rows * min(1.0, us / span) <= PARTITION_ROWS
+        if small and us <= max(span, duration_us("1h")):
+            return content, partition
+    return content, _PARTITIONS[-1]

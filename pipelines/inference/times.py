@@ -1,6 +1,8 @@
 """The time of the rows: columns that can be read as one, in which unit or format, and which of them it is."""
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,10 +12,10 @@ from pydantic import ValidationError
 
 from ctr.config import describe_validation_error
 from ctr.data.mapping import Time, TimeUnit
+from ctr.data.time_formats import MONTHS, WEEKDAYS, ZONES
 from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent
-from ctr.pipelines.inference.date_formats import DIGIT_FORMATS, digit_formats, time_formats
 from ctr.pipelines.inference.features import FEW
 from ctr.pipelines.inference.names import (
     ATTRIBUTE_WORDS,
@@ -35,6 +37,125 @@ from ctr.pipelines.inference.roles import (
 )
 from ctr.pipelines.rows.convert import SERIAL_OF_1970, is_text, parse_times
 from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
+
+_TOKEN = re.compile(
+    r"(?P<clock>(?<!\d)\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6}(?!\d))?)?(?!\d))"
+    r"|(?P<half>(?<=[\d\s])[AaPp][Mm]\b)"
+    r"|(?P<offset>[+-]\d{2}:?\d{2}(?![\d:]))"
+    r"|(?P<word>[^\W\d_]+)|(?P<number>\d+)|(?P<other>.)",
+    re.DOTALL,
+)
+_SPELLED = (
+    {name.lower(): "%B" for name in MONTHS}
+    | {name[:3].lower(): "%b" for name in MONTHS}
+    | {name.lower(): "%A" for name in WEEKDAYS}
+    | {name[:3].lower(): "%a" for name in WEEKDAYS}
+    | {zone.lower(): "%Z" for zone in ZONES}
+)
+# Words that say nothing more; other words may be zones.
+_PLAIN_WORDS = frozenset(("t", "at", "of", "on", "coordinated", "universal", "time", *"年月日时分秒년월일"))
+
+
+def _time_formats(texts: Sequence[str]) -> list[str]:
+    """The formats of ``strptime`` that most texts may have, the most frequent first; none for other texts."""
+    found: Counter[str] = Counter()
+    understood = 0
+    for text in texts:
+        formats = _formats_of(text)
+        found.update(formats)
+        understood += bool(formats)
+    return [form for form, _ in found.most_common()] if 2 * understood > len(texts) else []
+
+
+def _formats_of(text: str) -> list[str]:
+    """The formats of one text, the likeliest first."""
+    parts: list[str] = []
+    numbers: list[int] = []
+    has_clock = False
+    tokens = list(_TOKEN.finditer(text.strip()))
+    for place, token in enumerate(tokens):
+        kind, value = token.lastgroup, token.group()
+        if kind == "clock" and not has_clock:
+            has_clock = True
+            seconds = "" if value.count(":") < 2 else ":%S.%f" if "." in value else ":%S"
+            parts.append(f"%H:%M{seconds}")
+        elif kind == "half" and has_clock:
+            parts = [part.replace("%H", "%I") for part in parts] + ["%p"]
+        elif kind == "offset":
+            # Before the clock it is a part of the date.
+            pieces = re.findall(r"\d+|\D", value)
+            if has_clock:
+                parts.append("%z")
+            elif len(pieces) == 2 and len(pieces[1]) == 4:
+                parts += [pieces[0], "%Y"]
+            else:
+                return []
+        elif kind == "word" or kind == "half":
+            lower = value.lower()
+            is_prefix = place + 1 < len(tokens) and tokens[place + 1].lastgroup == "offset" and has_clock
+            if lower in _SPELLED and not (is_prefix and value in ZONES):
+                parts.append(_SPELLED[lower])
+            elif lower == "z" and has_clock:
+                parts.append("%z")
+            elif lower in _PLAIN_WORDS or value in ZONES:
+                parts.append(value)
+            else:
+                return []
+        elif kind == "number" and len(value) in (4, 8):
+            parts.append("%Y" if len(value) == 4 else "%Y%m%d")
+        elif kind == "number" and len(value) <= 2:
+            numbers.append(len(parts))
+            parts.append(value)
+        elif kind == "other":
+            parts.append(value.replace("%", "%%"))
+        else:
+            return []
+    return _with_days(parts, numbers)
+
+
+def _with_days(parts: list[str], numbers: list[int]) -> list[str]:
+    """The formats in which numbers of one or two digits are day, month and year of two digits."""
+    year = parts.index("%Y") if "%Y" in parts else None
+    named = "%b" in parts or "%B" in parts
+    if "%Y%m%d" in parts:
+        orders = [""] if year is None and not named and not numbers else []
+    elif named:
+        orders = ["d"] if year is not None else ["dy"]
+    elif year is not None:
+        points = len(numbers) == 2 and parts[numbers[0] + 1] == "."
+        orders = ["md"] if numbers and year < numbers[0] else ["dm"] if points else ["md", "dm"]
+    else:
+        points = len(numbers) == 3 and parts[numbers[0] + 1] == "."
+        orders = ["dmy"] if points else ["mdy", "dmy", "ymd"]
+    formats = []
+    for order in orders:
+        if len(order) == len(numbers) and len(set(parts) & {"%b", "%B"}) < 2 and parts.count("%Y") < 2:
+            letters = dict(zip(numbers, order, strict=True))
+            form = "".join(f"%{letters[n]}" if n in letters else part for n, part in enumerate(parts))
+            formats.append(re.sub(r"\s+", " ", form))
+    return formats
+
+
+_DIGITS = {
+    6: ("%y%m%d", "%d%m%y"),
+    8: ("%Y%m%d", "%d%m%Y", "%m%d%Y", "%y%m%d%H"),
+    10: ("%Y%m%d%H", "%y%m%d%H%M"),
+    12: ("%Y%m%d%H%M", "%y%m%d%H%M%S", "%d%m%Y%H%M"),
+    14: ("%Y%m%d%H%M%S", "%d%m%Y%H%M%S"),
+    **dict.fromkeys(range(15, 21), ("%Y%m%d%H%M%S%f",)),
+}
+
+_DIGIT_FORMATS = frozenset(itertools.chain.from_iterable(_DIGITS.values()))
+
+
+def _digit_formats(texts: Sequence[str]) -> tuple[str, ...]:
+    """The formats of digits that most of some texts may have."""
+    lengths = Counter(len(text) for text in texts if text.isdecimal())
+    if not lengths:
+        return ()
+    length, count = lengths.most_common(1)[0]
+    return _DIGITS.get(length, ()) if 2 * count > len(texts) else ()
+
 
 # Values are taken for times between 1990 and 2100 only.
 FIRST_DAY, LAST_DAY = "1990-01-01", "2099-12-31"
@@ -94,7 +215,7 @@ def find_time(column: ColumnProfile, head_rows: int, named: bool = False) -> Tim
     readings = []
     for time in _ways(column, named or rank > 0):
         us, bad = _read(column.array, time)
-        is_number = time.unit is not None or time.format in DIGIT_FORMATS
+        is_number = time.unit is not None or time.format in _DIGIT_FORMATS
         good = us[:head_rows][~bad[:head_rows]]
         grows = len(good) > 1 and bool((np.diff(good) >= 0).all()) and bool(good[-1] > good[0])
         # Numbers such as ids, and versions such as 1.2.10.
@@ -147,7 +268,7 @@ def _ways(column: ColumnProfile, named: bool) -> list[Time]:
         fits = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
         return [Time(column=name, format="iso8601")] if fits else []
     texts = [text.strip() for text in column.texts[:_LOOKED]]
-    forms = list(digit_formats(texts)) if is_text(kind) or pa.types.is_integer(kind) else []
+    forms = list(_digit_formats(texts)) if is_text(kind) or pa.types.is_integer(kind) else []
     numbers = column.finite
     if column.numbers is None:
         # Numbers in most rows, words in the others.
@@ -167,7 +288,7 @@ def _ways(column: ColumnProfile, named: bool) -> list[Time]:
         return []
     begins = r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{8}[T ][0-9]{4}"
     is_iso = 2 * sum(bool(re.match(begins, text)) for text in texts) > len(texts)
-    forms = ["iso8601"] * is_iso + time_formats(texts[:_FEW])
+    forms = ["iso8601"] * is_iso + _time_formats(texts[:_FEW])
     return [time for form in forms if _reads_some(time := Time(column=name, format=form), texts)]
 
 
@@ -181,7 +302,7 @@ def is_other_time(column: ColumnProfile) -> bool:
     found = find_time(column, 0)
     if found is None and column.distinct >= _DATES:
         found = find_time(column, 0, named=True)
-        if found and not (found.time.format in DIGIT_FORMATS and "%Y" in (found.time.format or "")):
+        if found and not (found.time.format in _DIGIT_FORMATS and "%Y" in (found.time.format or "")):
             found = None
     if found is not None and int((found.bad & (column.codes >= 0)).sum()) <= _STRANGE * column.present:
         return True

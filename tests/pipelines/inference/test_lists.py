@@ -9,9 +9,8 @@ import pytest
 
 from ctr.data.kept_values import read_values
 from ctr.data.mapping import load_mapping
-from ctr.pipelines.inference.columns import profile_column
+from ctr.pipelines.inference.columns import ListForm, profile_column
 from ctr.pipelines.inference.features import decide_feature
-from ctr.pipelines.inference.lists import ListForm
 from ctr.pipelines.inference.mapping_file import mapping_text
 from ctr.pipelines.ingest.run import ingest
 from made_tables import facts_of, inferred
