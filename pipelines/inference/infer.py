@@ -159,9 +159,8 @@ def _ask(doubt: Doubt, roles: Roles, result: Inference) -> None:
     result.doubts.append(doubt)
     role = doubt.option.removeprefix("--")
     asked = [choice.column or choice.value for choice in doubt.choices]
-    roles.used |= {
-        name: (f"{role}?", f"choose with {doubt.option}") for name in asked if name in roles.columns
-    }
+    decision = Decision(f"{role}?", f"choose with {doubt.option}")
+    roles.used |= {name: decision for name in asked if name in roles.columns}
 
 
 def _check_session(roles: Roles) -> None:

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from ctr.pipelines.inference.columns import ColumnProfile, profile_column
 from ctr.pipelines.inference.files import find_table
-from ctr.pipelines.inference.infer import infer
-from ctr.pipelines.inference.mapping_file import Inference
+from ctr.pipelines.inference.infer import Inference, infer
 from ctr.pipelines.inference.roles import Options
 from ctr.pipelines.inference.sample import read_sample
 

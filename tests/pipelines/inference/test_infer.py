@@ -14,8 +14,8 @@ from ctr.data.shards import read_shard
 from ctr.data.string_ids import string_ids
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
+from ctr.pipelines.inference.infer import PARTITION_ROWS, guess_table, mapping_text
 from ctr.pipelines.inference.leaks import find_leak
-from ctr.pipelines.inference.mapping_file import PARTITION_ROWS, guess_table, mapping_text
 from ctr.pipelines.ingest.run import ingest
 from made_tables import becomes, facts_of, hotel_searches, inferred, write_table
 
@@ -233,7 +233,7 @@ def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
 
     rows = len(hotel_searches()["prop_id"])
     for limit, kept in ((rows, True), (rows - 1, False)):
-        monkeypatch.setattr("ctr.pipelines.inference.mapping_file.KEPT_ROWS", limit)
+        monkeypatch.setattr("ctr.pipelines.inference.infer.KEPT_ROWS", limit)
         assert bool(inferred(path, label="click_bool").mapping.kept_values) == kept
     text = mapping_text(inferred(path, label="click_bool"), path.name)
     assert "\n# keep_values: all would keep the raw values" in text
