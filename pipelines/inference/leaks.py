@@ -137,30 +137,92 @@ def find_leak(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) ->
 
     ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows whose label is known.
     """
-    groups = value_groups(column)[labeled]
     label = labels[labeled].astype(np.int64)
-    positives = int(label.sum())
-    if not 0 < positives < len(label):
+    if not 0 < label.sum() < len(label):
         return ""
+    codes, groups = column.codes[labeled], value_groups(column)[labeled]
+    why = _explains(groups, label) or _tells_by_presence(codes, label)
+    # Of a place on a page it is no wonder that nobody clicks there.
+    if not why and not column.has_word(PLACE_WORDS):
+        has_quantiles = column.numbers is not None and column.distinct > QUANTILES
+        why = _is_never(codes, label) or (_is_never_at_an_end(groups, label) if has_quantiles else "")
+    return f"{AFTER_CLICK}: {why}" if why else ""
+
+
+def _explains(groups: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that groups leave nearly nothing of the label's entropy, or that some hold positive rows alone."""
     _, groups = np.unique(groups, return_inverse=True)
     rows = np.bincount(groups)
     groups = np.where(rows[groups] < _FEW_ROWS, len(rows), groups)
     rows = np.bincount(groups, minlength=len(rows) + 1)
     clicks = np.bincount(groups, label, minlength=len(rows))
-    base = positives / len(label)
+    base, positives = label.mean(), label.sum()
     entropy = len(label) * _entropy(np.array([base]))[0]
     left = float((rows * _entropy(np.divide(clicks, rows, out=np.zeros(len(rows)), where=rows > 0))).sum())
     # A few rows are explained by chance.
     explained = 1 - (left + len(rows) - 1) / entropy
     if explained > EXPLAINED:
-        return f"{AFTER_CLICK}: it explains {percent(explained)} of the label's entropy"
+        return f"it explains {percent(explained)} of the label's entropy"
     # Of the last group the rows have different values.
-    pure = (clicks[:-1] >= PURE * rows[:-1]) & (clicks[:-1] * np.log(base) < np.log(_CHANCE))
-    captured = float(clicks[:-1][pure].sum()) / positives
+    captured = float(clicks[:-1][_is_pure(rows[:-1], clicks[:-1], base)].sum()) / positives
     if captured > max(CAPTURED, CAPTURED_OF_BASE * base):
-        share = percent(captured)
-        return f"{AFTER_CLICK}: rows with some of its values are all positive, {share} of the positive rows"
-    return _presence_leak(column, labels, labeled) or _never_leak(column, labels, labeled)
+        return f"rows with some of its values are all positive, {percent(captured)} of the positive rows"
+    return ""
+
+
+def _tells_by_presence(codes: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that nearly all rows that have a value are positive."""
+    present = codes >= 0
+    rows, clicks = present.sum(), label[present].sum()
+    if 0 < rows < len(label) and _is_pure(rows, clicks, label.mean()) and clicks > CAPTURED * label.sum():
+        return f"{percent(clicks / rows)} of the rows that have a value are positive"
+    return ""
+
+
+def _is_never(codes: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that many rows with one value are hardly ever positive."""
+    share = _never_rows(*_rates(codes, label), label.mean()) / len(label)
+    if share >= COVERED:
+        return f"rows with one of its values are never positive, {percent(share)} of the rows"
+    return ""
+
+
+def _is_never_at_an_end(groups: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that many rows with the smallest or the largest numbers are hardly ever positive."""
+    base, there = label.mean(), groups >= 0
+    rows, clicks = _rates(groups[there], label[there])
+    for end, order in (("smallest", slice(None)), ("largest", slice(None, None, -1))):
+        # The rate of what really grows with a number is low beside the rows without clicks; that of a leak is not.
+        # The group beside these may hold some of them.
+        high = np.append(clicks[order] >= JUMP * base * rows[order], [False, False])
+        edge = high[1:-1] | high[2:]
+        sums = np.cumsum(rows[order])[edge], np.cumsum(clicks[order])[edge]
+        if (share := _never_rows(*sums, base) / len(label)) >= COVERED_RUN:
+            return f"rows with its {end} numbers are never positive, {percent(share)} of the rows"
+    return ""
+
+
+def _rates(groups: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of each group, in the order of the groups' numbers, and its positive ones."""
+    _, groups = np.unique(groups, return_inverse=True)
+    return np.bincount(groups), np.bincount(groups, label)
+
+
+def _is_pure(rows: np.ndarray, clicks: np.ndarray, base: float) -> np.ndarray:
+    """Whether nearly all rows of groups are positive, and not by chance."""
+    return (clicks >= PURE * rows) & (clicks * np.log(base) < np.log(_CHANCE))
+
+
+def _never_rows(rows: np.ndarray, clicks: np.ndarray, base: float) -> int:
+    """The rows of the largest group that has hardly any positive row; 0 where there is none."""
+    never = (base * rows >= EXPECTED) & (clicks <= NEVER * base * rows)
+    return int(rows[never].max(initial=0))
+
+
+def _entropy(share: np.ndarray) -> np.ndarray:
+    inner = np.clip(share, 1e-12, 1 - 1e-12)
+    entropy: np.ndarray = -(inner * np.log(inner) + (1 - inner) * np.log(1 - inner))
+    return entropy
 
 
 def find_outcome(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> str:
@@ -193,63 +255,3 @@ def _agrees(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> b
             return True
     auc = auc_alone(column, labels, labeled)
     return auc is not None and auc >= _NAMED_AUC
-
-
-def _never_leak(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> str:
-    """Why it leaks that many rows with one value, or with the smallest or largest numbers, are hardly ever positive.
-
-    Of a place on a page it is no wonder that nobody clicks there.
-    """
-    if column.has_word(PLACE_WORDS):
-        return ""
-    label = labels[labeled].astype(np.int64)
-    base = label.mean()
-    rows, clicks = _rates(column.codes[labeled], label)
-    if (share := _never_rows(rows, clicks, base) / len(label)) >= COVERED:
-        return f"{AFTER_CLICK}: rows with one of its values are never positive, {percent(share)} of the rows"
-    if column.numbers is None or column.distinct <= QUANTILES:
-        return ""
-    groups = value_groups(column)[labeled]
-    there = groups >= 0
-    rows, clicks = _rates(groups[there], label[there])
-    for end, order in (("smallest", slice(None)), ("largest", slice(None, None, -1))):
-        # The rate of what really grows with a number is low beside the rows without clicks; that of a leak is not.
-        # The group beside these may hold some of them.
-        high = np.append(clicks[order] >= JUMP * base * rows[order], [False, False])
-        edge = high[1:-1] | high[2:]
-        sums = np.cumsum(rows[order])[edge], np.cumsum(clicks[order])[edge]
-        if (share := _never_rows(*sums, base) / len(label)) >= COVERED_RUN:
-            rows_text = f"rows with its {end} numbers are never positive, {percent(share)} of the rows"
-            return f"{AFTER_CLICK}: {rows_text}"
-    return ""
-
-
-def _rates(groups: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of each group, in the order of the groups' numbers, and its positive ones."""
-    _, groups = np.unique(groups, return_inverse=True)
-    return np.bincount(groups), np.bincount(groups, label)
-
-
-def _never_rows(rows: np.ndarray, clicks: np.ndarray, base: float) -> int:
-    """The rows of the largest group that has hardly any positive row; 0 where there is none."""
-    never = (base * rows >= EXPECTED) & (clicks <= NEVER * base * rows)
-    return int(rows[never].max(initial=0))
-
-
-def _presence_leak(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> str:
-    present = (column.codes >= 0)[labeled]
-    label = labels[labeled].astype(bool)
-    rows, clicks = int(present.sum()), int((present & label).sum())
-    if rows == len(label) or not rows:
-        return ""
-    base = label.mean()
-    pure = clicks >= PURE * rows and clicks * np.log(base) < np.log(_CHANCE)
-    if pure and clicks > CAPTURED * label.sum():
-        return f"{AFTER_CLICK}: {percent(clicks / rows)} of the rows that have a value are positive"
-    return ""
-
-
-def _entropy(share: np.ndarray) -> np.ndarray:
-    inner = np.clip(share, 1e-12, 1 - 1e-12)
-    entropy: np.ndarray = -(inner * np.log(inner) + (1 - inner) * np.log(1 - inner))
-    return entropy
