@@ -14,8 +14,9 @@ from ctr.data.shards import read_shard
 from ctr.data.string_ids import string_ids
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.infer import PARTITION_ROWS, guess_table, mapping_text
+from ctr.pipelines.inference.infer import PARTITION_ROWS
 from ctr.pipelines.inference.leaks import find_leak
+from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
 from ctr.pipelines.ingest.run import ingest
 from made_tables import becomes, facts_of, hotel_searches, inferred, write_table
 
