@@ -193,7 +193,8 @@ def choose_weight(roles: Roles) -> Chosen | Doubt:
         if fault:
             question = f"which column is the weight: {column.name} is named like one, but {fault}"
             return Doubt("--weight", question, (Choice(NONE, "each row counts once"),))
-        if column.finite.min() < column.finite.max():
+        # Numbers such as 007 are codes elsewhere, and weights here.
+        if column.distinct > 1 and (column.numbers is None or column.finite.min() < column.finite.max()):
             return column, "its name and values" + rejects_text(column, bad)
     return None, ""
 

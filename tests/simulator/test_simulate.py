@@ -238,6 +238,13 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"start": "soon"}, "start: 'soon' is not allowed"),
         ({"clicks": 3}, "clicks: unknown key; allowed: ad_lifetime_days, ads, advertisers, base_ctr"),
+        ({"events": {"duplicate_share": 1.5}}, "events.duplicate_share: 1.5 is not allowed"),
+        ({"events": {"click_seconds": -1}}, "events.click_seconds: -1 is not allowed"),
+        (
+            {"events": {"format": "xml"}},
+            "events.format: 'xml' is not allowed: Input should be 'parquet', 'jsonl' or",
+        ),
+        ({"events": {"clicks": 3}}, "events.clicks: unknown key; allowed: click_seconds, delivery_seconds"),
     ],
 )
 def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> None:

@@ -8,12 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctr.data.kept_values import read_values
-from ctr.data.mapping import load_mapping
 from ctr.pipelines.inference.columns import ListForm, profile_column
 from ctr.pipelines.inference.features import decide_feature
-from ctr.pipelines.inference.mapping_file import mapping_text
-from ctr.pipelines.ingest.run import ingest
-from made_tables import facts_of, inferred
+from made_tables import facts_of, inferred, ingested
 
 ITEMS = ("art", "music", "new york", "d'or", "x-1", "food", "a.b")
 
@@ -115,9 +112,7 @@ def test_a_log_of_lists_in_brackets_has_the_items_as_values(tmp_path):
     lines = [f'"{row}",{one}' for row, one in zip(rows, label, strict=True)]
     (tmp_path / "x.csv").write_text("\n".join(["tags,click", *lines]) + "\n")
     found = inferred(tmp_path / "x.csv")
-    (tmp_path / "mapping.yaml").write_text(mapping_text(found, "x.csv"))
-    mapping = load_mapping(tmp_path / "mapping.yaml")
-    ingest(mapping, [tmp_path / "x.csv"], tmp_path / "log")
+    ingested(found, tmp_path / "x.csv")
     columns = [pq.read_table(path, columns=["tags"]) for path in (tmp_path / "log").glob("shards/*.parquet")]
     ids = set(pa.concat_tables(columns)["tags"].combine_chunks().flatten().to_pylist())
     values = read_values(tmp_path / "log", "tags", ids)
