@@ -7,16 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ctr.io.errors import InputError
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import NULLS
-from ctr.pipelines.inference.names import (
-    EXAMPLE_NAMES,
-    ID_WORDS,
-    LABEL_WORDS,
-    PLACE_WORDS,
-    QUERY_NAMES,
-    TIME_NAMES,
-    USER_WORDS,
-)
 from ctr.pipelines.rows.delimited import split_rows
 from ctr.pipelines.rows.sources import faults_named, open_bytes
 
@@ -31,10 +23,6 @@ _SELDOM = "\x01 "
 _COMMA_ELSEWHERE = re.compile(r"(?<![0-9]),|,(?![0-9])")
 _MOST_SKIPPED = 100
 _SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
-_ITEM_WORDS = frozenset(("ad", "item", "product", "banner", "article"))
-_KNOWN = (
-    LABEL_WORDS | USER_WORDS | TIME_NAMES | QUERY_NAMES | EXAMPLE_NAMES | PLACE_WORDS | ID_WORDS | _ITEM_WORDS
-)
 # Values that stand for none, among numbers.
 _NO_NAMES = frozenset(
     ("unknown", "missing", "none", "null", "nan", "inf", "infinity", *(text.lower() for text in NULLS))
@@ -181,7 +169,7 @@ def _is_header(rows: Sequence[Sequence[str]]) -> bool:
     repeated = sum(bool(first[place].strip()) and first[place] in found[place] for place in places)
     if len(below) < len(rows) - 1:
         # Only values come again in whole, unless the names say that they are names.
-        known = sum(bool(set(re.split(r"[^a-z]+", name.lower())) & _KNOWN) for name in filled)
+        known = sum(bool(set(re.split(r"[^a-z]+", name.lower())) & lexicon.KNOWN_WORDS) for name in filled)
         return repeated == 0 and known >= 2
     return repeated <= 0.1 * len(first)
 

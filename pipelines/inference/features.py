@@ -11,8 +11,8 @@ import numpy as np
 
 from ctr.data.schema import RESERVED_NAMES
 from ctr.data.spelling import Cast
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import LOOKED, ColumnProfile, ListForm
-from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, NUMBERED_WORDS, PLACE_WORDS, VERSION_WORDS
 
 # So few whole numbers are categories, each with its own id: if they are amounts, and if they are not.
 FEWEST, FEW = 20, 64
@@ -72,7 +72,7 @@ def _category(column: ColumnProfile, because: str) -> Decision:
         why = "unique per row, so useless as a feature"
         return dropped(f"{because}; {why}" if column.kind == "commas" else why)
     feature: dict[str, Any] = {"kind": "category", "source": column.name}
-    if column.has_word(PLACE_WORDS) and column.distinct <= FEW:
+    if column.has_word(lexicon.PLACE_WORDS) and column.distinct <= FEW:
         feature["tower"] = "ui"
         because = because or "named like a place on the page"
     return Decision("category", because, feature)
@@ -103,19 +103,19 @@ def _list_feature(column: ColumnProfile) -> Decision:
 
 
 def _number_or_category(column: ColumnProfile) -> Decision:
-    whole, is_quantity = column.is_whole, column.has_word(NUMBER_WORDS)
+    whole, is_quantity = column.is_whole, column.has_word(lexicon.NUMBER_WORDS)
     counts_something = _counts_something(column.finite)
     # A flight's number is a name; a number of flights is an amount.
     is_numbered = {*column.words[-1:]} <= {"number", "num", "no", "nr"} and {
         *column.words[-2:-1]
-    } & NUMBERED_WORDS
+    } & lexicon.NUMBERED_WORDS
     # The first rule that holds is the one.
     categories = {
         "its name says so": column.name.endswith(":token"),
         "few whole numbers": whole and column.distinct <= (FEWEST if counts_something else FEW),
-        "named like a version": column.has_word(VERSION_WORDS) and not is_quantity,
+        "named like a version": column.has_word(lexicon.VERSION_WORDS) and not is_quantity,
         "named like the number of something": whole and is_numbered,
-        "named like an id or a kind": whole and column.has_word(ID_WORDS) and not is_quantity,
+        "named like an id or a kind": whole and column.has_word(lexicon.ID_WORDS) and not is_quantity,
     }
     for because, holds in categories.items():
         if holds:

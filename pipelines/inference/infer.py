@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,25 +80,24 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
             raise InputError(f"--{role} {name}: --drop takes the same column out; leave one of the two out")
     kept = [find_column(name, columns, "--keep").name for name in options.keep]
     free = {name: column for name, column in columns.items() if name not in refused}
-    result, roles = Inference(), Roles(free, options, sample.head_rows, sample.whole)
+    result, roles = Inference(), Roles(free, options, sample)
     _choose_roles(roles, result)
     if roles.label is None and (page := find_page(free)):
         raise InputError(f"{table.files[0].path}: {page}")
-    decisions = (
-        {name: dropped("--drop says so") for name in refused} | roles.used | dict(_decide(roles, kept))
-    )
+    decisions = {name: dropped("--drop says so") for name in refused}
+    decisions |= roles.used | dict(_decide(roles, kept))
     for name, column in columns.items():
         because = "; ".join(filter(None, (decisions[name].because, column.describe())))
         result.guesses.append(Guess(name, decisions[name].becomes, because))
     result.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
-    _add_notes(result, table, sample, roles, nulls)
+    _add_notes(result, table, roles, nulls)
     if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
         result.notes.append(f"not used, {AFTER_CLICK}: {', '.join(outcomes)}; --keep COLUMN keeps one")
     if roles.label is not None:
         used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
         result.strongest = strongest_columns(used, roles.label.values, roles.label.known)
     if not result.doubts:
-        _make_mapping(result, table, sample, roles, decisions, nulls)
+        _make_mapping(result, table, roles, decisions, nulls)
     return result
 
 
@@ -226,9 +224,8 @@ def _exclusion(column: ColumnProfile, twin: ColumnProfile, decision: Decision) -
     return ""
 
 
-def _add_notes(
-    result: Inference, table: TableFiles, sample: Sample, roles: Roles, nulls: tuple[str, ...]
-) -> None:
+def _add_notes(result: Inference, table: TableFiles, roles: Roles, nulls: Sequence[str]) -> None:
+    sample = roles.sample
     result.notes.append(f"inferred from {sample.describe()}")
     form = table.form
     if isinstance(form, DelimitedInput):
@@ -262,15 +259,11 @@ def _add_notes(
 
 
 def _make_mapping(
-    result: Inference,
-    table: TableFiles,
-    sample: Sample,
-    roles: Roles,
-    decisions: AnyMapping[str, Decision],
-    nulls: Sequence[str],
+    result: Inference, table: TableFiles, roles: Roles, decisions: dict[str, Decision], nulls: Sequence[str]
 ) -> None:
     """Makes the mapping of an inference without doubts; InputError where no feature is left."""
     assert roles.label is not None
+    sample = roles.sample
     source = table.form.model_dump(mode="json", exclude_defaults=True)
     content = result.content = {"input": {"type": table.form.type, **source}}
     if nulls:
@@ -301,7 +294,7 @@ def _make_mapping(
         result.mapping = parse_model(Mapping, content, "the inferred mapping")
 
 
-def _add_features(result: Inference, decisions: AnyMapping[str, Decision], columns: set[str]) -> set[str]:
+def _add_features(result: Inference, decisions: dict[str, Decision], columns: set[str]) -> set[str]:
     """Adds a feature for each column that becomes one; returns the names that are taken."""
     reasons = {guess.column: guess.because for guess in result.guesses}
     taken: set[str] = set()

@@ -14,16 +14,8 @@ from pydantic import ValidationError
 from ctr.config import describe_validation_error
 from ctr.data.mapping import Label, LabelOp
 from ctr.io.errors import InputError
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import ColumnProfile, Columns, count_rows, percent
-from ctr.pipelines.inference.names import (
-    COUNT_WORDS,
-    EXPOSURE_WORDS,
-    IMPRESSION_WORDS,
-    LABEL_HELPERS,
-    LABEL_WORDS,
-    RATING_WORDS,
-    SHOWN_WORDS,
-)
 from ctr.pipelines.inference.roles import (
     TOLERANCE,
     Choice,
@@ -46,7 +38,7 @@ _PAIRS = (
 )
 _ZEROS, _ONES = {"0", "false", "0.0"}, {"1", "true", "1.0"}
 # Values that say that a row is positive, and those of events that have an outcome: click, purchase and so on.
-_YES, _OUTCOMES = {yes for _, yes in _PAIRS} | LABEL_WORDS | _ONES, LABEL_WORDS - {"y"}
+_YES, _OUTCOMES = {yes for _, yes in _PAIRS} | lexicon.LABEL_WORDS | _ONES, lexicon.LABEL_WORDS - {"y"}
 _RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*\S")
 # A column of more values has no rule for each of them.
 _FEW_VALUES = 10
@@ -66,7 +58,7 @@ def _read_label(label: Label, column: ColumnProfile, because: str = "", warning:
 
 def is_label_name(column: ColumnProfile) -> bool:
     """Tells whether a name is one of labels: click, is_click, click_bool, label, installed and so on."""
-    return column.consists_of(LABEL_WORDS, LABEL_HELPERS)
+    return column.consists_of(lexicon.LABEL_WORDS, lexicon.LABEL_HELPERS)
 
 
 def plain_label(column: ColumnProfile) -> Label | None:
@@ -272,7 +264,7 @@ def _plain_choice(column: ColumnProfile, label: Label) -> Choice:
 
 
 def _rating_choice(column: ColumnProfile) -> Choice | None:
-    is_rating = column.has_word(RATING_WORDS) and column.numbers is not None
+    is_rating = column.has_word(lexicon.RATING_WORDS) and column.numbers is not None
     return _threshold(column) if is_rating and 3 <= column.distinct <= 100 else None
 
 
@@ -362,13 +354,13 @@ def find_page(columns: Columns) -> str:
     items = {name: _items(column) for name, column in columns.items()}
     lengths = {name: [len(row) for row in rows if row] for name, rows in items.items()}
     lists = {name: items[name] for name, found in lengths.items() if found and np.mean(found) > 1.2}
-    outcomes = {name for name, column in columns.items() if column.has_word(LABEL_WORDS)}
+    outcomes = {name for name, column in columns.items() if column.has_word(lexicon.LABEL_WORDS)}
     for name, rows in sorted(items.items(), key=lambda item: item[0] not in outcomes):
         outcome = name in outcomes
         if outcome and name in lists and set(chain.from_iterable(rows)) <= {"0", "1"}:
             return f"a row is a whole page: {name} is a list of labels, one for each item shown; {_ALLOWED}"
         for shown, others in lists.items():
-            named = outcome or columns[shown].has_word(SHOWN_WORDS)
+            named = outcome or columns[shown].has_word(lexicon.SHOWN_WORDS)
             if name != shown and named and _is_part(rows, others):
                 return (
                     f"a row is a whole page: {shown} lists what was shown, and {name} what was clicked of it; "
@@ -398,7 +390,7 @@ def _is_part(rows: list[list[str]], others: list[list[str]]) -> bool:
 
 def _is_count_name(column: ColumnProfile) -> bool:
     """Whether a name is that of a number of outcomes: clicks, num_clicks, total_conversion."""
-    return column.consists_of(LABEL_WORDS, LABEL_HELPERS | COUNT_WORDS)
+    return column.consists_of(lexicon.LABEL_WORDS, lexicon.LABEL_HELPERS | lexicon.COUNT_WORDS)
 
 
 def _counts(column: ColumnProfile) -> np.ndarray | None:
@@ -411,9 +403,8 @@ def _counts(column: ColumnProfile) -> np.ndarray | None:
 
 def _exposures(columns: Columns, names: frozenset[str]) -> list[tuple[ColumnProfile, np.ndarray]]:
     """The columns that count impressions, by the words of their names; and the counts."""
-    named = [
-        one for one in columns.values() if one.consists_of(names, COUNT_WORDS | {"ad", "ads", "page", "of"})
-    ]
+    helpers = lexicon.COUNT_WORDS | {"ad", "ads", "page", "of"}
+    named = [one for one in columns.values() if one.consists_of(names, helpers)]
     return [(one, counts) for one in named if (counts := _counts(one)) is not None]
 
 
@@ -422,7 +413,7 @@ def _exposure_of(column: ColumnProfile, columns: Columns) -> tuple[ColumnProfile
     clicks = _counts(column) if _is_count_name(column) else None
     if clicks is None:
         return None
-    for shown, counts in _exposures(columns, EXPOSURE_WORDS):
+    for shown, counts in _exposures(columns, lexicon.EXPOSURE_WORDS):
         if shown is not column and (clicks > counts).mean() <= TOLERANCE:
             rate = percent(float(column.finite.sum() / max(shown.finite.sum(), 1.0)))
             return shown, rate, clicks > 1
@@ -457,7 +448,7 @@ def _count_warning(label: Label, column: ColumnProfile, columns: Columns) -> str
             f"warning: a row counts several impressions, and the label is whether any of them was positive; of the "
             f"impressions {found[1]} are ({column.name} / {found[0].name})"
         )
-    for shown, counts in _exposures(columns, IMPRESSION_WORDS):
+    for shown, counts in _exposures(columns, lexicon.IMPRESSION_WORDS):
         if shown is not column:
             return (
                 f"warning: {shown.name} has values above 1 ({shown.first_of(counts > 1)}): if a "

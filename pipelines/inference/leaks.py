@@ -14,16 +14,8 @@ from typing import Any
 import numpy as np
 
 from ctr.io.errors import printable
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent
-from ctr.pipelines.inference.names import (
-    DEED_WORDS,
-    OUTCOME_HELPERS,
-    OUTCOME_WORDS,
-    PLACE_WORDS,
-    SPAN_WORDS,
-    SPENT_WORDS,
-    TIME_ENDINGS,
-)
 
 SHOWN = 3  # columns
 QUANTILES = 40  # numbers with more values than this are grouped by so many quantiles
@@ -143,7 +135,7 @@ def find_leak(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) ->
     codes, groups = column.codes[labeled], value_groups(column)[labeled]
     why = _explains(groups, label) or _tells_by_presence(codes, label)
     # Of a place on a page it is no wonder that nobody clicks there.
-    if not why and not column.has_word(PLACE_WORDS):
+    if not why and not column.has_word(lexicon.PLACE_WORDS):
         has_quantiles = column.numbers is not None and column.distinct > QUANTILES
         why = _is_never(codes, label) or (_is_never_at_an_end(groups, label) if has_quantiles else "")
     return f"{AFTER_CLICK}: {why}" if why else ""
@@ -228,13 +220,14 @@ def _entropy(share: np.ndarray) -> np.ndarray:
 def find_outcome(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> str:
     """Tells why a name is that of something which people do after the impression; arguments as in ``find_leak``."""
     name = {word for word in column.words if not word.isdigit()}
-    named = name - OUTCOME_HELPERS - SPAN_WORDS - TIME_ENDINGS
-    if not named or not named <= OUTCOME_WORDS | DEED_WORDS:
+    named = name - lexicon.OUTCOME_HELPERS - lexicon.SPAN_WORDS - lexicon.TIME_ENDINGS
+    if not named or not named <= lexicon.OUTCOME_WORDS | lexicon.DEED_WORDS:
         return ""
-    if named <= DEED_WORDS:
+    if named <= lexicon.DEED_WORDS:
         if column.distinct + (column.missing_share > 0) <= 2:
             return f"{AFTER_CLICK}: named like another outcome"
-        if (named & SPENT_WORDS and name & SPAN_WORDS) or column.words[-1] in TIME_ENDINGS:
+        is_spent = named & lexicon.SPENT_WORDS and name & lexicon.SPAN_WORDS
+        if is_spent or column.words[-1] in lexicon.TIME_ENDINGS:
             return f"{AFTER_CLICK}: named like what follows a click"
     if _agrees(column, labels, labeled):
         return f"{AFTER_CLICK}: named like an outcome, and the label agrees"

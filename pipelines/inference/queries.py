@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ctr.io.errors import InputError
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import ColumnProfile, count_rows, percent
-from ctr.pipelines.inference.names import EXAMPLE_NAMES, QUERY_NAMES, QUERY_WORDS, SESSION_WORDS, USER_WORDS
 from ctr.pipelines.inference.roles import (
     NONE,
     TOLERANCE,
@@ -36,7 +36,7 @@ _Fault = tuple[str, bool]  # why a column named like a query is none, and whethe
 
 def choose_query(roles: Roles) -> Chosen | Doubt:
     """Chooses the column of queries and says why; None: each row is its own. InputError for a wrong --query."""
-    text, head = roles.options.query, roles.head_rows
+    text, head = roles.options.query, roles.sample.head_rows
     if roles.is_none(text):
         return None, "each row is its own query, as --query none says"
     if text is not None:
@@ -68,7 +68,7 @@ def choose_query(roles: Roles) -> Chosen | Doubt:
         why = faults[0][1]
     elif named:
         why = f"every {named[0].name} occurs once"
-    people = (column.name for column in free if column.has_word(USER_WORDS))
+    people = (column.name for column in free if column.has_word(lexicon.USER_WORDS))
     user = next((name for name in people if roles.columns[name].distinct > FEW_USERS), None)
     hint = f"; sessions of a user: --query {user} --session-gap 30m" if user is not None else ""
     return None, f"each row is its own query: {why}{hint}"
@@ -95,17 +95,17 @@ def _query_doubt(why: str, found: Sequence[ColumnProfile], head: int) -> Doubt:
 
 def _is_query_name(column: ColumnProfile) -> bool:
     words = column.words
-    is_id = len(words) > 1 and words[-1] == "id" and column.has_word(QUERY_WORDS)
-    return column.plain_name in QUERY_NAMES or is_id
+    is_id = len(words) > 1 and words[-1] == "id" and column.has_word(lexicon.QUERY_WORDS)
+    return column.plain_name in lexicon.QUERY_NAMES or is_id
 
 
 def _groups(column: ColumnProfile, head: int) -> bool:
-    sent_twice = 2 * TOLERANCE if column.plain_name in EXAMPLE_NAMES else 0.001
+    sent_twice = 2 * TOLERANCE if column.plain_name in lexicon.EXAMPLE_NAMES else 0.001
     return _rows_each(column, head) > 1 + sent_twice
 
 
 def _is_user(column: ColumnProfile) -> bool:
-    return column.consists_of(USER_WORDS, frozenset(("id", "hash"))) and column.distinct > FEW_USERS
+    return column.consists_of(lexicon.USER_WORDS, frozenset(("id", "hash"))) and column.distinct > FEW_USERS
 
 
 def _rows_each(column: ColumnProfile, head: int) -> float:
@@ -116,7 +116,7 @@ def _rows_each(column: ColumnProfile, head: int) -> float:
 
 def _find_fault(column: ColumnProfile, users: Sequence[ColumnProfile], roles: Roles) -> _Fault | None:
     """Why a column that is named like a query, and whose values come several times, is none; None where it is one."""
-    codes, missing, head = column.codes, column.codes < 0, roles.head_rows
+    codes, missing, head = column.codes, column.codes < 0, roles.sample.head_rows
     if column.distinct == 1:
         return f"{column.name} is always {column.value_at(~missing)}", True
     if many := too_many(missing, roles.positive):
@@ -166,7 +166,7 @@ def _far_apart(column: ColumnProfile, users: Sequence[ColumnProfile], roles: Rol
             text = f"rows of one {column.name} have several values of {user.name}, {share} another than the first row"
             return _again(column, order[other], text)
     if roles.time is not None:
-        is_session = column.has_word(SESSION_WORDS)
+        is_session = column.has_word(lexicon.SESSION_WORDS)
         us, limit = roles.time.us, _SESSION_GAP_US if is_session else _PAGE_US
         order = order[us[order] > 0]
         order = order[np.lexsort((us[order], codes[order]))]

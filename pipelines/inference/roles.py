@@ -10,9 +10,10 @@ import numpy as np
 from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
 from ctr.io.words import listed
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import ColumnProfile, Columns, count_rows, percent
 from ctr.pipelines.inference.features import Decision
-from ctr.pipelines.inference.names import EXAMPLE_NAMES, WEIGHT_NAMES
+from ctr.pipelines.inference.sample import Sample
 from ctr.pipelines.rows.convert import parse_weights
 
 NONE = "none"  # what --query, --time and --weight take for: there is none
@@ -108,8 +109,7 @@ class Roles:
 
     columns: Columns
     options: Options
-    head_rows: int  # the first rows, which stand together in the file
-    whole: bool  # whether the sample is the whole table
+    sample: Sample
     used: dict[str, Decision] = field(default_factory=dict)  # by column
     label: LabelColumn | None = None
     time: TimeColumn | None = None
@@ -201,7 +201,7 @@ def choose_weight(roles: Roles) -> Chosen | Doubt:
 
 def is_weight_name(column: ColumnProfile) -> bool:
     """Tells whether a name is one of importance weights."""
-    return column.plain_name in WEIGHT_NAMES
+    return column.plain_name in lexicon.WEIGHT_NAMES
 
 
 def _weight_fault(column: ColumnProfile, positive: np.ndarray | None) -> tuple[np.ndarray, str]:
@@ -225,7 +225,7 @@ def choose_example_id(roles: Roles) -> Chosen:
     """
     why_not = ""
     for column in roles.free:
-        if not (column.plain_name in EXAMPLE_NAMES and column.rows > 1 and _may_name_rows(column)):
+        if not (column.plain_name in lexicon.EXAMPLE_NAMES and column.rows > 1 and _may_name_rows(column)):
             continue
         bad = np.ones(column.rows, bool)
         bad[np.unique(column.codes, return_index=True)[1]] = False
@@ -233,7 +233,7 @@ def choose_example_id(roles: Roles) -> Chosen:
         if not bad.any():
             return column, "its name, and no value comes twice"
         # A row may be sent twice; `id` alone may be that of a user.
-        may_repeat = roles.whole and column.plain_name != "id"
+        may_repeat = roles.sample.whole and column.plain_name != "id"
         if bad.sum() <= TOLERANCE * column.rows and (may_repeat or not (bad & (column.codes >= 0)).any()):
             return column, "its name, and hardly a value comes twice" + rejects_text(column, bad)
         if column.distinct > 0.5 * column.rows and not why_not:

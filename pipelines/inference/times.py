@@ -15,16 +15,9 @@ from ctr.data.mapping import Time, TimeUnit
 from ctr.data.time_formats import MONTHS, WEEKDAYS, ZONES
 from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent
 from ctr.pipelines.inference.features import FEW
-from ctr.pipelines.inference.names import (
-    ATTRIBUTE_WORDS,
-    OTHER_EVENT_WORDS,
-    TIME_NAMES,
-    TIME_PART_WORDS,
-    TIME_WORDS,
-    WEAK_TIME_WORDS,
-)
 from ctr.pipelines.inference.roles import (
     NONE,
     TOLERANCE,
@@ -183,17 +176,17 @@ def _name_rank(column: ColumnProfile) -> int:
     3: it says so. 1 or 2: it may be it. 0: it says nothing. -1: the time of another event such as the outcome. -2: that
     of a thing, such as a birthday.
     """
-    if column.plain_name in TIME_NAMES:
+    if column.plain_name in lexicon.TIME_NAMES:
         return 3
     words = set(column.words)
-    strong = words & TIME_WORDS or any(word.endswith(("timestamp", "datetime")) for word in words)
-    if strong or words & WEAK_TIME_WORDS:
+    strong = words & lexicon.TIME_WORDS or any(word.endswith(("timestamp", "datetime")) for word in words)
+    if strong or words & lexicon.WEAK_TIME_WORDS:
         return _other_rank(words) or (2 if strong else 1)
     return 0
 
 
 def _other_rank(words: set[str]) -> int:
-    return -2 if words & ATTRIBUTE_WORDS else -1 if words & OTHER_EVENT_WORDS else 0
+    return -2 if words & lexicon.ATTRIBUTE_WORDS else -1 if words & lexicon.OTHER_EVENT_WORDS else 0
 
 
 def _promised_rank(column: ColumnProfile) -> int:
@@ -202,7 +195,7 @@ def _promised_rank(column: ColumnProfile) -> int:
     weak = set(words) & {"date", "dt", "epoch", "utc", "when"} or words[-1:] == ("at",)
     if column.is_list or pa.types.is_boolean(column.array.type) or (rank == 1 and not weak):
         return 0
-    return rank if rank > 0 and not (rank < 3 and set(words) & TIME_PART_WORDS) else 0
+    return rank if rank > 0 and not (rank < 3 and set(words) & lexicon.TIME_PART_WORDS) else 0
 
 
 def find_time(column: ColumnProfile, head_rows: int, named: bool = False) -> TimeColumn | None:
@@ -336,7 +329,7 @@ def choose_time(roles: Roles) -> TimeColumn | Doubt | None:
         return None
     if text is not None:
         return _given(text, roles)
-    found = {column.name: find_time(column, roles.head_rows) for column in roles.free}
+    found = {column.name: find_time(column, roles.sample.head_rows) for column in roles.free}
     read = {name: one for name, one in found.items() if one is not None and one.bad_share <= TOLERANCE}
     ranked = sorted(read.values(), key=lambda one: -one.rank)
     own = [one for one in ranked if one.rank >= 0]
@@ -362,7 +355,7 @@ def _given(text: str, roles: Roles) -> TimeColumn | Doubt:
     name, form = _parted(text, roles.columns)
     column = find_column(name, roles.columns, "--time")
     if form is None:
-        found = find_time(column, roles.head_rows, named=True)
+        found = find_time(column, roles.sample.head_rows, named=True)
         if found is None:
             raise InputError(
                 f"--time {text}: {_first_strange(column, None).removeprefix('is ')}; name its form with "

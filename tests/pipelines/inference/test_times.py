@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.names import TIME_NAMES
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.rows.convert import parse_times
 from made_tables import becomes, inferred, ingested, write_table
 
@@ -257,6 +257,6 @@ def test_a_form_that_does_not_read_the_column_is_refused(tmp_path, given, words)
 
 
 def test_all_whole_names_of_times_promise_one(tmp_path):
-    for name in sorted(TIME_NAMES):
+    for name in sorted(lexicon.TIME_NAMES):
         (doubt,) = inferred(table(tmp_path, **{name: ["soon", "now"] * (ROWS // 2)})).doubts
         assert f"{name} is named like it, but is not read as a time: 'soon', first in row 2" in doubt.question

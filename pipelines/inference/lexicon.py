@@ -123,3 +123,6 @@ NUMBERED_WORDS = ID_WORDS | _words(
     "phone room house tail train gate bus ticket part serial license licence policy order invoice building apartment "
     "seat lane channel block lot plate account card customer case batch unit table desk"
 )
+# Two of them in a first line that comes again say that it names the columns.
+KNOWN_WORDS = LABEL_WORDS | USER_WORDS | PLACE_WORDS | ID_WORDS | TIME_NAMES | QUERY_NAMES | EXAMPLE_NAMES
+KNOWN_WORDS |= _words("ad item product banner article")
