@@ -81,14 +81,15 @@ def find_table(given: Path) -> TableFiles:
     notes = []
     if len(files) < len(found):
         empty = [file.name for file in found if file not in files]
-        notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {_some(empty)}")
+        notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {some_of(empty)}")
     if folders:
         names = f"column{'s' if len(folders) > 1 else ''} {', '.join(folders)}"
         notes.append(f"the folders of the files give the {names}")
     return TableFiles(files, form, columns, _suggestion(columns, form), lacking, tuple(folders), tuple(notes))
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Lists some names, and whether there are more."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
@@ -104,7 +105,7 @@ def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
     suffixes = {Path(name.removesuffix(".gz").removesuffix(".zst")).suffix for name in names}
     if len(suffixes) > 1:
         raise InputError(
-            f"input {folder}: holds files of several kinds ({_some(names, 6)}): give one file, or a folder of one"
+            f"input {folder}: holds files of several kinds ({some_of(names, 6)}): give one file, or a folder of one"
         )
     [suffix] = suffixes
     if not suffix:
@@ -182,10 +183,10 @@ def _check_json(path: Path, text: str, is_whole: bool) -> None:
 
 
 def _columns_fault(path: Path, names: list[str]) -> InputError:
+    shown = some_of([name[:24] for name in names], 4)
     return InputError(
-        f"{path}: holds one JSON object whose keys ({_some([name[:24] for name in names], 4)}) each hold many rows or "
-        f"a whole row, as pandas' to_json() writes it; allowed: {_LINE}, as to_json(orient='records', lines=True) "
-        "writes"
+        f"{path}: holds one JSON object whose keys ({shown}) each hold many rows or a whole row, as pandas' to_json() "
+        f"writes it; allowed: {_LINE}, as to_json(orient='records', lines=True) writes"
     )
 
 
@@ -209,7 +210,7 @@ def _columns_of(
         if set(names) - set(widest) or len(others) > most * len(widest):
             raise InputError(
                 f"input {given}: {files[found.index(widest)].name} and {file.name} have different columns: "
-                f"{_some(sorted(others))} in one alone; give one file; a side table is joined by a mapping of your own "
+                f"{some_of(sorted(others))} in one alone; give one file; a side table is joined by a mapping of your own "
                 "(ctr ingest table)"
             )
     columns = (*found[0], *(name for name in widest if name not in found[0]))

@@ -14,7 +14,7 @@ from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError, joined
 from ctr.pipelines.inference.columns import ColumnProfile, find_nulls, profile_column, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
-from ctr.pipelines.inference.files import TableFiles
+from ctr.pipelines.inference.files import TableFiles, some_of
 from ctr.pipelines.inference.labels import choose_label, find_page, is_label_name, plain_label
 from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome, strongest_columns
 from ctr.pipelines.inference.queries import choose_query
@@ -246,10 +246,10 @@ def _add_notes(result: Inference, table: TableFiles, roles: Roles, nulls: Sequen
         result.notes.append(
             f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows"
         )
-    if names := sample.lacking[:5]:
-        lacking = [f"{name} ({table.lacking[name]})" if table.lacking else name for name in names]
-        more = ", ..." if len(sample.lacking) > 5 else ""
-        result.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
+    if sample.lacking:
+        files = table.lacking
+        lacking = [f"{name} ({files[name]})" if files else name for name in sample.lacking]
+        result.notes.append(f"missing where a file lacks them: {some_of(lacking, 5)}")
     if roles.time is None and not any(doubt.option == "--time" for doubt in result.doubts):
         result.notes.append("no column is the time of the row: the order of the rows is the order of time")
     if roles.query is None and "query" in result.reasons:

@@ -27,18 +27,12 @@ from ctr.pipelines.inference.roles import (
 )
 from ctr.pipelines.rows.convert import is_text, parse_labels
 
-_PAIRS = (
-    ("no", "yes"),
-    ("n", "y"),
-    ("f", "t"),
-    ("neg", "pos"),
-    ("negative", "positive"),
-    ("notclicked", "clicked"),
-    ("none", "click"),
-)
 _ZEROS, _ONES = {"0", "false", "0.0"}, {"1", "true", "1.0"}
 # Values that say that a row is positive, and those of events that have an outcome: click, purchase and so on.
-_YES, _OUTCOMES = {yes for _, yes in _PAIRS} | lexicon.LABEL_WORDS | _ONES, lexicon.LABEL_WORDS - {"y"}
+_YES, _OUTCOMES = (
+    {yes for _, yes in lexicon.NO_AND_YES} | lexicon.LABEL_WORDS | _ONES,
+    lexicon.LABEL_WORDS - {"y"},
+)
 _RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*\S")
 # A column of more values has no rule for each of them.
 _FEW_VALUES = 10
@@ -85,7 +79,7 @@ def _two_values(column: ColumnProfile) -> tuple[Label, np.ndarray] | None:
         if (numbers == 1).any() and (numbers == -1).any():
             return Label(column=name, op=">", value=0.0), ~np.isin(numbers, [-1, 1])
     elif is_text(column.array.type):
-        for no, yes in _PAIRS:
+        for no, yes in lexicon.NO_AND_YES:
             # A rule takes one spelling.
             op: LabelOp = "==" if lower.count(yes) == 1 else "!="
             word = yes if op == "==" else no

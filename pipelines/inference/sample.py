@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.files import TableFiles
+from ctr.pipelines.inference.files import TableFiles, some_of
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.jsonl import JsonlReader
@@ -73,7 +73,7 @@ def read_sample(table: TableFiles) -> Sample:
     """Reads a sample of bounded size. Raises InputError for damaged files and for a table without rows."""
     sample = _parquet_sample(table) if isinstance(table.form, ParquetInput) else _text_sample(table)
     if not sample.columns and sample.unusable:
-        shown = ", ".join(list(sample.unusable)[:6]) + (", ..." if len(sample.unusable) > 6 else "")
+        shown = some_of(list(sample.unusable), 6)
         raise InputError(
             f"{table.files[0].path}: no column can be read: {shown} hold objects, lists of lists or other types than "
             'single values; allowed: a value, or a list of values, under each name, such as "user.id": 7 in place of '
