@@ -210,8 +210,8 @@ def _columns_of(
         if set(names) - set(widest) or len(others) > most * len(widest):
             raise InputError(
                 f"input {given}: {files[found.index(widest)].name} and {file.name} have different columns: "
-                f"{some_of(sorted(others))} in one alone; give one file; a side table is joined by a mapping of your own "
-                "(ctr ingest table)"
+                f"{some_of(sorted(others))} in one alone; give one file; a side table is joined by a mapping of your "
+                "own (ctr ingest table)"
             )
     columns = (*found[0], *(name for name in widest if name not in found[0]))
     lacking = {}

@@ -15,10 +15,10 @@ LABEL_HELPERS = _words("is was has did bool flag binary indicator of the user ad
 # With words of a label, a number of clicks; with those of impressions, how many of these a row stands for.
 COUNT_WORDS = _words("num number n nr no count counts cnt total sum daily per")
 # Pairs of values, the second of which is positive.
-NO_AND_YES = [
-    text.split("/")
-    for text in "no/yes n/y f/t neg/pos negative/positive notclicked/clicked none/click".split()
-]
+NO_AND_YES = (
+    *(("no", "yes"), ("n", "y"), ("f", "t"), ("neg", "pos"), ("negative", "positive")),
+    *(("notclicked", "clicked"), ("none", "click")),
+)
 # Names of a number of impressions, and weaker ones.
 IMPRESSION_WORDS = _words("impression impressions impr imprs imps")
 EXPOSURE_WORDS = IMPRESSION_WORDS | _words(
