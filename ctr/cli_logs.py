@@ -70,7 +70,7 @@ def _quickstart(arguments: argparse.Namespace) -> None:
 
     out = arguments.out or quickstart.default_out(arguments.file)
     quickstart.check_quickstart_folder(out)
-    from ctr.pipelines.inference.infer import Options
+    from ctr.pipelines.inference.roles import Options
 
     given = vars(arguments)
     options = Options(
@@ -136,8 +136,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
         _serve(arguments)
         return
     from ctr.config import load_model
-    from ctr.simulator.config import SimulatorConfig
-    from ctr.simulator.folders import check_simulation
+    from ctr.simulator.config import SimulatorConfig, check_simulation
 
     given = {"examples": arguments.examples, "days": arguments.days, "events.format": arguments.events_format}
     changes = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
@@ -160,7 +159,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             raise InputError(
                 f"--{name} does not go with --policy: the world and the logs are those of the run"
             )
-    from ctr.simulator.folders import check_days, check_loop_folders
+    from ctr.simulator.config import check_days, check_loop_folders
 
     check_days(arguments.days)
     check_loop_folders(arguments.policy, arguments.log, arguments.out)

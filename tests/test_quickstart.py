@@ -14,8 +14,7 @@ from ctr import cli_logs
 from ctr.cli import main
 from ctr.config import load_model
 from ctr.data.mapping import load_mapping
-from ctr.pipelines.inference.infer import Options
-from ctr.pipelines.inference.roles import Choice, Doubt
+from ctr.pipelines.inference.roles import Choice, Doubt, Options
 from ctr.quickstart import Tools, default_out, run_quickstart
 from ctr.training.config import TrainConfig
 from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig

@@ -27,7 +27,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import sidecar_folder
 from ctr.io.files import write_atomic_bytes
 from ctr.simulator.closed_loop import LOOP_FILE
-from ctr.simulator.folders import ORIGIN_FILE
+from ctr.simulator.config import ORIGIN_FILE
 from ctr.training.config import TrainConfig
 
 THREADS = "TF_NUM_INTRAOP_THREADS"

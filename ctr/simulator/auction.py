@@ -1,17 +1,40 @@
-"""Auction of ads: which ones a query shows, where and at what price; and the true click probability."""
+"""A day of the simulated system: the auction of the ads that a query shows, and the clicks on them.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A policy predicts clicks, for the auction; the true probabilities are known.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
+from ctr.io.errors import InputError
 from ctr.simulator.config import WorldConfig
-from ctr.simulator.traffic import NO_WORD, Ads, Candidates, Queries, shown_format
-from ctr.simulator.world import DEVICES, RENDERINGS, Coefficients, World
+from ctr.simulator.world import (
+    DEVICES,
+    NO_WORD,
+    RENDERINGS,
+    Ads,
+    Candidates,
+    Coefficients,
+    Queries,
+    Retrieval,
+    World,
+    ads_by_day,
+    draw_candidates,
+    draw_queries,
+    draw_world,
+    retrieval_order,
+    shown_format,
+    walk,
+)
 
 # Visibility falls with the position as position^-exponent, fastest on a small screen.
 _EXPONENT = {"phone": 0.8, "desktop": 0.5, "tablet": 0.6}
 _RENDERING = {"compact": 0.75, "standard": 0.9, "large": 1.0}
+# Of the arrays of so many queries most fit in a processor's cache.
+_CHUNK = 8_192
 
 
 @dataclass(frozen=True)
@@ -163,3 +186,75 @@ def crude_policy(config: WorldConfig, world: World) -> Policy:
         return (logistic(believed) * placed.position**-0.6).astype(np.float32)
 
     return predict
+
+
+@dataclass(frozen=True)
+class Day:
+    """The world on a day; ``number``: of the log, from 0."""
+
+    number: int
+    queries: Queries
+    ads: Ads
+    retrieval: Retrieval
+    now: Coefficients
+
+
+def make_world(config: WorldConfig) -> World:
+    """Draws the world of a seed, calibrated to its base rate."""
+    return calibrate(config, draw_world(config))
+
+
+def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
+    """Yields day number ``first``, the next one, and so on without end."""
+    seasons = zip(walk(config, world), ads_by_day(config, world), strict=False)
+    for number, (now, ads) in islice(enumerate(seasons), first, None):
+        queries = draw_queries(config, world, number)
+        yield Day(number, queries, ads, retrieval_order(ads, config.topics), now)
+
+
+def calibrate(config: WorldConfig, world: World) -> World:
+    """Sets the intercept, as far as visibility allows, so that the crude policy's click rate is ``base_ctr``."""
+    sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
+    day = next(days(sample, world))
+    candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
+    shown = run_auction(sample, crude_policy(config, world), day.queries, day.ads, candidates)
+    if not len(shown):
+        raise InputError(
+            f"world: reserve {config.reserve}: with base_ctr {config.base_ctr} the crude policy expects less "
+            "from every ad and shows none; use a lower reserve"
+        )
+    seen = visibility(world, day.queries, shown)
+    logit = quality_logit(world, world.first, day.queries, day.ads, shown)
+    low, high = -30.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if np.mean(seen * logistic(middle + logit)) < config.base_ctr:
+            low = middle
+        else:
+            high = middle
+    return replace(world, intercept=middle)
+
+
+@dataclass(frozen=True)
+class Served:
+    """Queries, and the impressions and clicks that they led to."""
+
+    queries: Queries
+    impressions: Impressions
+    quality: np.ndarray  # probability of a click on the ad when it is examined
+    visibility: np.ndarray
+    examined: np.ndarray
+    clicked: np.ndarray
+
+
+def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterator[Served]:
+    """Serves a day's queries, some at a time, in their order."""
+    for begin in range(0, len(day.queries), _CHUNK):
+        queries = day.queries.slice(begin, begin + _CHUNK)
+        candidates = draw_candidates(config, day.ads, day.retrieval, queries, day.number)
+        shown = run_auction(config, policy, queries, day.ads, candidates)
+        quality = logistic(quality_logit(world, day.now, queries, day.ads, shown)).astype(np.float32)
+        seen = visibility(world, queries, shown).astype(np.float32)
+        # Whoever examines a place examines all that are more visible.
+        examined = queries.reads[shown.query] < seen
+        yield Served(queries, shown, quality, seen, examined, examined & (shown.mind < quality))

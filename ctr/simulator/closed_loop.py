@@ -19,21 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_model, parse_model
 from ctr.data.log import check_log, list_partitions, log_sha256, read_manifests
 from ctr.data.reader import rows_of_table
+from ctr.data.shards import read_shard
 from ctr.data.sidecar import read_sidecar_partition, sidecar_folder
+from ctr.data.times import DAY_US
+from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError, joined
-from ctr.io.files import make_folder, sync_folder
+from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.serving.export import export_from_run
-from ctr.simulator.auction import Placed, Policy, logistic
-from ctr.simulator.day import days, make_world
+from ctr.simulator.auction import Placed, Policy, days, logistic, make_world
+from ctr.simulator.config import ORIGIN_FILE, WorldConfig, check_days, check_loop_folders, read_world
 from ctr.simulator.features import FeatureIds, world_schema
-from ctr.simulator.folders import ORIGIN_FILE, check_days, check_loop_folders
-from ctr.simulator.simulate import AUCTION, Counts, publish_day, read_world, record_days
-from ctr.simulator.traffic import Ads, Queries
+from ctr.simulator.simulate import AUCTION, QUERIES_PER_DAY_LIMIT, Counts, logged_queries, publish_day
+from ctr.simulator.world import Ads, Queries, World, draw_queries
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, Session, open_session
 from ctr.training.run.directory import write_json
@@ -68,9 +72,45 @@ def run_closed_loop(
             if progress is not None:
                 progress(day.number - first + 1)
         session.finish()
-    served = {"first_day": first, "days": record_days(world_config, world, out, first)}
+    served = {"first_day": first, "days": _record_days(world_config, world, out, first)}
     write_json(out / LOOP_FILE, served)
     return served
+
+
+def _record_days(config: WorldConfig, world: World, out: Path, first: int) -> list[dict[str, Any]]:
+    """Writes how many ads each query of the days from ``first`` on showed, and returns the counts of each day."""
+    counts, parts = [], []
+    for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
+        queries = draw_queries(config, world, number)
+        # The log does not have the other queries, so it is unknown how many ads they showed.
+        kept = logged_queries(config, queries)
+        base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
+        # A day on which nothing was shown has no shards.
+        shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
+        for entry in manifest.shards:
+            rows = read_shard(out / "log", entry, world_schema(config))
+            shown.append(rows.column("query_id").to_numpy() - base)
+            label.append(rows.column("label").to_numpy())
+        price = read_sidecar_partition(out / "log", AUCTION, manifest).column("price").to_numpy()
+        columns = {
+            "day": np.full(kept.sum(), number, np.int32),
+            "query_id": (base + queries.number)[kept],
+            "randomized": queries.randomized[kept],
+            "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
+        }
+        parts.append(pa.table(columns))
+        of_day = {
+            "day": number,
+            "queries": int(kept.sum()),
+            "answered": manifest.queries,
+            "examples": manifest.rows,
+            "clicks": manifest.clicks,
+            "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
+            "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
+        }
+        counts.append(of_day)
+    write_atomic(out / SHOWN_FILE, lambda stream: pq.write_table(pa.concat_tables(parts), stream))
+    return counts
 
 
 def _learn(session: Session) -> None:

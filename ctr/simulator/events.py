@@ -26,12 +26,10 @@ from ctr.config import differing_keys, dump_yaml, load_model
 from ctr.data.parquet_files import parquet_bytes
 from ctr.io.errors import InputError, joined
 from ctr.io.files import create_exclusively, remove_temporaries, write_atomic_bytes
-from ctr.simulator.config import EventsConfig, EventsFormat, SimulatorConfig
-from ctr.simulator.day import Served
+from ctr.simulator.auction import Served
+from ctr.simulator.config import EVENTS_FILE, EventsConfig, EventsFormat, SimulatorConfig, check_events_folder
 from ctr.simulator.features import FeatureIds
-from ctr.simulator.folders import EVENTS_FILE, check_events_folder
-from ctr.simulator.traffic import HOUR_US
-from ctr.simulator.world import EVENTS_STREAM, random_stream
+from ctr.simulator.world import EVENTS_STREAM, HOUR_US, random_stream
 
 KINDS = ("impressions", "clicks")
 _IMPRESSIONS, _CLICKS = KINDS

@@ -13,8 +13,17 @@ from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.simulator.auction import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS, WorldConfig
-from ctr.simulator.traffic import NO_WORD, Ads, Queries
-from ctr.simulator.world import AGE_GROUPS, COUNTRIES, DEVICES, FORMATS, RENDERINGS, World
+from ctr.simulator.world import (
+    AGE_GROUPS,
+    COUNTRIES,
+    DEVICES,
+    FORMATS,
+    NO_WORD,
+    RENDERINGS,
+    Ads,
+    Queries,
+    World,
+)
 
 SCHEMA = Schema(
     features=(
@@ -51,8 +60,8 @@ def world_schema(config: WorldConfig) -> Schema:
     return Schema(features=tuple(features))
 
 
-def _named(numbers: np.ndarray, names: pa.Array) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), names)
+def _named(numbers: np.ndarray, names: tuple[str, ...]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), pa.array(names))
 
 
 def _joined_words(words: np.ndarray) -> pa.Array:
@@ -64,55 +73,11 @@ def _numbered(prefix: str, numbers: np.ndarray) -> pa.Array:
     return pa.array([f"{prefix}{number}" for number in numbers.tolist()])
 
 
-def raw_users(world: World) -> pa.Table:
-    """Makes the logged columns of each user."""
-    columns = {
-        "user_id": _numbered("u", np.arange(len(world.user_age))),
-        "age_group": _named(world.user_age, pa.array(AGE_GROUPS)),
-        "country": _named(world.user_country, pa.array(COUNTRIES)),
-    }
-    return pa.table(columns)
-
-
-def raw_queries(queries: Queries) -> pa.Table:
-    """Makes the logged columns of each query, without those of its user."""
-    columns = {
-        "device": _named(queries.device, pa.array(DEVICES)),
-        "hour": queries.hour,
-        "day_of_week": np.full(len(queries), queries.weekday),
-        "query": _joined_words(queries.words),
-    }
-    return pa.table(columns)
-
-
-def raw_ads(ads: Ads, day: int) -> pa.Table:
-    """Makes the logged columns of each ad on day number ``day``."""
-    columns = {
-        "ad_id": _numbered("a", ads.number),
-        "advertiser": _numbered("r", ads.advertiser),
-        "ad_text": _joined_words(ads.words),
-        "ad_age_days": ad_age_days(ads, np.arange(len(ads)), day),
-    }
-    return pa.table(columns)
-
-
 _UI_SHAPE = (MAX_SLOTS, len(FORMATS), len(RENDERINGS), len(DEVICES))
 
 
-def raw_pages() -> pa.Table:
-    """Makes every way in which an ad can stand on a page; see ``page_number``."""
-    position, form, rendering, device = (axis.ravel() for axis in np.indices(_UI_SHAPE))
-    columns = {
-        "position": position + 1,
-        "format": _named(form, pa.array(FORMATS)),
-        "rendering": _named(rendering, pa.array(RENDERINGS)),
-        "device": _named(device, pa.array(DEVICES)),
-    }
-    return pa.table(columns)
-
-
-def page_number(queries: Queries, placed: Placed) -> np.ndarray:
-    """Numbers rows of ``raw_pages``, [N]."""
+def _page_number(queries: Queries, placed: Placed) -> np.ndarray:
+    """The rows of pages on which ads are placed, [N]."""
     query = placed.query
     axes = (placed.position - 1, placed.format, queries.rendering[query], queries.device[query])
     return np.ravel_multi_index(axes, _UI_SHAPE)
@@ -128,8 +93,8 @@ class _Ids:
     lists: dict[str, pa.ListArray]
 
 
-def _ids_of(whole: Schema, table: pa.Table, names: tuple[str, ...]) -> _Ids:
-    schema = whole.only(names)
+def _ids_of(whole: Schema, columns: dict[str, Any], names: tuple[str, ...]) -> _Ids:
+    schema, table = whole.only(names), pa.table(columns)
     matrix, lists = transform_table(schema, table)
     single = tuple(name for name in names if name in schema.single_valued)
     arrays = {}
@@ -145,14 +110,39 @@ class FeatureIds:
 
     def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
         self.schema = schema
-        self._users = _ids_of(schema, raw_users(world), ("user_id", "age_group", "country"))
-        self._pages = _ids_of(schema, raw_pages(), ("format", "rendering", "position", "format_device"))
+        users = {
+            "user_id": _numbered("u", np.arange(len(world.user_age))),
+            "age_group": _named(world.user_age, AGE_GROUPS),
+            "country": _named(world.user_country, COUNTRIES),
+        }
+        self._users = _ids_of(schema, users, ("user_id", "age_group", "country"))
+        # Every way in which an ad can stand on a page; see ``_page_number``.
+        position, form, rendering, device = (axis.ravel() for axis in np.indices(_UI_SHAPE))
+        pages = {
+            "position": position + 1,
+            "format": _named(form, FORMATS),
+            "rendering": _named(rendering, RENDERINGS),
+            "device": _named(device, DEVICES),
+        }
+        self._pages = _ids_of(schema, pages, ("format", "rendering", "position", "format_device"))
         self._day: tuple[_Ids, _Ids] | None = None
 
     def begin_day(self, queries: Queries, ads: Ads) -> None:
+        of_queries = {
+            "device": _named(queries.device, DEVICES),
+            "hour": queries.hour,
+            "day_of_week": np.full(len(queries), queries.weekday),
+            "query": _joined_words(queries.words),
+        }
+        of_ads = {
+            "ad_id": _numbered("a", ads.number),
+            "advertiser": _numbered("r", ads.advertiser),
+            "ad_text": _joined_words(ads.words),
+            "ad_age_days": ad_age_days(ads, np.arange(len(ads)), queries.day),
+        }
         self._day = (
-            _ids_of(self.schema, raw_queries(queries), ("device", "hour", "day_of_week", "query_words")),
-            _ids_of(self.schema, raw_ads(ads, queries.day), ("ad_id", "advertiser", "ad_words", "ad_age")),
+            _ids_of(self.schema, of_queries, ("device", "hour", "day_of_week", "query_words")),
+            _ids_of(self.schema, of_ads, ("ad_id", "advertiser", "ad_words", "ad_age")),
         )
 
     def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
@@ -179,5 +169,5 @@ class FeatureIds:
     def _entities(self, queries: Queries, placed: Placed) -> tuple[tuple[_Ids, np.ndarray], ...]:
         assert self._day is not None
         query = placed.query
-        rows = (queries.user[query], queries.number[query], placed.ad, page_number(queries, placed))
+        rows = (queries.user[query], queries.number[query], placed.ad, _page_number(queries, placed))
         return tuple(zip((self._users, *self._day, self._pages), rows, strict=True))

@@ -1,4 +1,4 @@
-"""Simulated log: each day is a partition, with sidecars of what only the simulator knows; and the record of a loop."""
+"""Simulated log: each day is a partition, with sidecars of what only the simulator knows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,32 +9,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from ctr.config import dump_yaml, load_model
-from ctr.data.log import Manifest, create_log, read_manifests
-from ctr.data.shards import publish_partition, read_shard
-from ctr.data.sidecar import read_sidecar_partition, write_sidecar_partition
-from ctr.eval.ads_churn import SHOWN_FILE
+from ctr.config import dump_yaml
+from ctr.data.log import Manifest, create_log
+from ctr.data.shards import publish_partition
+from ctr.data.sidecar import write_sidecar_partition
+from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
-from ctr.io.files import create_exclusively, write_atomic
-from ctr.simulator.auction import Policy, crude_policy
-from ctr.simulator.config import DAY_US, SimulatorConfig, WorldConfig
-from ctr.simulator.day import (
-    ADS_PER_QUERY_LIMIT,
-    QUERIES_PER_DAY_LIMIT,
-    Day,
-    Served,
-    days,
-    log_rows,
-    make_world,
-    serve,
+from ctr.io.files import create_exclusively
+from ctr.simulator.auction import Day, Policy, Served, crude_policy, days, make_world, serve
+from ctr.simulator.config import (
+    WORLD_FILE,
+    SimulatorConfig,
+    WorldConfig,
+    check_simulation,
+    read_world,
 )
 from ctr.simulator.events import EventFiles
 from ctr.simulator.features import FeatureIds, world_schema
-from ctr.simulator.folders import WORLD_FILE, check_simulation, check_world
-from ctr.simulator.traffic import Queries, draw_queries
-from ctr.simulator.world import World
+from ctr.simulator.world import Queries, World
+
+QUERIES_PER_DAY_LIMIT = 10**6
+ADS_PER_QUERY_LIMIT = 64
 
 TRUTH = "truth"
 """The sidecar with what is true of each example: the ``probability`` of a click, which is ``quality`` times
@@ -121,9 +117,19 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
             )
 
 
-def read_world(log: Path) -> WorldConfig:
-    """Reads the settings of a simulated log's world. Raises InputError for a log that was not simulated."""
-    return load_model(WorldConfig, check_world(log), "world")
+def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
+    """Makes the rows of a shard of a log from ``first_day`` (since 1970) on. Ids rise with time and never repeat."""
+    shown, queries = served.impressions, served.queries
+    query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
+    time = queries.time_us[shown.query]
+    keys: dict[str, Any] = {
+        **dict.fromkeys(("query_time", "timestamp"), time),
+        "query_id": query_id,
+        "example_id": query_id * ADS_PER_QUERY_LIMIT + shown.position,
+        "label": served.clicked.astype(np.int8),
+        **dict.fromkeys(("train_weight", "metric_weight"), np.ones(len(shown), np.float32)),
+    }
+    return ids.table(keys, queries, shown)
 
 
 def publish_day(
@@ -211,39 +217,3 @@ def _publish(
         table = table.add_column(0, "example_id", rows.column("example_id"))
         write_sidecar_partition(folder, name, manifest, table)
     return manifest
-
-
-def record_days(config: WorldConfig, world: World, out: Path, first: int) -> list[dict[str, Any]]:
-    """Writes how many ads each query of the days from ``first`` on showed, and returns the counts of each day."""
-    counts, parts = [], []
-    for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
-        queries = draw_queries(config, world, number)
-        # The log does not have the other queries, so it is unknown how many ads they showed.
-        kept = logged_queries(config, queries)
-        base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
-        # A day on which nothing was shown has no shards.
-        shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
-        for entry in manifest.shards:
-            rows = read_shard(out / "log", entry, world_schema(config))
-            shown.append(rows.column("query_id").to_numpy() - base)
-            label.append(rows.column("label").to_numpy())
-        price = read_sidecar_partition(out / "log", AUCTION, manifest).column("price").to_numpy()
-        columns = {
-            "day": np.full(kept.sum(), number, np.int32),
-            "query_id": (base + queries.number)[kept],
-            "randomized": queries.randomized[kept],
-            "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
-        }
-        parts.append(pa.table(columns))
-        of_day = {
-            "day": number,
-            "queries": int(kept.sum()),
-            "answered": manifest.queries,
-            "examples": manifest.rows,
-            "clicks": manifest.clicks,
-            "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
-            "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
-        }
-        counts.append(of_day)
-    write_atomic(out / SHOWN_FILE, lambda stream: pq.write_table(pa.concat_tables(parts), stream))
-    return counts

@@ -1,11 +1,16 @@
-"""Constants of the simulated world, users, words, topics and advertisers; and the coefficients that walk."""
+"""The simulated world: users, words, topics and advertisers; the ads and queries of each day; and what drifts.
+
+No policy has any influence on these.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 
+from ctr.data.times import DAY_US
 from ctr.simulator.config import WorldConfig
 
 AGE_GROUPS = ("18-24", "25-34", "35-44", "45-54", "55-64", "65+")
@@ -17,9 +22,18 @@ COUNTRIES = (
 )  # fmt: skip
 
 TASTE_SIZE = 4
+HOUR_US = DAY_US // 24
+MAX_WORDS = 4
+NO_WORD = -1
+WORDS_PER_AD = 3
 
 WORLD_STREAM, WALK_STREAM, ADS_STREAM, TRAFFIC_STREAM, RETRIEVAL_STREAM, EVENTS_STREAM = range(6)
 _DEVICE_SHARES = (0.6, 0.3, 0.1)
+_FORMAT_SHARES = (0.4, 0.3, 0.15, 0.15)
+_WEEKEND_TRAFFIC = 0.75
+_ON_TOPIC = 0.6
+# Of the places of a page, how often an ad is shown there in its richest format; elsewhere as text.
+_RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 
 def random_stream(seed: int, stream: int, *numbers: int) -> np.random.Generator:
@@ -106,3 +120,211 @@ def walk(config: WorldConfig, world: World) -> Iterator[Coefficients]:
             rng = random_stream(config.seed, WALK_STREAM, day)
             parts = (now.topic, now.age_topic, now.advertiser_device)
             now = Coefficients(*(part + rng.normal(0, config.drift, part.shape) for part in parts))
+
+
+@dataclass(frozen=True)
+class Ads:
+    """The A ads of a day, in the order of their numbers, which name an ad for as long as it is there."""
+
+    number: np.ndarray
+    advertiser: np.ndarray
+    topic: np.ndarray
+    words: np.ndarray
+    taste: np.ndarray  # [A, TASTE_SIZE], what kind of user and query it suits
+    bid: np.ndarray  # what its advertiser offers for a click
+    born: np.ndarray  # the day from which it is there, negative where before the first one
+    gone: np.ndarray  # the first day on which it is there no more
+    richest: np.ndarray  # the most prominent of ``FORMATS`` for which it has material
+    quality: np.ndarray  # a part of the logit
+    repute: np.ndarray  # what the crude policy wrongly believes of it, in the logarithm
+    popularity: np.ndarray  # the higher it is, the more often it is retrieved
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def select(self, mask: np.ndarray) -> "Ads":
+        return Ads(**{field.name: getattr(self, field.name)[mask] for field in fields(Ads)})
+
+
+def ads_by_day(config: WorldConfig, world: World) -> Iterator[Ads]:
+    """Yields the ads of the first day, the second, and so on without end."""
+    ads = _draw_ads(config, world, 0, 0, config.ads)
+    next_number, day, owed = config.ads, 0, 0.0
+    while True:
+        yield ads
+        day += 1
+        owed += config.ads / config.ad_lifetime_days
+        new = _draw_ads(config, world, day, next_number, int(owed))
+        next_number += len(new)
+        owed -= len(new)
+        old = ads.select(ads.gone > day)
+        names = [field.name for field in fields(Ads)]
+        ads = Ads(*(np.concatenate([getattr(old, name), getattr(new, name)]) for name in names))
+
+
+def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, count: int) -> Ads:
+    """Ads that appear on a day; those of day 0 have been there for a while."""
+    rng = random_stream(config.seed, ADS_STREAM, day)
+    advertiser = draw_ranks(rng, config.advertisers, (count,))
+    is_usual = rng.random(count) < 0.7
+    topic = np.where(is_usual, world.advertiser_topic[advertiser], rng.integers(0, config.topics, count))
+    words_of_topic = np.diff(world.topic_words)[topic][:, None]
+    # Exponential lifetimes: how long an ad has been there says nothing of how long it will be.
+    age = rng.exponential(config.ad_lifetime_days, count) if day == 0 else np.zeros(count)
+    return Ads(
+        number=np.arange(first_number, first_number + count),
+        advertiser=advertiser,
+        topic=topic,
+        words=world.topic_words[topic][:, None] + draw_ranks(rng, words_of_topic, (count, WORDS_PER_AD)),
+        taste=world.topic_taste[topic] + rng.normal(0, 0.4, (count, TASTE_SIZE)),
+        bid=rng.lognormal(-0.5, 0.8, count),
+        born=day - np.floor(age).astype(np.int64),
+        gone=day + 1 + np.floor(rng.exponential(config.ad_lifetime_days, count)).astype(np.int64),
+        richest=rng.choice(len(FORMATS), count, p=_FORMAT_SHARES),
+        quality=rng.normal(0, 0.35, count),
+        repute=rng.normal(0, 0.5, count),
+        popularity=rng.random(count),
+    )
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Order in which the ads of a day are retrieved, [A]: of all, and topic by topic from ``begins``, [topics + 1]."""
+
+    everywhere: np.ndarray  # places in ``Ads`` by falling popularity
+    of_topics: np.ndarray  # the same topic by topic
+    begins: np.ndarray
+
+
+def retrieval_order(ads: Ads, topics: int) -> Retrieval:
+    """Sorts a day's ads."""
+    order = np.argsort(-ads.popularity, kind="stable")
+    of_topics = order[np.argsort(ads.topic[order], kind="stable")]
+    begins = np.concatenate([[0], np.cumsum(np.bincount(ads.topic, minlength=topics))])
+    return Retrieval(order, of_topics, begins)
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Q queries in the order of the log."""
+
+    number: np.ndarray  # [Q], of the day
+    time_us: np.ndarray  # [Q], rising
+    user: np.ndarray
+    device: np.ndarray
+    topic: np.ndarray  # [Q], which the log does not show
+    words: np.ndarray  # [Q, MAX_WORDS], ``NO_WORD`` after the last one
+    rendering: np.ndarray  # [Q], how the page is drawn; an experiment, independent of everything else
+    intent: np.ndarray  # [Q], a part of the logit that the log does not show
+    reads: np.ndarray  # [Q], in [0, 1): the user examines a place whose visibility is above it
+    randomized: np.ndarray
+    day: int
+    weekday: int  # 0 is Monday
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def hour(self) -> np.ndarray:
+        """0 to 23, UTC, [Q]."""
+        return self.time_us % DAY_US // HOUR_US
+
+    def slice(self, begin: int, end: int) -> "Queries":
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        part: dict[str, Any] = {name: value[begin:end] for name, value in arrays.items()}
+        return replace(self, **part)
+
+
+def weekday_of(config: WorldConfig, day: int) -> int:
+    """Finds the weekday of day number ``day`` of the log; 0 is Monday."""
+    return (config.start.weekday() + day) % 7
+
+
+def draw_queries(config: WorldConfig, world: World, day: int) -> Queries:
+    """Draws the queries of day number ``day`` of the log, from 0."""
+    rng = random_stream(config.seed, TRAFFIC_STREAM, day)
+    weekday = weekday_of(config, day)
+    count = max(round(config.queries_per_day * (_WEEKEND_TRAFFIC if weekday >= 5 else 1)), 1)
+    share = 1.2 - np.cos(2 * np.pi * (np.arange(24) - 4) / 24)  # the quietest hour is the fifth
+    hour = rng.choice(24, count, p=share / share.sum())
+    time = np.sort(hour * HOUR_US + rng.integers(0, HOUR_US, count))
+    user = draw_ranks(rng, config.users, (count,))
+    # Of three topics, the one that the user likes best.
+    topics = draw_ranks(rng, config.topics, (count, 3))
+    liking = np.einsum("qt,qct->qc", world.user_taste[user], world.topic_taste[topics])
+    topic = topics[np.arange(count), np.argmax(liking + rng.gumbel(0, 0.5, liking.shape), axis=1)]
+    usual = rng.random(count) < 0.8
+    return Queries(
+        number=np.arange(count),
+        time_us=config.day_us(day) + time,
+        user=user,
+        device=np.where(usual, world.user_device[user], rng.integers(0, len(DEVICES), count)),
+        topic=topic,
+        words=_draw_words(config, world, topic, rng),
+        rendering=rng.integers(0, len(RENDERINGS), count),
+        intent=rng.normal(0, config.intent, count),
+        reads=rng.random(count),
+        randomized=rng.random(count) < config.randomized_share,
+        day=day,
+        weekday=weekday,
+    )
+
+
+def _draw_words(config: WorldConfig, world: World, topic: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    shape = (len(topic), MAX_WORDS)
+    # Every tenth word is of another topic.
+    subject = np.where(rng.random(shape) < 0.1, rng.integers(0, config.topics, shape), topic[:, None])
+    words = world.topic_words[subject] + draw_ranks(rng, np.diff(world.topic_words)[subject], shape)
+    count = rng.integers(1, MAX_WORDS + 1, len(topic))
+    return np.where(np.arange(MAX_WORDS) < count[:, None], words, NO_WORD)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """C ads, [Q, C], for each of Q queries, and the uniform random numbers of their auction and clicks."""
+
+    ad: np.ndarray  # places in ``Ads``
+    present: np.ndarray  # false where an ad was drawn twice
+    richness: np.ndarray  # decides in which format an ad is shown
+    mind: np.ndarray  # decides whether an examined ad is clicked
+    shuffle: np.ndarray  # the order in which randomized queries show their ads
+    depth: np.ndarray  # [Q], how many ads they show
+
+    def take(self, order: np.ndarray) -> "Candidates":
+        part: dict[str, Any] = {}
+        for name in ("ad", "present", "richness", "mind", "shuffle"):
+            part[name] = np.take_along_axis(getattr(self, name), order, axis=1)
+        return replace(self, **part)
+
+
+def draw_candidates(
+    config: WorldConfig, ads: Ads, retrieval: Retrieval, queries: Queries, day: int
+) -> Candidates:
+    """Retrieves ads: some by the query's topic, some from all."""
+    first = int(queries.number[0]) if len(queries) else 0
+    rng = random_stream(config.seed, RETRIEVAL_STREAM, day, first)
+    shape = (len(queries), config.candidates)
+    begins = retrieval.begins[queries.topic][:, None]
+    counts = np.diff(retrieval.begins)[queries.topic][:, None]
+    some = np.maximum(counts, 1)
+    on_topic = retrieval.of_topics[np.minimum(begins + draw_ranks(rng, some, shape), len(ads) - 1)]
+    elsewhere = retrieval.everywhere[draw_ranks(rng, len(ads), shape)]
+    ad = np.where((rng.random(shape) < _ON_TOPIC) & (counts > 0), on_topic, elsewhere)
+    order = np.argsort(ad, axis=1, kind="stable")
+    ad = np.take_along_axis(ad, order, axis=1)
+    present = np.ones(shape, bool)
+    present[:, 1:] = ad[:, 1:] != ad[:, :-1]
+    return Candidates(
+        ad=ad,
+        present=present,
+        richness=rng.random(shape, np.float32),
+        mind=rng.random(shape, np.float32),
+        shuffle=rng.random(shape, np.float32),
+        depth=rng.random(len(queries)),
+    )
+
+
+def shown_format(ads: Ads, ad: np.ndarray, richness: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Chooses the format of ads at places from 1; all of one shape. Places high on the page are richer."""
+    share = _RICH_SHARES[np.minimum(position, len(_RICH_SHARES)) - 1]
+    return np.where(richness < share, ads.richest[ad], 0)

@@ -24,7 +24,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import make_pipeline, read_beam_options
 from ctr.pipelines.evaluate.rows import RowGroup, count_learned, find_row_groups, read_row_group
-from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states
+from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states, npz_bytes
 
 # Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same.
 ROWS_PER_KEY = 1 << 20
@@ -166,11 +166,9 @@ def _write_states(states: Mapping[str, Any], path: str) -> None:
     for name, state in states.items():
         if name != FAULT:
             arrays |= {f"{name}/{key}": array for key, array in state.to_arrays().items()}
-    # Written whole in memory first: an archive needs to seek, which not every file system does.
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    # Made whole in memory first: an archive needs to seek, which not every file system does.
     with FileSystems.create(path) as file:
-        file.write(content.getvalue())
+        file.write(npz_bytes(arrays))
 
 
 def _read_states(path: str) -> dict[str, Any]:

@@ -56,16 +56,21 @@ class JoinedDifference(PredictionDifference):
         self.only_b += joined.only_second
 
 
+def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
+    """Packs arrays as a compressed ``.npz``: the 7 MB of a state are mostly zeros, and travel between workers."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
 class StateCoder(beam.coders.Coder):
-    """State as a compressed ``.npz``: its 7 MB are mostly zeros, and travel between workers."""
+    """State as the bytes of its arrays."""
 
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
 
     def encode(self, value: State) -> bytes:
-        file = io.BytesIO()
-        np.savez_compressed(file, **value.to_arrays())  # type: ignore[arg-type]
-        return file.getvalue()
+        return npz_bytes(value.to_arrays())
 
     def decode(self, encoded: bytes) -> Any:
         with np.load(io.BytesIO(encoded), allow_pickle=False) as arrays:
@@ -213,42 +218,31 @@ def _table(table: pa.Table, requires_labels: bool = False) -> Iterator[Piece]:
     yield name, checked_rows(name, table, labeled)
 
 
-class _Split(beam.DoFn):
-    # Elements that `read` understands -> (key, (side, piece)); of the keys, those of this pass.
-
-    def __init__(self, side: str, read: Reader, keys: int, number: int, passes: int) -> None:
-        self._side, self._read, self._keys = side, read, keys
-        self._number, self._passes = number, passes
-
-    def process(self, element: Any) -> Iterator[Any]:
-        try:
-            for source, rows in self._read(element):
-                for key, part in split_by_query(rows, self._keys):
-                    if key % self._passes == self._number:
-                        yield key, (self._side, (source, part))
-        except InputError as error:
-            yield beam.pvalue.TaggedOutput(FAULT, str(error))
+def _split(element: Any, side: str, read: Reader, keys: int, number: int, passes: int) -> Iterator[Any]:
+    """An element that `read` understands -> (key, (side, piece)); of the keys, those of this pass."""
+    try:
+        for source, rows in read(element):
+            for key, part in split_by_query(rows, keys):
+                if key % passes == number:
+                    yield key, (side, (source, part))
+    except InputError as error:
+        yield beam.pvalue.TaggedOutput(FAULT, str(error))
 
 
-class _Gather(beam.DoFn):
-    # (key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows.
-
-    def __init__(self, sides: Sequence[str]) -> None:
-        self._sides = tuple(sides)
-
-    def process(self, element: Any) -> Iterator[Any]:
-        held: dict[str, list[Piece]] = {side: [] for side in self._sides}
-        for side, piece in element[1]:
-            held[side].append(piece)
-        try:
-            whole = {side: gather(pieces) for side, pieces in held.items()}
-        except InputError as error:
-            yield beam.pvalue.TaggedOutput(FAULT, str(error))
-            return
-        for side, rows in whole.items():
-            yield beam.pvalue.TaggedOutput(side, rows)
-        if len(whole) > 1:
-            yield beam.pvalue.TaggedOutput("difference", join_rows(whole["a"], whole["b"]))
+def _gather(element: Any, sides: Sequence[str]) -> Iterator[Any]:
+    """(key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows."""
+    held: dict[str, list[Piece]] = {side: [] for side in sides}
+    for side, piece in element[1]:
+        held[side].append(piece)
+    try:
+        whole = {side: gather(pieces) for side, pieces in held.items()}
+    except InputError as error:
+        yield beam.pvalue.TaggedOutput(FAULT, str(error))
+        return
+    for side, rows in whole.items():
+        yield beam.pvalue.TaggedOutput(side, rows)
+    if len(whole) > 1:
+        yield beam.pvalue.TaggedOutput("difference", join_rows(whole["a"], whole["b"]))
 
 
 def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int = 0, passes: int = 1) -> Any:
@@ -260,7 +254,7 @@ def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int
     split = {
         side: elements
         | f"Split {side}"
-        >> beam.ParDo(_Split(side, read, keys, number, passes)).with_outputs(FAULT, main="pieces")
+        >> beam.FlatMap(_split, side, read, keys, number, passes).with_outputs(FAULT, main="pieces")
         for side, elements in sides.items()
     }
     names = list(sides) if len(sides) == 1 else list(KINDS)
@@ -268,7 +262,7 @@ def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int
         tuple(part["pieces"] for part in split.values())
         | "Pieces" >> beam.Flatten()
         | "Meet" >> beam.GroupByKey()
-        | "Gather" >> beam.ParDo(_Gather(list(sides))).with_outputs(FAULT, *names)
+        | "Gather" >> beam.FlatMap(_gather, list(sides)).with_outputs(FAULT, *names)
     )
     faults = (gathered[FAULT], *(part[FAULT] for part in split.values())) | "Faults" >> beam.Flatten()
     states = {FAULT: faults | "First fault" >> beam.CombineGlobally(_first_fault)}
@@ -282,7 +276,7 @@ def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int
 
 
 def _first_fault(faults: Iterable[str]) -> str:
-    return min((fault for fault in faults if fault), default="")
+    return min(filter(None, faults), default="")
 
 
 def raised(states: dict[str, Any]) -> dict[str, Any]:

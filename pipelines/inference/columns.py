@@ -1,9 +1,9 @@
-"""Facts about a column's values: how many, how often, numbers, texts, times, or lists and how they are written."""
+"""Profile of a column: how many values, how often, and what they are: numbers, words, texts, times or lists."""
 
 import ast
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,12 +15,9 @@ from ctr.data.ids.arrow import text_array
 from ctr.data.spelling import CASTS
 from ctr.pipelines.rows.convert import is_text, parse_numbers
 
-LOOKED = 2000  # so many distinct values are looked at
-
 _MARKS = (*"|;,^#~\x01\x02\x03\x1c\x1d\x1e\x1f\t", ", ", " ")
 # What no text but a list has between its parts.
 _CONTROLS = "^\x01\x02\x03\x1c\x1d\x1e\x1f"
-_BRACKETS = ("[]", "()", "{}")
 _QUOTES = "'\""
 _QUOTED_MARKS = (",", "', '", '", "', "','", '","', "' '", " ")
 _FRACTION = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)")
@@ -44,33 +41,29 @@ class ListForm:
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> ListForm | None:
     """Finds out how distinct texts, each in so many rows, hold lists; None where they do not."""
-    brackets = next((pair for pair in _BRACKETS if _are_within(texts, pair)), None)
-    if brackets is not None:
+    if brackets := _find_brackets(texts):
         return _bracketed_form(texts, brackets)
     return next((ListForm(mark) for mark in _MARKS if _is_separator(texts, counts, mark)), None)
 
 
 def is_vector(texts: Sequence[str]) -> bool:
     """Tells whether texts are lists of numbers with fractions."""
-    brackets = next((pair for pair in _BRACKETS if _are_within(texts, pair)), "")
+    around = _find_brackets(texts) + " "
+    inner = [text.strip(around) for text in texts]
     for mark in _MARKS:
-        several = fractions = bad = 0
-        for text in texts:
-            items = [item for part in text.strip(brackets + " ").split(mark) if (item := part.strip())]
-            several += len(items) > 1
-            bad += not all(map(_NUMBER.fullmatch, items))
-            fractions += any(map(_FRACTION.fullmatch, items))
-        few = _FEW_BAD * len(texts)
-        if bad <= few and several >= 0.5 * len(texts) and fractions >= 0.5 * len(texts):
+        lists = [[item for part in text.split(mark) if (item := part.strip())] for text in inner]
+        bad = sum(not all(map(_NUMBER.fullmatch, items)) for items in lists)
+        several = sum(len(items) > 1 for items in lists)
+        fractions = sum(any(map(_FRACTION.fullmatch, items)) for items in lists)
+        if bad <= _FEW_BAD * len(texts) and min(several, fractions) >= 0.5 * len(texts):
             return True
     return False
 
 
-def _are_within(texts: Sequence[str], pair: str) -> bool:
-    """Whether nearly all texts begin and end with a pair of brackets."""
-    stripped = [text.strip() for text in texts]
-    within = sum(len(text) > 1 and text[0] == pair[0] and text[-1] == pair[1] for text in stripped)
-    return within >= (1 - _FEW_BAD) * len(texts)
+def _find_brackets(texts: Sequence[str]) -> str:
+    """The pair of brackets within which nearly all texts are; empty where there is none."""
+    ends = [text[:1] + text[-1:] for text in map(str.strip, texts)]
+    return next((pair for pair in ("[]", "()", "{}") if ends.count(pair) >= (1 - _FEW_BAD) * len(ends)), "")
 
 
 def _bracketed_form(texts: Sequence[str], brackets: str) -> ListForm | None:
@@ -81,16 +74,13 @@ def _bracketed_form(texts: Sequence[str], brackets: str) -> ListForm | None:
     quoted = any(mark in text for mark in _QUOTES for text in texts)
     strip = brackets + (_QUOTES if quoted else "") + " "
     forms = [ListForm(mark, strip) for mark in _QUOTED_MARKS]
-    fits = [
-        sum(form.items(text) == items for text, items in zip(texts, written, strict=True)) for form in forms
-    ]
-    return forms[fits.index(max(fits))]
+    # The first of those that fit the most texts.
+    return max(forms, key=lambda form: sum(map(list.__eq__, map(form.items, texts), written)))
 
 
 def _written_items(content: str) -> list[str]:
     try:
-        found = ast.literal_eval(f"[{content}]")
-        texts = [str(item) for item in found]
+        texts = list(map(str, ast.literal_eval(f"[{content}]")))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         texts = [item[1:-1] if item[0] in _QUOTES else item for item in _ITEMS.findall(content)]
     return [item for text in texts if (item := text.strip())]
@@ -129,40 +119,44 @@ def _change_places(parts: Sequence[Sequence[str]]) -> bool:
     return len(set().union(*places)) <= 0.5 * sum(map(len, places))
 
 
+LOOKED = 2000  # so many distinct values are looked at
 # Texts that mean a missing value where they stand among numbers, and the first three everywhere.
 NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")
-# A column is of a type when at most this share of its values is not: such rows become rejects.
-BAD_SHARE = 0.001
 
+# A column is of a type when at most this share of its values is not: such rows become rejects.
+_BAD_SHARE = 0.001
 _RECBOLE = re.compile(r":(token|float|token_seq|float_seq)$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WITH_COMMA = re.compile(r"[-+]?(\d+|\d*,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
 _DECIMAL_COMMA = re.compile(r",(\d{1,2}|\d{4,})\s*$|\.\d{3},")
 _SHOWN = 24
 
-Kind = Literal["empty", "number", "word", "list", "text", "time"]
+# A vector is a list of numbers with fractions; "commas" are numbers with a decimal comma, or with commas between
+# thousands. Times in text form are words (``ctr.pipelines.inference.times``).
+Kind = Literal["empty", "number", "commas", "word", "list", "vector", "text", "time"]
 
 
 @dataclass(frozen=True)
-class ColumnFacts:
-    """Values of one column in a sample of N rows."""
+class ColumnProfile:
+    """Values of one column in a sample of N rows, and what they are."""
 
     name: str
     array: pa.Array  # [N] the values, as an ingest has them
     texts: Sequence[str]  # the distinct values, in order of their first row
     codes: np.ndarray  # [N] int64, the place of each value in ``texts``; -1 where it is missing
+    stem: str  # the name without what RecBole puts behind it
+    words: tuple[str, ...]  # of the name, in lower case
+    counts: np.ndarray  # [distinct] int64: how often each value occurs
+    is_list: bool  # its type is one of lists
+    numbers: (
+        np.ndarray | None
+    )  # [N] float64, NaN where missing or unreadable; None unless nearly all are numbers
+    finite: np.ndarray  # the numbers that are finite, in order of rows; empty for other columns
+    is_whole: bool  # there are numbers, and all are whole
+    list_form: ListForm | None  # how text values hold lists; None unless they do
+    kind: Kind
     row_numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # see ``Sample``
     file: str = ""  # of the row numbers, where there are several files
-
-    @property
-    def stem(self) -> str:
-        """The name without what RecBole puts behind it."""
-        return _RECBOLE.sub("", self.name)
-
-    @cached_property
-    def words(self) -> tuple[str, ...]:
-        parts = re.split(r"[^A-Za-z0-9]+", _CAMEL.sub("_", self.stem))
-        return tuple(part.lower() for part in parts if part)
 
     @property
     def plain_name(self) -> str:
@@ -172,70 +166,27 @@ class ColumnFacts:
     def rows(self) -> int:
         return len(self.codes)
 
-    @cached_property
-    def counts(self) -> np.ndarray:
-        """[distinct] int64: how often each value occurs."""
-        return np.bincount(self.codes[self.codes >= 0], minlength=len(self.texts))
-
     @property
     def distinct(self) -> int:
         return len(self.texts)
 
     @cached_property
     def present(self) -> int:
-        return int((self.codes >= 0).sum())
+        return int(self.counts.sum())
 
     @property
     def missing_share(self) -> float:
         return 1 - self.present / self.rows if self.rows else 0.0
 
     @cached_property
-    def is_list(self) -> bool:
-        kind = self.array.type
-        return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    def lower(self) -> list[str]:
+        """The distinct values in lower case, without spaces around them."""
+        return [text.strip().lower() for text in self.texts]
 
     @cached_property
-    def numbers(self) -> np.ndarray | None:
-        """[N] float64, NaN where missing or unreadable; None unless nearly all values are numbers."""
-        kind = self.array.type
-        if not self.present or self.is_list or pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
-            return None
-        if is_text(kind):
-            values = pa.array(self.texts, pa.string())
-            if pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py():
-                # 01234 is a code.
-                return None
-            parsed, bad = parse_numbers(values)
-            if self.counts[bad].sum() > BAD_SHARE * self.present:
-                return None
-            distinct = pc.fill_null(parsed, np.nan).to_numpy(zero_copy_only=False)
-            numbers = np.where(self.codes >= 0, distinct[self.codes], np.nan)
-        else:
-            parsed, _ = parse_numbers(self.array)
-            numbers = pc.fill_null(parsed, np.nan).to_numpy(zero_copy_only=False)
-        return numbers if np.isfinite(numbers).any() else None
-
-    @cached_property
-    def finite(self) -> np.ndarray:
-        """The numbers that are finite, in order of rows; empty for other columns."""
-        return np.zeros(0) if self.numbers is None else self.numbers[np.isfinite(self.numbers)]
-
-    @cached_property
-    def is_whole(self) -> bool:
-        return bool(len(self.finite)) and bool((self.finite == np.floor(self.finite)).all())
-
-    @cached_property
-    def has_commas(self) -> bool:
-        """Whether the values are numbers with a decimal comma, or with commas between thousands."""
-        if self.is_list or self.numbers is not None or not self.present:
-            return False
-        texts = [text.strip() for text in self.texts[:LOOKED]]
-        return any("," in text for text in texts) and all(map(_WITH_COMMA.fullmatch, texts))
-
-    @cached_property
-    def with_points(self) -> "ColumnFacts | None":
+    def with_points(self) -> "ColumnProfile | None":
         """Decimal commas as points; None unless all values are such: ``1,250`` may have its comma between thousands."""
-        if not self.has_commas or not any(map(_DECIMAL_COMMA.search, self.texts)):
+        if self.kind != "commas" or not any(map(_DECIMAL_COMMA.search, self.texts)):
             return None
         pattern, spelled = CASTS["decimal_comma"]
         matches = [re.match(pattern, text) for text in self.texts]
@@ -243,50 +194,15 @@ class ColumnFacts:
             return None
         texts = [match.expand(spelled) for match in matches if match is not None]
         array = pa.array(texts, pa.string()).take(pa.array(self.codes, mask=self.codes < 0))
-        return ColumnFacts(self.name, array, texts, self.codes)
+        return _profile(self.name, array, texts, self.codes)
 
-    @cached_property
-    def list_form(self) -> ListForm | None:
-        """How text values hold lists; None unless they do."""
-        if self.is_list or self.numbers is not None or not self.present or self.has_commas:
-            return None
-        texts, counts = self.texts[:LOOKED], self.counts[:LOOKED].tolist()
-        if self.name.endswith((":token_seq", ":float_seq")) and not self._is_prose(texts):
-            return ListForm(" ")
-        return find_list_form(texts, counts)
+    def has_word(self, words: frozenset[str]) -> bool:
+        """Tells whether its name has one of some words."""
+        return not words.isdisjoint(self.words)
 
-    @cached_property
-    def is_vector(self) -> bool:
-        """Whether the values are lists of numbers with fractions."""
-        if self.is_list:
-            items = self.array.flatten().drop_null()
-            if not pa.types.is_floating(items.type) and not pa.types.is_decimal(items.type):
-                return is_text(items.type) and bool(len(items)) and is_vector(self.texts[:LOOKED])
-            values = items.cast(pa.float64())
-            return bool(pc.any(pc.not_equal(values, pc.floor(values))).as_py())
-        if self.numbers is not None or not self.present or self.has_commas or not is_text(self.array.type):
-            return False
-        return is_vector(self.texts[:LOOKED])
-
-    @cached_property
-    def kind(self) -> Kind:
-        """What the values are, times in text form apart (``ctr.pipelines.inference.times``)."""
-        if not self.present:
-            return "empty"
-        if pa.types.is_temporal(self.array.type):
-            return "time"
-        if self.is_list or self.is_vector or self.list_form is not None:
-            return "list"
-        if self.numbers is not None:
-            return "number"
-        return "text" if self._is_prose(self.texts[:LOOKED]) else "word"
-
-    @staticmethod
-    def _is_prose(texts: Sequence[str]) -> bool:
-        """Whether most values are several words each, and few of the words come back often."""
-        words = [word for text in texts for word in text.lower().split()]
-        several = sum(len(text.split()) > 1 for text in texts)
-        return several > 0.5 * len(texts) and len(set(words)) > max(50, 0.1 * len(words))
+    def consists_of(self, words: frozenset[str], helpers: frozenset[str]) -> bool:
+        """Tells whether its name consists of some words, at least one, and of helpers."""
+        return self.has_word(words) and set(self.words) <= words | helpers
 
     def placed(self, text: str, rows: np.ndarray) -> str:
         """A text with the first of some rows, [N] bool: ``text, first in row 17``, where its number is known."""
@@ -299,6 +215,10 @@ class ColumnFacts:
         code = int(self.codes[np.flatnonzero(rows)[0]])
         return _shorten(self.texts[code]) if code >= 0 else ""
 
+    def first_of(self, rows: np.ndarray) -> str:
+        """The value in the first of some rows, [N] bool, or that there is none; and its row."""
+        return self.placed(self.value_at(rows) or "no value", rows)
+
     def describe(self) -> str:
         """Lists some of its distinct values, and the share of rows without one."""
         if not self.present:
@@ -308,9 +228,17 @@ class ColumnFacts:
         return text + (f"; {percent(self.missing_share)} missing" if self.missing_share else "")
 
 
+Columns = Mapping[str, ColumnProfile]
+
+
 def percent(share: float) -> str:
     """Formats a share with two significant digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.4g}%"
+
+
+def count_rows(rows: np.ndarray) -> str:
+    """Formats how many rows are meant, [N] bool: ``60 of 3,000 rows``."""
+    return f"{int(rows.sum()):,} of {len(rows):,} rows"
 
 
 def _shorten(text: str) -> str:
@@ -318,38 +246,114 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def column_facts(
+def profile_column(
     name: str, array: pa.Array, row_numbers: np.ndarray | None = None, file: str = ""
-) -> ColumnFacts:
-    """Collects the facts of a column; empty text is missing, as in an ingest."""
+) -> ColumnProfile:
+    """Profiles a column; empty text is missing, as in an ingest."""
     values = array
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    if _is_list(array.type):
         items = array.cast(pa.list_(pa.string())) if not pa.types.is_null(array.type.value_type) else array
         joined = [None if row is None else "|".join(item or "" for item in row) for row in items.to_pylist()]
         values = pa.array(joined, pa.string())
     elif pa.types.is_temporal(array.type) or pa.types.is_null(array.type):
         values = array.cast(pa.string())
     values = text_array(values).cast(pa.large_string())
-    values = pc.if_else(pc.equal(values, ""), None, values)
-    encoded = values.dictionary_encode()
+    encoded = pc.if_else(pc.equal(values, ""), None, values).dictionary_encode()
     codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    numbers = np.zeros(0, np.int64) if row_numbers is None else row_numbers
-    return ColumnFacts(name, array, encoded.dictionary.to_pylist(), codes, numbers, file)
+    found = _profile(name, array, encoded.dictionary.to_pylist(), codes)
+    return found if row_numbers is None else replace(found, row_numbers=row_numbers, file=file)
 
 
-def find_nulls(columns: dict[str, pa.Array]) -> tuple[str, ...]:
+def _profile(name: str, array: pa.Array, texts: Sequence[str], codes: np.ndarray) -> ColumnProfile:
+    stem = _RECBOLE.sub("", name)
+    words = tuple(word.lower() for word in re.findall(r"[A-Za-z0-9]+", _CAMEL.sub("_", stem)))
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+    is_list = _is_list(array.type)
+    numbers = None if is_list or not len(texts) else _numbers(array, texts, codes, counts)
+    finite = np.zeros(0) if numbers is None else numbers[np.isfinite(numbers)]
+    is_whole = bool(len(finite)) and bool((finite == np.floor(finite)).all())
+    kind, form = _kind(name, array, texts[:LOOKED], counts[:LOOKED].tolist(), numbers is not None)
+    return ColumnProfile(
+        name, array, texts, codes, stem, words, counts, is_list, numbers, finite, is_whole, form, kind
+    )
+
+
+def _kind(
+    name: str, array: pa.Array, texts: Sequence[str], counts: Sequence[int], is_number: bool
+) -> tuple[Kind, ListForm | None]:
+    """The kind of values of which some are looked at, each in so many rows, and how they hold lists."""
+    if not texts:
+        return "empty", None
+    if pa.types.is_temporal(array.type):
+        return "time", None
+    if _is_list(array.type):
+        return "vector" if _has_fractions(array, texts) else "list", None
+    if is_number:
+        return "number", None
+    stripped = [text.strip() for text in texts]
+    if any("," in text for text in stripped) and all(map(_WITH_COMMA.fullmatch, stripped)):
+        return "commas", None
+    if is_text(array.type) and is_vector(texts):
+        return "vector", None
+    is_prose = _is_prose(texts)
+    has_spaces = name.endswith((":token_seq", ":float_seq")) and not is_prose
+    if form := ListForm(" ") if has_spaces else find_list_form(texts, counts):
+        return "list", form
+    return "text" if is_prose else "word", None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _numbers(
+    array: pa.Array, texts: Sequence[str], codes: np.ndarray, counts: np.ndarray
+) -> np.ndarray | None:
+    kind = array.type
+    if pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
+        return None
+    if is_text(kind):
+        values = pa.array(texts, pa.string())
+        if pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py():
+            # 01234 is a code.
+            return None
+        parsed, bad = parse_numbers(values)
+        if counts[bad].sum() > _BAD_SHARE * counts.sum():
+            return None
+        parsed = parsed.take(pa.array(codes, mask=codes < 0))
+    else:
+        parsed, _ = parse_numbers(array)
+    numbers = pc.fill_null(parsed, np.nan).to_numpy(zero_copy_only=False)
+    return numbers if np.isfinite(numbers).any() else None
+
+
+def _has_fractions(lists: pa.Array, texts: Sequence[str]) -> bool:
+    """Whether lists hold numbers with fractions."""
+    items = lists.flatten().drop_null()
+    if not pa.types.is_floating(items.type) and not pa.types.is_decimal(items.type):
+        return is_text(items.type) and bool(len(items)) and is_vector(texts)
+    values = items.cast(pa.float64())
+    return bool(pc.any(pc.not_equal(values, pc.floor(values))).as_py())
+
+
+def _is_prose(texts: Sequence[str]) -> bool:
+    """Whether most values are several words each, and few of the words come back often."""
+    words = [word for text in texts for word in text.lower().split()]
+    several = sum(len(text.split()) > 1 for text in texts)
+    return several > 0.5 * len(texts) and len(set(words)) > max(50, 0.1 * len(words))
+
+
+def find_nulls(columns: Mapping[str, pa.Array]) -> tuple[str, ...]:
     """Finds the texts in columns of a delimited file that mean a missing value, apart from the empty one."""
     found: dict[str, None] = {}
     for array in columns.values():
         if not is_text(array.type):
             continue
         distinct = pc.unique(array.drop_null()).to_pylist()
-        words = [text for text in NULLS if text in distinct]
-        if not words:
+        if not (words := [text for text in NULLS if text in distinct]):
             continue
         others = pa.array([text for text in distinct if text and text not in NULLS], pa.string())
-        _, bad = parse_numbers(others)
-        between_numbers = len(others) > 0 and not bad.any()
+        between_numbers = len(others) > 0 and not parse_numbers(others)[1].any()
         found |= dict.fromkeys(word for word in words if between_numbers or word in NULLS[:3])
     return tuple(found)
 

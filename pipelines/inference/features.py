@@ -11,8 +11,8 @@ import numpy as np
 
 from ctr.data.schema import RESERVED_NAMES
 from ctr.data.spelling import Cast
-from ctr.pipelines.inference.columns import LOOKED, ColumnFacts, ListForm
-from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, NUMBERED_WORDS, PLACE_WORDS, VERSION_WORDS
+from ctr.pipelines.inference import lexicon
+from ctr.pipelines.inference.columns import LOOKED, ColumnProfile, ListForm
 
 # So few whole numbers are categories, each with its own id: if they are amounts, and if they are not.
 FEWEST, FEW = 20, 64
@@ -40,94 +40,93 @@ def dropped(because: str) -> Decision:
     return Decision("not used", because)
 
 
-def decide_feature(facts: ColumnFacts) -> Decision:
+def decide_feature(column: ColumnProfile) -> Decision:
     """Decides which feature a column without a role becomes, or why none."""
-    if facts.kind == "empty":
+    if column.kind == "empty":
         return dropped("it has no values")
-    if facts.distinct == 1 and not facts.missing_share:
+    if column.distinct == 1 and not column.missing_share:
         return dropped("it is constant")
-    if facts.kind == "list":
-        return _list_feature(facts)
-    if facts.kind == "text":
-        feature = {"kind": "text", "source": facts.name}
+    if column.kind == "vector":
+        return dropped("lists of fractions (vectors): their numbers are no categories")
+    if column.kind == "list":
+        return _list_feature(column)
+    if column.kind == "text":
+        feature = {"kind": "text", "source": column.name}
         return Decision("text, its words", "most values are several words", feature)
-    if facts.kind == "number":
-        return _number_or_category(facts)
-    if facts.kind == "time":
+    if column.kind == "number":
+        return _number_or_category(column)
+    if column.kind == "time":
         return dropped("a time that is not the time of the row")
-    if facts.with_points is not None:
-        decision = _number_or_category(facts.with_points)
+    if column.with_points is not None:
+        decision = _number_or_category(column.with_points)
         if decision.feature is not None and decision.feature["kind"] == "number":
             because = f"{decision.because}; with a decimal comma"
             return replace(decision, because=because, cast="decimal_comma")
-    return _category(facts, "")
+    return _category(column, "")
 
 
-def _category(facts: ColumnFacts, because: str) -> Decision:
-    if facts.has_commas:
+def _category(column: ColumnProfile, because: str) -> Decision:
+    if column.kind == "commas":
         because = "numbers with a comma are read as texts: write a decimal point to use them as numbers"
-        if is_unique(facts):
-            return dropped(f"{because}; unique per row, so useless as a feature")
-    if is_unique(facts):
-        return dropped("unique per row, so useless as a feature")
-    feature: dict[str, Any] = {"kind": "category", "source": facts.name}
-    if set(facts.words) & PLACE_WORDS and facts.distinct <= FEW:
+    if is_unique(column):
+        why = "unique per row, so useless as a feature"
+        return dropped(f"{because}; {why}" if column.kind == "commas" else why)
+    feature: dict[str, Any] = {"kind": "category", "source": column.name}
+    if column.has_word(lexicon.PLACE_WORDS) and column.distinct <= FEW:
         feature["tower"] = "ui"
         because = because or "named like a place on the page"
     return Decision("category", because, feature)
 
 
-def is_unique(facts: ColumnFacts) -> bool:
+def is_unique(column: ColumnProfile) -> bool:
     """Tells whether nearly every row has its own value."""
-    return facts.present >= _ENOUGH and facts.distinct > _UNIQUE * facts.present
+    return column.present >= _ENOUGH and column.distinct > _UNIQUE * column.present
 
 
-def _list_feature(facts: ColumnFacts) -> Decision:
-    if facts.is_vector:
-        return dropped("lists of fractions (vectors): their numbers are no categories")
-    feature: dict[str, Any] = {"kind": "category", "source": facts.name, "multivalent": True}
-    form = facts.list_form
-    items_of = (form or ListForm("|")).items
-    if {item for text in facts.texts[:LOOKED] for item in items_of(text)} <= {"0", "1", "0.0", "1.0"}:
+def _list_feature(column: ColumnProfile) -> Decision:
+    form = column.list_form or ListForm("|")
+    if {item for text in column.texts[:LOOKED] for item in form.items(text)} <= {"0", "1", "0.0", "1.0"}:
         return dropped("lists of 0 and 1 (vectors): what their places mean is not known")
-    if form is None:
+    feature: dict[str, Any] = {"kind": "category", "source": column.name, "multivalent": True}
+    feature["separator"], because = form.separator, "the values are lists"
+    if column.is_list:
         # What joins the items where a model takes texts must be in none of them.
-        texts = "".join(facts.texts).replace("|", "")
-        items = facts.array.flatten().drop_null().to_pylist()
-        held = any("|" in str(item) for item in items)
-        feature["separator"] = "\x1f" if held or not texts else "|"
-        return Decision("categories, a list", "the values are lists", feature)
-    feature["separator"] = form.separator
-    shown = {" ": "space-separated", ",": "comma-separated"}.get(form.separator)
-    shown = shown or f"separated by {form.separator!r}"
-    if form.strip:
-        feature["strip"] = form.strip
-    because = f"lists in brackets, {shown}" if form.strip else f"{shown}; the items recur"
+        items = column.array.flatten().drop_null().to_pylist()
+        if any("|" in str(item) for item in items) or not "".join(column.texts).strip("|"):
+            feature["separator"] = "\x1f"
+    else:
+        shown = {" ": "space-separated", ",": "comma-separated"}.get(form.separator)
+        shown = shown or f"separated by {form.separator!r}"
+        because = f"lists in brackets, {shown}" if form.strip else f"{shown}; the items recur"
+        feature |= {"strip": form.strip} if form.strip else {}
     return Decision("categories, a list", because, feature)
 
 
-def _number_or_category(facts: ColumnFacts) -> Decision:
-    words = set(facts.words)
-    whole = facts.is_whole
-    if facts.name.endswith(":token"):
-        return _category(facts, "its name says so")
-    if whole and facts.distinct <= (FEWEST if _counts_something(facts.finite) else FEW):
-        return _category(facts, "few whole numbers")
-    if words & VERSION_WORDS and not words & NUMBER_WORDS:
-        return _category(facts, "named like a version")
+def _number_or_category(column: ColumnProfile) -> Decision:
+    whole, is_quantity = column.is_whole, column.has_word(lexicon.NUMBER_WORDS)
+    counts_something = _counts_something(column.finite)
     # A flight's number is a name; a number of flights is an amount.
-    is_numbered = len(facts.words) > 1 and facts.words[-1] in ("number", "num", "no", "nr")
-    if whole and is_numbered and facts.words[-2] in NUMBERED_WORDS:
-        return _category(facts, "named like the number of something")
-    if whole and (words & ID_WORDS) and not words & NUMBER_WORDS:
-        return _category(facts, "named like an id or a kind")
-    if not whole or words & NUMBER_WORDS or facts.name.endswith(":float"):
-        return _number(facts, "named like a quantity" if whole else "fractions")
-    if is_unique(facts) and bool((np.diff(facts.finite) > 0).all()):
+    is_numbered = {*column.words[-1:]} <= {"number", "num", "no", "nr"} and {
+        *column.words[-2:-1]
+    } & lexicon.NUMBERED_WORDS
+    # The first rule that holds is the one.
+    categories = {
+        "its name says so": column.name.endswith(":token"),
+        "few whole numbers": whole and column.distinct <= (FEWEST if counts_something else FEW),
+        "named like a version": column.has_word(lexicon.VERSION_WORDS) and not is_quantity,
+        "named like the number of something": whole and is_numbered,
+        "named like an id or a kind": whole and column.has_word(lexicon.ID_WORDS) and not is_quantity,
+    }
+    for because, holds in categories.items():
+        if holds:
+            return _category(column, because)
+    if not whole or is_quantity or column.name.endswith(":float"):
+        return _number(column, "named like a quantity" if whole else "fractions")
+    if is_unique(column) and bool((np.diff(column.finite) > 0).all()):
         return dropped("a number of the row: it grows from row to row")
-    if _counts_something(facts.finite):
-        return _number(facts, "looks like a count")
-    return _category(facts, "whole numbers spread like ids")
+    if counts_something:
+        return _number(column, "looks like a count")
+    return _category(column, "whole numbers spread like ids")
 
 
 def _counts_something(values: np.ndarray) -> bool:
@@ -147,19 +146,19 @@ def _range(values: np.ndarray) -> str:
     return f"from {begin} to {end}"
 
 
-def _number(facts: ColumnFacts, because: str) -> Decision:
-    feature: dict[str, Any] = {"kind": "number", "source": facts.name}
-    values = facts.finite
+def _number(column: ColumnProfile, because: str) -> Decision:
+    feature: dict[str, Any] = {"kind": "number", "source": column.name}
+    values = column.finite
     low, high = (float(edge) for edge in np.quantile(values, [0.005, 0.995], method="nearest"))
     middle = float(np.median(np.abs(values)))
     largest = max(abs(low), abs(high))
-    if largest > _WIDE * max(middle, 1.0) and facts.is_whole:
+    if largest > _WIDE * max(middle, 1.0) and column.is_whole:
         maximum = float(10 ** math.ceil(math.log10(max(largest, 10.0))))
         feature["log"] = {"maximum": min(maximum, 1e30), **({"signed": True} if values.min() < 0 else {})}
         return Decision("number, log buckets", f"{because}; {_range(values)}", feature)
     size = _round_step((high - low) / _STEPS)
     if size > 0 and _is_spread(values, size):
-        size = max(size, 1.0) if facts.is_whole else size
+        size = max(size, 1.0) if column.is_whole else size
         begin, end = math.floor(low / size) * size, math.ceil(high / size) * size
         if begin < end and max(abs(begin), abs(end)) < 1e30:
             feature["step"] = {"low": _tidy(begin), "high": _tidy(end), "size": _tidy(size)}
@@ -168,8 +167,8 @@ def _number(facts: ColumnFacts, because: str) -> Decision:
     edges = [edge for edge in edges if abs(edge) < 1e30 and edge > float(values.min())]
     if not edges and values.min() < values.max():
         edges = [float(f"{float(values[values > values.min()].min()):.4g}")]
-    if not edges and facts.missing_share:
-        return _category(facts, because)
+    if not edges and column.missing_share:
+        return _category(column, because)
     if not edges:
         return dropped("it is constant but for missing values")
     feature["boundaries"] = edges

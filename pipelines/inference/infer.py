@@ -1,7 +1,7 @@
 """Infers a mapping from a sample of a table; what is not certain is a ``Doubt``: a label is never guessed silently."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,42 +12,30 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import DelimitedInput, Mapping
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError, joined
-from ctr.pipelines.inference.aggregates import find_page
-from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
+from ctr.pipelines.inference.columns import ColumnProfile, find_nulls, profile_column, without_nulls
 from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
-from ctr.pipelines.inference.forms import TableFiles
-from ctr.pipelines.inference.labels import LabelColumn, choose_label, is_label_name, plain_label
+from ctr.pipelines.inference.files import TableFiles, some_of
+from ctr.pipelines.inference.labels import choose_label, find_page, is_label_name, plain_label
 from ctr.pipelines.inference.leaks import AFTER_CLICK, find_leak, find_outcome, strongest_columns
-from ctr.pipelines.inference.queries import Rows, choose_query
+from ctr.pipelines.inference.queries import choose_query
 from ctr.pipelines.inference.roles import (
     Doubt,
+    Options,
+    Roles,
+    TimeColumn,
     choose_example_id,
-    choose_time,
     choose_weight,
     find_column,
     is_weight_name,
 )
 from ctr.pipelines.inference.sample import Sample
-from ctr.pipelines.inference.times import TimeColumn, is_other_time, with_range
+from ctr.pipelines.inference.times import choose_time, is_other_time, with_range
 
 PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
 KEPT_ROWS = 1_000_000  # up to so many rows of a table the raw values behind its ids are kept
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Decisions of the user, as the options of the command."""
-
-    label: str | None = None  # a column, or a rule such as ``rating>=4``
-    query: str | None = None
-    session_gap: str | None = None
-    time: str | None = None  # also with the form of the column as in ``when=ms``
-    weight: str | None = None
-    drop: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()  # features although something speaks against it
 
 
 @dataclass(frozen=True)
@@ -72,25 +60,12 @@ class Inference:
     strongest: list[tuple[str, float, int]] = field(default_factory=list)  # see ``strongest_columns``
 
 
-@dataclass
-class _Roles:
-    """The columns with a role, and why; the label's values where there is a label."""
-
-    label: LabelColumn | None = None
-    time: TimeColumn | None = None
-    query: ColumnFacts | None = None
-    example_id: ColumnFacts | None = None
-    weight: ColumnFacts | None = None
-    used: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-
 def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
     """Infers the mapping of a table; InputError for an option that cannot be, or where no feature is left."""
-    form = table.form
-    nulls = find_nulls(sample.columns) if isinstance(form, DelimitedInput) else ()
+    nulls = find_nulls(sample.columns) if isinstance(table.form, DelimitedInput) else ()
     file = table.files[0].name if len(table.files) > 1 else ""
     columns = {
-        name: column_facts(name, without_nulls(array, nulls), sample.row_numbers, file)
+        name: profile_column(name, without_nulls(array, nulls), sample.row_numbers, file)
         for name, array in sample.columns.items()
     }
     if len(columns) < 2:
@@ -104,99 +79,90 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
         if (name := getattr(options, role)) in refused:
             raise InputError(f"--{role} {name}: --drop takes the same column out; leave one of the two out")
     kept = [find_column(name, columns, "--keep").name for name in options.keep]
-    free = {name: facts for name, facts in columns.items() if name not in refused}
-    result = Inference()
-    roles = _choose_roles(free, sample, options, result)
+    free = {name: column for name, column in columns.items() if name not in refused}
+    result, roles = Inference(), Roles(free, options, sample)
+    _choose_roles(roles, result)
     if roles.label is None and (page := find_page(free)):
         raise InputError(f"{table.files[0].path}: {page}")
     decisions = {name: dropped("--drop says so") for name in refused}
-    decisions |= dict(_decide(free, roles, kept))
-    for name in columns:
-        becomes, because = roles.used.get(name) or (decisions[name].becomes, decisions[name].because)
-        values = columns[name].describe()
-        result.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
+    decisions |= roles.used | dict(_decide(roles, kept))
+    for name, column in columns.items():
+        because = "; ".join(filter(None, (decisions[name].because, column.describe())))
+        result.guesses.append(Guess(name, decisions[name].becomes, because))
     result.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
-    _add_notes(result, table, sample, roles, nulls)
+    _add_notes(result, table, roles, nulls)
     if outcomes := [name for name, one in decisions.items() if one.is_outcome]:
         result.notes.append(f"not used, {AFTER_CLICK}: {', '.join(outcomes)}; --keep COLUMN keeps one")
     if roles.label is not None:
         used = {name: columns[name] for name, one in decisions.items() if one.feature is not None}
         result.strongest = strongest_columns(used, roles.label.values, roles.label.known)
     if not result.doubts:
-        _make_mapping(result, table, sample, roles, decisions, nulls, options)
+        _make_mapping(result, table, roles, decisions, nulls)
     return result
 
 
-def _choose_roles(
-    columns: dict[str, ColumnFacts], sample: Sample, options: Options, result: Inference
-) -> _Roles:
-    roles = _Roles()
-    label = choose_label(options.label, columns, options.weight)
+def _choose_roles(roles: Roles, result: Inference) -> None:
+    """Chooses each role by the columns that the roles before it have left, or adds a doubt."""
+    options = roles.options
+    label = choose_label(roles)
     if isinstance(label, Doubt):
-        _ask(label, roles, result, columns)
+        _ask(label, roles, result)
     else:
-        roles.label = label
-        share = percent(float(label.values[label.known].mean()))
-        op, value = label.label.op, label.label.value
-        rule = "" if op is None else f" {op} {f'{value:g}' if isinstance(value, float) else value}"
-        roles.used[label.label.column] = (f"label{rule}", f"{label.because}; {share} positive")
+        roles.label, rule = label, label.label
+        value = f"{rule.value:g}" if isinstance(rule.value, float) else rule.value
+        role = "label" if rule.op is None else f"label {rule.op} {value}"
+        roles.used[rule.column] = Decision(role, f"{label.because}; {label.share} positive")
         result.notes += [label.warning] if label.warning else []
-    time = choose_time(options.time, columns, sample.head_rows, list(roles.used))
+    time = choose_time(roles)
     if isinstance(time, Doubt):
-        _ask(time, roles, result, columns)
+        _ask(time, roles, result)
     elif time is not None:
         roles.time = time
-        other = f", though {time.other} reads it too" if time.other else ""
-        why = ("given by --time" if options.time else "read as one") + other
-        roles.used[time.facts.name] = (f"time, {time.time.form}", why)
-        if rejects := time.rejects:
-            result.notes.append(f"{time.facts.name}: {rejects}; such rows become rejects")
-    positive = None if roles.label is None else roles.label.positive
-    rows = Rows(sample.head_rows, roles.time, positive)
-    query = choose_query(options.query, columns, list(roles.used), rows)
+        why = "given by --time" if options.time else "read as one"
+        why += f", though {time.other} reads it too" if time.other else ""
+        roles.used[time.column.name] = Decision(f"time, {time.time.form}", why)
+        if time.rejects:
+            result.notes.append(f"{time.column.name}: {time.rejects}; such rows become rejects")
+    query = choose_query(roles)
     if isinstance(query, Doubt):
-        _ask(query, roles, result, columns)
+        _ask(query, roles, result)
     else:
-        roles.query, why = query
-        result.reasons["query"] = why
+        roles.query, result.reasons["query"] = query
         if roles.query is not None and not options.session_gap:
-            roles.used[roles.query.name] = ("query", why)
-    _check_session(options, roles)
-    weight = choose_weight(options.weight, columns, list(roles.used), positive)
+            roles.used[roles.query.name] = Decision("query", query[1])
+    _check_session(roles)
+    weight = choose_weight(roles)
     if isinstance(weight, Doubt):
-        _ask(weight, roles, result, columns)
-    else:
-        roles.weight, why = weight
-        if roles.weight is not None:
-            roles.used[roles.weight.name] = ("weight", why)
-        elif options.weight is not None:
-            named = [
-                name for name, facts in columns.items() if is_weight_name(facts) and name not in options.keep
-            ]
-            unused = ("not used", "named like a weight, and --weight none says that there is none")
-            roles.used = dict.fromkeys(named, unused) | roles.used
-    time_facts = None if roles.time is None else roles.time.facts
-    others = {"--time": time_facts, "--query": roles.query, "--weight": roles.weight}
-    for option, facts in others.items():
-        if facts is not None and roles.label is not None and facts.name == roles.label.label.column:
-            raise InputError(f"{option} {facts.name}: this column is the label")
-    roles.example_id, why = choose_example_id(columns, list(roles.used), sample.whole)
+        _ask(weight, roles, result)
+    elif weight[0] is not None:
+        roles.weight = weight[0]
+        roles.used[roles.weight.name] = Decision("weight", weight[1])
+    elif options.weight is not None:
+        unused = dropped("named like a weight, and --weight none says that there is none")
+        named = [name for name, column in roles.columns.items() if is_weight_name(column)]
+        roles.used = {name: unused for name in named if name not in options.keep} | roles.used
+    columns = (roles.time.column if roles.time else None, roles.query, roles.weight)
+    for option, column in zip(("--time", "--query", "--weight"), columns, strict=True):
+        if column is not None and roles.label is not None and column.name == roles.label.label.column:
+            raise InputError(f"{option} {column.name}: this column is the label")
+    roles.example_id, why = choose_example_id(roles)
     if roles.example_id is not None:
-        roles.used[roles.example_id.name] = ("example id", why)
+        roles.used[roles.example_id.name] = Decision("example id", why)
     elif why:
         result.notes.append(why)
-    return roles
 
 
-def _ask(doubt: Doubt, roles: _Roles, result: Inference, columns: dict[str, ColumnFacts]) -> None:
+def _ask(doubt: Doubt, roles: Roles, result: Inference) -> None:
     """Adds a doubt; the columns that it is about are nothing else."""
     result.doubts.append(doubt)
     role = doubt.option.removeprefix("--")
     asked = [choice.column or choice.value for choice in doubt.choices]
-    roles.used |= {name: (f"{role}?", f"choose with {doubt.option}") for name in asked if name in columns}
+    decision = Decision(f"{role}?", f"choose with {doubt.option}")
+    roles.used |= {name: decision for name in asked if name in roles.columns}
 
 
-def _check_session(options: Options, roles: _Roles) -> None:
+def _check_session(roles: Roles) -> None:
+    options = roles.options
     if options.session_gap is None:
         return
     try:
@@ -209,65 +175,57 @@ def _check_session(options: Options, roles: _Roles) -> None:
         raise InputError("--session-gap requires a time; --time none says that there is none")
 
 
-def _decide(
-    columns: dict[str, ColumnFacts], roles: _Roles, kept: list[str]
-) -> Iterator[tuple[str, Decision]]:
+def _decide(roles: Roles, kept: Sequence[str]) -> Iterator[tuple[str, Decision]]:
     """What becomes of each column that has no role."""
-    seen: dict[bytes, ColumnFacts] = {}
+    seen: dict[bytes, ColumnProfile] = {}
     for name in roles.used:
-        seen.setdefault(columns[name].codes.tobytes(), columns[name])
-    for name, facts in columns.items():
-        if name in roles.used:
-            continue
-        decision = decide_feature(facts)
+        seen.setdefault(roles.columns[name].codes.tobytes(), roles.columns[name])
+    for column in roles.free:
+        name, decision = column.name, decide_feature(column)
         if name in kept:
             if decision.feature is None:
                 decision = Decision("category", "", {"kind": "category", "source": name})
             yield name, replace(decision, because="--keep says so")
             continue
-        twin = seen.setdefault(facts.codes.tobytes(), facts)
-        if reason := _outcome(facts, roles):
+        twin = seen.setdefault(column.codes.tobytes(), column)
+        if reason := _outcome(column, roles):
             why = f"{reason}; --keep {shlex.quote(name)} keeps it"
             decision = Decision("not used", why, is_outcome=True)
-        elif reason := _exclusion(facts, twin, decision):
+        elif reason := _exclusion(column, twin, decision):
             decision = dropped(reason)
         yield name, decision
 
 
-def _outcome(facts: ColumnFacts, roles: _Roles) -> str:
-    """Tells why a column is known only after the impression; empty where nothing says so."""
-    if is_label_name(facts) and plain_label(facts) is not None:
+def _outcome(column: ColumnProfile, roles: Roles) -> str:
+    """Why a column is known only after the impression; empty where nothing says so."""
+    if is_label_name(column) and plain_label(column) is not None:
         return f"{AFTER_CLICK}: another outcome"
     if roles.label is None:
         return ""
-    arguments = facts.with_points or facts, roles.label.values, roles.label.known
+    arguments = column.with_points or column, roles.label.values, roles.label.known
     return find_leak(*arguments) or find_outcome(*arguments)
 
 
-def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> str:
-    """Why a column that could be a feature is none; empty where it is one."""
+def _exclusion(column: ColumnProfile, twin: ColumnProfile, decision: Decision) -> str:
+    """Why a column that could be a feature is none; empty where it is one.
+
+    The values of its ``twin`` change in the same rows.
+    """
     if decision.feature is None:
         return ""
-    if "propensity" in facts.words:
+    if "propensity" in column.words:
         return "how likely a policy was to show the row belongs to the policy, not to the row"
-    if twin is not facts and _is_duplicate(facts, twin, decision):
+    # Of columns without repetition the values always change in the same rows.
+    repeats = decision.becomes == "category" and column.distinct < 0.5 * column.present
+    if twin is not column and (repeats or list(column.texts) == list(twin.texts)):
         return f"a duplicate of {twin.name}"
-    if decision.feature["kind"] != "number" and is_other_time(facts):
+    if decision.feature["kind"] != "number" and is_other_time(column):
         return "a time that is not the time of the row"
     return ""
 
 
-def _is_duplicate(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> bool:
-    """Whether a column whose values change in the same rows as those of another one says the same."""
-    if list(facts.texts) == list(twin.texts):
-        return True
-    # Of columns without repetition the values always change in the same rows.
-    return decision.becomes == "category" and facts.distinct < 0.5 * facts.present
-
-
-def _add_notes(
-    result: Inference, table: TableFiles, sample: Sample, roles: _Roles, nulls: tuple[str, ...]
-) -> None:
+def _add_notes(result: Inference, table: TableFiles, roles: Roles, nulls: Sequence[str]) -> None:
+    sample = roles.sample
     result.notes.append(f"inferred from {sample.describe()}")
     form = table.form
     if isinstance(form, DelimitedInput):
@@ -288,10 +246,10 @@ def _add_notes(
         result.notes.append(
             f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows"
         )
-    if names := sample.lacking[:5]:
-        lacking = [f"{name} ({table.lacking[name]})" if table.lacking else name for name in names]
-        more = ", ..." if len(sample.lacking) > 5 else ""
-        result.notes.append(f"missing where a file lacks them: {', '.join(lacking)}{more}")
+    if sample.lacking:
+        files = table.lacking
+        lacking = [f"{name} ({files[name]})" if files else name for name in sample.lacking]
+        result.notes.append(f"missing where a file lacks them: {some_of(lacking, 5)}")
     if roles.time is None and not any(doubt.option == "--time" for doubt in result.doubts):
         result.notes.append("no column is the time of the row: the order of the rows is the order of time")
     if roles.query is None and "query" in result.reasons:
@@ -301,48 +259,28 @@ def _add_notes(
 
 
 def _make_mapping(
-    result: Inference,
-    table: TableFiles,
-    sample: Sample,
-    roles: _Roles,
-    decisions: dict[str, Decision],
-    nulls: tuple[str, ...],
-    options: Options,
+    result: Inference, table: TableFiles, roles: Roles, decisions: dict[str, Decision], nulls: Sequence[str]
 ) -> None:
+    """Makes the mapping of an inference without doubts; InputError where no feature is left."""
     assert roles.label is not None
+    sample = roles.sample
     source = table.form.model_dump(mode="json", exclude_defaults=True)
-    content: dict[str, Any] = {"input": {"type": table.form.type, **source}}
+    content = result.content = {"input": {"type": table.form.type, **source}}
     if nulls:
         content["input"]["nulls"] = ["", *nulls]
     content["time"], content["partition"] = _time_and_partition(sample, roles.time)
     if roles.query is not None:
-        session = {"session": {"by": roles.query.name, "gap": options.session_gap}}
-        content["query"] = session if options.session_gap else {"column": roles.query.name}
+        session = {"session": {"by": roles.query.name, "gap": roles.options.session_gap}}
+        content["query"] = session if roles.options.session_gap else {"column": roles.query.name}
     if roles.example_id is not None:
         content["example_id"] = roles.example_id.name
-    label = roles.label.label
-    content["label"] = label.model_dump(exclude_none=True) if label.op else {"column": label.column}
+    content["label"] = roles.label.label.model_dump(exclude_none=True)
     if roles.weight is not None:
         content["weight"] = roles.weight.name
-    guesses = {guess.column: guess for guess in result.guesses}
-    features: list[dict[str, Any]] = []
-    content["features"] = features
-    taken: set[str] = set()
-    used = {name: decision for name, decision in decisions.items() if decision.feature is not None}
-    stems = {name: name.rpartition(":")[0] if ":" in name else name for name in used}
-    # A column keeps its name where another one would become the same.
-    kept_names = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
-    for name, decision in used.items():
-        stem = stems[name]
-        feature = {"name": feature_name(stem, taken | (kept_names - {stem})), **(decision.feature or {})}
-        if decision.cast is not None:
-            feature["source"] = feature_name(f"{stem}_{decision.cast}", {*sample.columns, *taken})
-            content.setdefault("derive", {})[feature["source"]] = {"from": name, "cast": decision.cast}
-        features.append(feature)
-        result.reasons[feature["name"]] = guesses[name].because
-        taken |= {feature["name"], feature["source"]}
-    _add_derived(result, content, roles.time, {*sample.columns, *taken})
-    if not features:
+    content["features"] = []
+    taken = _add_features(result, decisions, set(sample.columns))
+    _add_derived(result, roles.time, taken)
+    if not content["features"]:
         raise InputError(
             f"{table.files[0].path}: no column is left as a feature ("
             + joined([f"{one.column}: {one.because}" for one in result.guesses if one.becomes == "not used"])
@@ -350,32 +288,50 @@ def _make_mapping(
             "--keep COLUMN keeps one that was excluded",
         )
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
-    result.content = content
     result.mapping = parse_model(Mapping, content, "the inferred mapping")
     if lacking := [name for name in result.mapping.raw_columns if name in sample.lacking]:
         content["input"]["optional"] = lacking
         result.mapping = parse_model(Mapping, content, "the inferred mapping")
 
 
-def _add_derived(
-    result: Inference, content: dict[str, Any], time: TimeColumn | None, taken: set[str]
-) -> None:
+def _add_features(result: Inference, decisions: dict[str, Decision], columns: set[str]) -> set[str]:
+    """Adds a feature for each column that becomes one; returns the names that are taken."""
+    reasons = {guess.column: guess.because for guess in result.guesses}
+    taken: set[str] = set()
+    used = {name: one for name, one in decisions.items() if one.feature is not None}
+    stems = {name: name.rpartition(":")[0] if ":" in name else name for name in used}
+    # A column keeps its name where another one would become the same.
+    kept_names = {stem for stem in stems.values() if feature_name(stem, ()) == stem}
+    for name, decision in used.items():
+        stem = stems[name]
+        feature = {"name": feature_name(stem, taken | (kept_names - {stem})), **(decision.feature or {})}
+        if decision.cast is not None:
+            feature["source"] = feature_name(f"{stem}_{decision.cast}", {*columns, *taken})
+            rule = {"from": name, "cast": decision.cast}
+            result.content.setdefault("derive", {})[feature["source"]] = rule
+        result.content["features"].append(feature)
+        result.reasons[feature["name"]] = reasons[name]
+        taken |= {feature["name"], feature["source"]}
+    return {*columns, *taken}
+
+
+def _add_derived(result: Inference, time: TimeColumn | None, taken: set[str]) -> None:
     """Adds hour and weekday where the time spans more than a day."""
-    if time is None or TIME_COLUMN in {feature["source"] for feature in content["features"]}:
+    features = result.content["features"]
+    if time is None or TIME_COLUMN in {feature["source"] for feature in features}:
         return
     first, last = int(time.us[time.us > 0].min()), int(time.us.max())
     if last - first <= DAY_US:
-        result.notes.append(
-            f"{time.facts.name} spans no more than a day: no hour and weekday are derived from it"
-        )
+        name = time.column.name
+        result.notes.append(f"{name} spans no more than a day: no hour and weekday are derived from it")
         return
     hours = len(np.unique(time.us // 3_600_000_000 % 24)) > 1
     why = f"derived from the time, which spans {format_time(first)} to {format_time(last)} in the sample"
-    derive = content.setdefault("derive", {})
+    derive = result.content.setdefault("derive", {})
     for part in ("hour", "weekday") if hours else ("weekday",):
         name = feature_name(part if part not in taken else f"time_{part}", taken)
         derive[name] = {"from": "time", "part": part}
-        content["features"].append({"name": name, "kind": "category", "source": name})
+        features.append({"name": name, "kind": "category", "source": name})
         result.reasons[name] = why
         result.guesses.append(Guess(f"({part})", "category", why))
 
@@ -388,8 +344,8 @@ def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[s
     span = max(1, int(good.max()) - int(good.min()))
     content = with_range(time).model_dump(mode="json", exclude_none=True)
     for partition in _PARTITIONS:
-        if duration_us(partition) > max(span, duration_us("1h")):
-            continue
-        if sample.table_rows * min(1.0, duration_us(partition) / span) <= PARTITION_ROWS:
+        us = duration_us(partition)
+        small = sample.table_rows * min(1.0, us / span) <= PARTITION_ROWS
+        if small and us <= max(span, duration_us("1h")):
             return content, partition
     return content, _PARTITIONS[-1]

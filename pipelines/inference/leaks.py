@@ -14,16 +14,8 @@ from typing import Any
 import numpy as np
 
 from ctr.io.errors import printable
-from ctr.pipelines.inference.columns import ColumnFacts, percent
-from ctr.pipelines.inference.names import (
-    DEED_WORDS,
-    OUTCOME_HELPERS,
-    OUTCOME_WORDS,
-    PLACE_WORDS,
-    SPAN_WORDS,
-    SPENT_WORDS,
-    TIME_ENDINGS,
-)
+from ctr.pipelines.inference import lexicon
+from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent
 
 SHOWN = 3  # columns
 QUANTILES = 40  # numbers with more values than this are grouped by so many quantiles
@@ -38,25 +30,25 @@ _PRIOR_ROWS = 10.0
 _FEWEST = 10
 
 
-def value_groups(facts: ColumnFacts) -> np.ndarray:
+def value_groups(column: ColumnProfile) -> np.ndarray:
     """Groups rows by their value, many numbers by quantiles: [N] int64, -1 where it is missing."""
-    if facts.numbers is None or facts.distinct <= QUANTILES:
-        return facts.codes
-    finite = np.isfinite(facts.numbers)
-    edges = np.unique(np.quantile(facts.finite, np.linspace(0, 1, QUANTILES + 1)[1:-1]))
+    if column.numbers is None or column.distinct <= QUANTILES:
+        return column.codes
+    finite = np.isfinite(column.numbers)
+    edges = np.unique(np.quantile(column.finite, np.linspace(0, 1, QUANTILES + 1)[1:-1]))
     # Among values that are 0 in most rows the others make groups of their own.
-    edges = np.union1d(edges, np.nextafter(facts.finite.min(), np.inf))
-    return np.where(finite, np.searchsorted(edges, facts.numbers, side="right"), -1)
+    edges = np.union1d(edges, np.nextafter(column.finite.min(), np.inf))
+    return np.where(finite, np.searchsorted(edges, column.numbers, side="right"), -1)
 
 
-def auc_alone(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> float | None:
+def auc_alone(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> float | None:
     """AUC of the share of positive rows of each value, where every other block of rows gives the shares.
 
     ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows whose label is known. The mean of the two halves; None
     where one has too few rows of a class.
     """
     label = labels[labeled].astype(np.int64)
-    _, groups = np.unique(value_groups(facts)[labeled], return_inverse=True)
+    _, groups = np.unique(value_groups(column)[labeled], return_inverse=True)
     count = int(groups.max(initial=0)) + 1
     odd = np.arange(len(label)) * _BLOCKS // max(len(label), 1) % 2 == 1
     found = []
@@ -80,10 +72,10 @@ def _auc(scores: np.ndarray, groups: np.ndarray, label: np.ndarray) -> float:
 
 
 def strongest_columns(
-    columns: Mapping[str, ColumnFacts], labels: np.ndarray, labeled: np.ndarray
+    columns: Columns, labels: np.ndarray, labeled: np.ndarray
 ) -> list[tuple[str, float, int]]:
     """Returns name, AUC and number of values of the few columns with the largest AUC alone, in that order."""
-    found = [(name, auc_alone(facts, labels, labeled), facts.distinct) for name, facts in columns.items()]
+    found = [(name, auc_alone(column, labels, labeled), column.distinct) for name, column in columns.items()]
     known = [(name, auc, values) for name, auc, values in found if auc is not None]
     return sorted(known, key=lambda one: -one[1])[:SHOWN]
 
@@ -132,89 +124,65 @@ _FEW_ROWS = 10
 _CHANCE = 1e-12
 
 
-def find_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
+def find_leak(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> str:
     """Tells why a column is known only after the label; empty where nothing speaks for that.
 
     ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows whose label is known.
     """
-    groups = value_groups(facts)[labeled]
     label = labels[labeled].astype(np.int64)
-    positives = int(label.sum())
-    if not 0 < positives < len(label):
+    if not 0 < label.sum() < len(label):
         return ""
+    codes, groups = column.codes[labeled], value_groups(column)[labeled]
+    why = _explains(groups, label) or _tells_by_presence(codes, label)
+    # Of a place on a page it is no wonder that nobody clicks there.
+    if not why and not column.has_word(lexicon.PLACE_WORDS):
+        has_quantiles = column.numbers is not None and column.distinct > QUANTILES
+        why = _is_never(codes, label) or (_is_never_at_an_end(groups, label) if has_quantiles else "")
+    return f"{AFTER_CLICK}: {why}" if why else ""
+
+
+def _explains(groups: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that groups leave nearly nothing of the label's entropy, or that some hold positive rows alone."""
     _, groups = np.unique(groups, return_inverse=True)
     rows = np.bincount(groups)
     groups = np.where(rows[groups] < _FEW_ROWS, len(rows), groups)
     rows = np.bincount(groups, minlength=len(rows) + 1)
     clicks = np.bincount(groups, label, minlength=len(rows))
-    base = positives / len(label)
+    base, positives = label.mean(), label.sum()
     entropy = len(label) * _entropy(np.array([base]))[0]
     left = float((rows * _entropy(np.divide(clicks, rows, out=np.zeros(len(rows)), where=rows > 0))).sum())
     # A few rows are explained by chance.
     explained = 1 - (left + len(rows) - 1) / entropy
     if explained > EXPLAINED:
-        return f"{AFTER_CLICK}: it explains {percent(explained)} of the label's entropy"
+        return f"it explains {percent(explained)} of the label's entropy"
     # Of the last group the rows have different values.
-    pure = (clicks[:-1] >= PURE * rows[:-1]) & (clicks[:-1] * np.log(base) < np.log(_CHANCE))
-    captured = float(clicks[:-1][pure].sum()) / positives
+    captured = float(clicks[:-1][_is_pure(rows[:-1], clicks[:-1], base)].sum()) / positives
     if captured > max(CAPTURED, CAPTURED_OF_BASE * base):
-        share = percent(captured)
-        return f"{AFTER_CLICK}: rows with some of its values are all positive, {share} of the positive rows"
-    return _presence_leak(facts, labels, labeled) or _never_leak(facts, labels, labeled)
-
-
-def find_outcome(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
-    """Tells why a name is that of something which people do after the impression; arguments as in ``find_leak``."""
-    name = {word for word in facts.words if not word.isdigit()}
-    named = name - OUTCOME_HELPERS - SPAN_WORDS - TIME_ENDINGS
-    if not named or not named <= OUTCOME_WORDS | DEED_WORDS:
-        return ""
-    is_deed = named <= DEED_WORDS
-    if is_deed and facts.distinct + (facts.missing_share > 0) <= 2:
-        return f"{AFTER_CLICK}: named like another outcome"
-    is_spent = bool(named & SPENT_WORDS and name & SPAN_WORDS)
-    if is_deed and (is_spent or facts.words[-1] in TIME_ENDINGS):
-        return f"{AFTER_CLICK}: named like what follows a click"
-    if _agrees(facts, labels, labeled):
-        return f"{AFTER_CLICK}: named like an outcome, and the label agrees"
+        return f"rows with some of its values are all positive, {percent(captured)} of the positive rows"
     return ""
 
 
-def _agrees(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> bool:
-    """Whether the rows in which something happened, or the others, are all positive or all negative."""
-    off_codes = [place for place, text in enumerate(facts.texts) if text.strip().lower() in _OFF]
-    happened = ((facts.codes >= 0) & ~np.isin(facts.codes, off_codes))[labeled]
-    label = labels[labeled].astype(bool)
-    base = label.mean()
-    for side in (happened, ~happened):
-        rows, clicks = int(side.sum()), int((side & label).sum())
-        if clicks >= _NAMED_PURE * rows and clicks * np.log(base) < np.log(_NAMED_CHANCE):
-            return True
-        if base * rows >= _NAMED_EXPECTED and clicks <= _NAMED_NEVER * base * rows:
-            return True
-    auc = auc_alone(facts, labels, labeled)
-    return auc is not None and auc >= _NAMED_AUC
+def _tells_by_presence(codes: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that nearly all rows that have a value are positive."""
+    present = codes >= 0
+    rows, clicks = present.sum(), label[present].sum()
+    if 0 < rows < len(label) and _is_pure(rows, clicks, label.mean()) and clicks > CAPTURED * label.sum():
+        return f"{percent(clicks / rows)} of the rows that have a value are positive"
+    return ""
 
 
-def _never_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
-    """Why it leaks that many rows with one value, or with the smallest or largest numbers, are hardly ever positive.
+def _is_never(codes: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that many rows with one value are hardly ever positive."""
+    share = _never_rows(*_rates(codes, label), label.mean()) / len(label)
+    if share >= COVERED:
+        return f"rows with one of its values are never positive, {percent(share)} of the rows"
+    return ""
 
-    Of a place on a page it is no wonder that nobody clicks there.
-    """
-    if set(facts.words) & PLACE_WORDS:
-        return ""
-    label = labels[labeled].astype(np.int64)
-    base = label.mean()
-    _, codes = np.unique(facts.codes[labeled], return_inverse=True)
-    rows, clicks = np.bincount(codes), np.bincount(codes, label)
-    if (share := _never_rows(rows, clicks, base) / len(label)) >= COVERED:
-        return f"{AFTER_CLICK}: rows with one of its values are never positive, {percent(share)} of the rows"
-    if facts.numbers is None or facts.distinct <= QUANTILES:
-        return ""
-    groups = value_groups(facts)[labeled]
-    there = groups >= 0
-    _, groups = np.unique(groups[there], return_inverse=True)
-    rows, clicks = np.bincount(groups), np.bincount(groups, label[there])
+
+def _is_never_at_an_end(groups: np.ndarray, label: np.ndarray) -> str:
+    """Why it leaks that many rows with the smallest or the largest numbers are hardly ever positive."""
+    base, there = label.mean(), groups >= 0
+    rows, clicks = _rates(groups[there], label[there])
     for end, order in (("smallest", slice(None)), ("largest", slice(None, None, -1))):
         # The rate of what really grows with a number is low beside the rows without clicks; that of a leak is not.
         # The group beside these may hold some of them.
@@ -222,9 +190,19 @@ def _never_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> 
         edge = high[1:-1] | high[2:]
         sums = np.cumsum(rows[order])[edge], np.cumsum(clicks[order])[edge]
         if (share := _never_rows(*sums, base) / len(label)) >= COVERED_RUN:
-            rows_text = f"rows with its {end} numbers are never positive, {percent(share)} of the rows"
-            return f"{AFTER_CLICK}: {rows_text}"
+            return f"rows with its {end} numbers are never positive, {percent(share)} of the rows"
     return ""
+
+
+def _rates(groups: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of each group, in the order of the groups' numbers, and its positive ones."""
+    _, groups = np.unique(groups, return_inverse=True)
+    return np.bincount(groups), np.bincount(groups, label)
+
+
+def _is_pure(rows: np.ndarray, clicks: np.ndarray, base: float) -> np.ndarray:
+    """Whether nearly all rows of groups are positive, and not by chance."""
+    return (clicks >= PURE * rows) & (clicks * np.log(base) < np.log(_CHANCE))
 
 
 def _never_rows(rows: np.ndarray, clicks: np.ndarray, base: float) -> int:
@@ -233,20 +211,40 @@ def _never_rows(rows: np.ndarray, clicks: np.ndarray, base: float) -> int:
     return int(rows[never].max(initial=0))
 
 
-def _presence_leak(facts: ColumnFacts, labels: np.ndarray, labeled: np.ndarray) -> str:
-    present = (facts.codes >= 0)[labeled]
-    label = labels[labeled].astype(bool)
-    rows, clicks = int(present.sum()), int((present & label).sum())
-    if rows == len(label) or not rows:
-        return ""
-    base = label.mean()
-    pure = clicks >= PURE * rows and clicks * np.log(base) < np.log(_CHANCE)
-    if pure and clicks > CAPTURED * label.sum():
-        return f"{AFTER_CLICK}: {percent(clicks / rows)} of the rows that have a value are positive"
-    return ""
-
-
 def _entropy(share: np.ndarray) -> np.ndarray:
     inner = np.clip(share, 1e-12, 1 - 1e-12)
     entropy: np.ndarray = -(inner * np.log(inner) + (1 - inner) * np.log(1 - inner))
     return entropy
+
+
+def find_outcome(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> str:
+    """Tells why a name is that of something which people do after the impression; arguments as in ``find_leak``."""
+    name = {word for word in column.words if not word.isdigit()}
+    named = name - lexicon.OUTCOME_HELPERS - lexicon.SPAN_WORDS - lexicon.TIME_ENDINGS
+    if not named or not named <= lexicon.OUTCOME_WORDS | lexicon.DEED_WORDS:
+        return ""
+    if named <= lexicon.DEED_WORDS:
+        if column.distinct + (column.missing_share > 0) <= 2:
+            return f"{AFTER_CLICK}: named like another outcome"
+        is_spent = named & lexicon.SPENT_WORDS and name & lexicon.SPAN_WORDS
+        if is_spent or column.words[-1] in lexicon.TIME_ENDINGS:
+            return f"{AFTER_CLICK}: named like what follows a click"
+    if _agrees(column, labels, labeled):
+        return f"{AFTER_CLICK}: named like an outcome, and the label agrees"
+    return ""
+
+
+def _agrees(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> bool:
+    """Whether the rows in which something happened, or the others, are all positive or all negative."""
+    off_codes = [place for place, text in enumerate(column.lower) if text in _OFF]
+    happened = ((column.codes >= 0) & ~np.isin(column.codes, off_codes))[labeled]
+    label = labels[labeled].astype(bool)
+    base = label.mean()
+    for side in (happened, ~happened):
+        rows, clicks = int(side.sum()), int((side & label).sum())
+        if clicks >= _NAMED_PURE * rows and clicks * np.log(base) < np.log(_NAMED_CHANCE):
+            return True
+        if base * rows >= _NAMED_EXPECTED and clicks <= _NAMED_NEVER * base * rows:
+            return True
+    auc = auc_alone(column, labels, labeled)
+    return auc is not None and auc >= _NAMED_AUC

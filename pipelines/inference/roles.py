@@ -1,24 +1,37 @@
-"""Columns with the roles of time, example id and weight, where they are uncertain, and how many rows they may cost."""
+"""What the choices of roles share: the user's options, questions, and how many rows a role may cost.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+The column of weights and that of example ids are chosen here; label, time and query have modules of their own.
+"""
+
+from dataclasses import dataclass, field
 
 import numpy as np
-from pydantic import ValidationError
 
-from ctr.config import describe_validation_error
-from ctr.data.mapping import Time
+from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
 from ctr.io.words import listed
-from ctr.pipelines.inference.columns import ColumnFacts, percent
-from ctr.pipelines.inference.names import EXAMPLE_NAMES, WEIGHT_NAMES
-from ctr.pipelines.inference.times import BAD_SHARE, TimeColumn, find_time, promised_rank, read_as, show_value
+from ctr.pipelines.inference import lexicon
+from ctr.pipelines.inference.columns import ColumnProfile, Columns, count_rows, percent
+from ctr.pipelines.inference.features import Decision
+from ctr.pipelines.inference.sample import Sample
 from ctr.pipelines.rows.convert import parse_weights
-from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
 NONE = "none"  # what --query, --time and --weight take for: there is none
 # At most this share of the rows, and of the positive ones, becomes rejects for a role's sake.
 TOLERANCE = 0.005
+
+
+@dataclass(frozen=True)
+class Options:
+    """Decisions of the user, as the options of the command."""
+
+    label: str | None = None  # a column, or a rule such as ``rating>=4``
+    query: str | None = None
+    session_gap: str | None = None
+    time: str | None = None  # also with the form of the column as in ``when=ms``
+    weight: str | None = None
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # features although something speaks against it
 
 
 @dataclass(frozen=True)
@@ -39,26 +52,108 @@ class Doubt:
     choices: tuple[Choice, ...]  # the likeliest first
 
 
-def find_column(name: str, columns: Mapping[str, ColumnFacts], option: str) -> ColumnFacts:
+@dataclass(frozen=True)
+class LabelColumn:
+    """The label of N rows."""
+
+    label: Label
+    because: str
+    values: np.ndarray  # [N] 0 or 1; 0 where it is not known
+    known: np.ndarray  # [N] bool, the rows with a label; the others become rejects
+    warning: str = ""
+
+    @property
+    def positive(self) -> np.ndarray:
+        """[N] bool: the rows whose label is 1."""
+        return self.values == 1
+
+    @property
+    def share(self) -> str:
+        return percent(float(self.values[self.known].mean()))
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """A column that can be read as a time in most of N rows."""
+
+    column: ColumnProfile
+    time: Time
+    us: np.ndarray  # [N] int64 microseconds since 1970; 0 where ``bad``
+    bad: np.ndarray  # [N] bool, the rows without a readable time
+    rank: float  # how much its name, and that it only grows, speak for the time of the row
+    other: str = ""  # another format that reads as many of its values
+    is_open: bool = False  # nothing speaks for one of the two formats
+
+    @property
+    def bad_share(self) -> float:
+        return float(self.bad.mean())
+
+    @property
+    def rejects(self) -> str:
+        """Tells how many rows have no readable time, and the first; empty where all have one."""
+        if not self.bad.any():
+            return ""
+        share = f"{count_rows(self.bad)} have no readable time ({percent(self.bad_share)})"
+        return f"{share}: {show_value(self.column, self.bad)}"
+
+
+def show_value(column: ColumnProfile, rows: np.ndarray) -> str:
+    """Formats the value of the first of some rows, [N] bool, and its number where that is known."""
+    code = int(column.codes[np.argmax(rows)])
+    return column.placed("no value" if code < 0 else repr(" ".join(column.texts[code].split())[:60]), rows)
+
+
+@dataclass
+class Roles:
+    """Columns of a sample of N rows, what the user decides, and the roles that are known so far."""
+
+    columns: Columns
+    options: Options
+    sample: Sample
+    used: dict[str, Decision] = field(default_factory=dict)  # by column
+    label: LabelColumn | None = None
+    time: TimeColumn | None = None
+    query: ColumnProfile | None = None
+    weight: ColumnProfile | None = None
+    example_id: ColumnProfile | None = None
+
+    @property
+    def free(self) -> list[ColumnProfile]:
+        return [column for name, column in self.columns.items() if name not in self.used]
+
+    @property
+    def positive(self) -> np.ndarray | None:
+        """[N] bool, the rows with the label 1; None where there is no label."""
+        return None if self.label is None else self.label.positive
+
+    def is_none(self, text: str | None) -> bool:
+        """Tells whether an option says that no column has a role."""
+        return text == NONE and NONE not in self.columns
+
+
+Chosen = tuple[ColumnProfile | None, str]
+"""A column, or none, and why."""
+
+
+def find_column(name: str, columns: Columns, option: str) -> ColumnProfile:
     """Finds the column that the user names: exactly, without RecBole's ending, or in other case; or InputError."""
     if name in columns:
         return columns[name]
-    for names in ([facts.stem for facts in columns.values()], [column.lower() for column in columns]):
+    for names in ([column.stem for column in columns.values()], [column.lower() for column in columns]):
         wanted = name if name in names else name.lower()
-        if names.count(wanted) == 1:
-            return list(columns.values())[names.index(wanted)]
-        if wanted in names:
-            several = [column for column, other in zip(columns, names, strict=True) if other == wanted]
+        several = [column for column, other in zip(columns, names, strict=True) if other == wanted]
+        if len(several) == 1:
+            return columns[several[0]]
+        if several:
             raise InputError(f"{option} {name}: may be {' or '.join(several)}: write the name as it is there")
     raise InputError(f"{option} {name}: no such column; the columns are {listed(list(columns), name)}")
 
 
-def rejects_text(facts: ColumnFacts, bad: np.ndarray) -> str:
+def rejects_text(column: ColumnProfile, bad: np.ndarray) -> str:
     """Formats the rows that become rejects, [N] bool, to follow the reason of a role; empty where there are none."""
     if not bad.any():
         return ""
-    shown = facts.placed(facts.value_at(bad) or "no value", bad)
-    return f"; {int(bad.sum()):,} of {len(bad):,} rows become rejects ({shown})"
+    return f"; {count_rows(bad)} become rejects ({column.first_of(bad)})"
 
 
 def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
@@ -68,7 +163,7 @@ def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
     """
     lost = int(bad.sum())
     if lost > TOLERANCE * len(bad):
-        return f"{lost:,} of {len(bad):,} rows"
+        return count_rows(bad)
     if positive is None or not positive.any():
         return ""
     clicks, all_clicks = int((bad & positive).sum()), int(positive.sum())
@@ -78,211 +173,83 @@ def too_many(bad: np.ndarray, positive: np.ndarray | None) -> str:
     return ""
 
 
-def choose_example_id(
-    columns: Mapping[str, ColumnFacts], used: Sequence[str], whole: bool
-) -> tuple[ColumnFacts | None, str]:
+def choose_weight(roles: Roles) -> Chosen | Doubt:
+    """Chooses the weights, given or certain by their name, and says why; InputError for a wrong --weight."""
+    text = roles.options.weight
+    if roles.is_none(text):
+        return None, ""
+    if text is not None:
+        column = find_column(text, roles.columns, "--weight")
+        bad, fault = _weight_fault(column, roles.positive)
+        if fault:
+            raise InputError(
+                f"--weight {text}: allowed: numbers from 0 on in every row; {fault} ({column.describe()})"
+            )
+        return column, "given by --weight" + rejects_text(column, bad)
+    for column in roles.free:
+        if not is_weight_name(column) or not column.present:
+            continue
+        bad, fault = _weight_fault(column, roles.positive)
+        if fault:
+            question = f"which column is the weight: {column.name} is named like one, but {fault}"
+            return Doubt("--weight", question, (Choice(NONE, "each row counts once"),))
+        # Numbers such as 007 are codes elsewhere, and weights here.
+        if column.distinct > 1 and (column.numbers is None or column.finite.min() < column.finite.max()):
+            return column, "its name and values" + rejects_text(column, bad)
+    return None, ""
+
+
+def is_weight_name(column: ColumnProfile) -> bool:
+    """Tells whether a name is one of importance weights."""
+    return column.plain_name in lexicon.WEIGHT_NAMES
+
+
+def _weight_fault(column: ColumnProfile, positive: np.ndarray | None) -> tuple[np.ndarray, str]:
+    """[N] bool, the rows without a weight that can be, and why they are too many; empty where they are few."""
+    try:
+        _, bad = parse_weights(column.array)
+    except InputError as error:
+        return np.ones(column.rows, bool), f"it is {error}"
+    many = too_many(bad, positive)
+    if not many:
+        return bad, ""
+    value = column.value_at(bad)
+    stands = f"{value} is no weight" if value else "there is no value"
+    return bad, f"{column.placed(stands, bad)} ({many})"
+
+
+def choose_example_id(roles: Roles) -> Chosen:
     """Chooses the column that names each row, by its name and because hardly a value comes twice; and why, or why not.
 
-    Only where the sample is the ``whole`` table may values come twice, as few as the tolerance says.
+    Only where the sample is the whole table may values come twice, as few as the tolerance says.
     """
     why_not = ""
-    for facts in columns.values():
-        has_fractions = any("." in text or "e" in text.lower() for text in facts.texts[:100])
-        is_id = facts.numbers is None or (facts.is_whole and not has_fractions)
-        free = facts.name not in used and facts.kind in ("word", "number")
-        if not (free and is_id and facts.plain_name in EXAMPLE_NAMES and facts.rows > 1):
+    for column in roles.free:
+        if not (column.plain_name in lexicon.EXAMPLE_NAMES and column.rows > 1 and _may_name_rows(column)):
             continue
-        bad = np.ones(facts.rows, bool)
-        bad[np.unique(facts.codes, return_index=True)[1]] = False
-        bad |= facts.codes < 0
+        bad = np.ones(column.rows, bool)
+        bad[np.unique(column.codes, return_index=True)[1]] = False
+        bad |= column.codes < 0
         if not bad.any():
-            return facts, "its name, and no value comes twice"
+            return column, "its name, and no value comes twice"
         # A row may be sent twice; `id` alone may be that of a user.
-        may_repeat = whole and facts.plain_name != "id"
-        if bad.sum() <= TOLERANCE * facts.rows and (may_repeat or not (bad & (facts.codes >= 0)).any()):
-            return facts, "its name, and hardly a value comes twice" + rejects_text(facts, bad)
-        if facts.distinct > 0.5 * facts.rows and not why_not:
-            shown = facts.placed(f"{facts.value_at(bad)} again" if facts.value_at(bad) else "no value", bad)
+        may_repeat = roles.sample.whole and column.plain_name != "id"
+        if bad.sum() <= TOLERANCE * column.rows and (may_repeat or not (bad & (column.codes >= 0)).any()):
+            return column, "its name, and hardly a value comes twice" + rejects_text(column, bad)
+        if column.distinct > 0.5 * column.rows and not why_not:
+            shown = column.placed(f"{value} again" if (value := column.value_at(bad)) else "no value", bad)
             why_not = (
-                f"{facts.name} is named like the id of a row and is none: {int(bad.sum()):,} of {facts.rows:,} rows "
+                f"{column.name} is named like the id of a row and is none: {count_rows(bad)} "
                 f"have an earlier row's, or none ({shown})"
             )
     return None, why_not
 
 
-def choose_weight(
-    text: str | None,
-    columns: Mapping[str, ColumnFacts],
-    used: Sequence[str],
-    positive: np.ndarray | None = None,
-) -> tuple[ColumnFacts | None, str] | Doubt:
-    """Chooses the weights, given or certain by their name, and says why; InputError for a wrong --weight."""
-    if text == NONE and NONE not in columns:
-        return None, ""
-    if text is not None:
-        facts = find_column(text, columns, "--weight")
-        bad, fault = _weight_fault(facts, positive)
-        if fault:
-            raise InputError(
-                f"--weight {text}: allowed: numbers from 0 on in every row; {fault} ({facts.describe()})"
-            )
-        return facts, "given by --weight" + rejects_text(facts, bad)
-    for facts in columns.values():
-        if not is_weight_name(facts) or facts.name in used or not facts.present:
-            continue
-        bad, fault = _weight_fault(facts, positive)
-        if fault:
-            question = f"which column is the weight: {facts.name} is named like one, but {fault}"
-            return Doubt("--weight", question, (Choice(NONE, "each row counts once"),))
-        if facts.finite.min() < facts.finite.max():
-            return facts, "its name and values" + rejects_text(facts, bad)
-    return None, ""
+def is_single(column: ColumnProfile) -> bool:
+    """Tells whether the values are words or numbers, as ids are."""
+    return column.kind in ("word", "commas", "number")
 
 
-def is_weight_name(facts: ColumnFacts) -> bool:
-    """Tells whether a name is one of importance weights."""
-    return facts.plain_name in WEIGHT_NAMES
-
-
-def _weight_fault(facts: ColumnFacts, positive: np.ndarray | None) -> tuple[np.ndarray, str]:
-    """[N] bool, the rows without a weight that can be, and why they are too many; empty where they are few."""
-    try:
-        _, bad = parse_weights(facts.array)
-    except InputError as error:
-        return np.ones(facts.rows, bool), f"it is {error}"
-    many = too_many(bad, positive)
-    if not many:
-        return bad, ""
-    value = facts.value_at(bad)
-    stands = f"{value} is no weight" if value else "there is no value"
-    return bad, f"{facts.placed(stands, bad)} ({many})"
-
-
-# What may follow the column of --time.
-FORMS = "s, ms, us, ns (since 1970), serial (days, as spreadsheets count), iso8601, or a format of strptime"
-
-_UNITS = ("s", "ms", "us", "ns", "serial")
-
-
-def choose_time(
-    text: str | None, columns: Mapping[str, ColumnFacts], head_rows: int, used: Sequence[str]
-) -> TimeColumn | Doubt | None:
-    """Chooses the time of the rows, given by ``--time`` or certain; None: it is the order of the file.
-
-    A column that is named like a time and is not read as one is a question, unless another one is the time. Raises
-    InputError: --time names no column, or one that cannot be read as a time.
-    """
-    if text == NONE and NONE not in columns:
-        return None
-    if text is not None:
-        return _given(text, columns, head_rows)
-    found = {name: find_time(facts, head_rows) for name, facts in columns.items() if name not in used}
-    read = [one for one in found.values() if one is not None and one.bad_share <= BAD_SHARE]
-    read.sort(key=lambda one: -one.rank)
-    own = [one for one in read if one.rank >= 0]
-    failed = [(rank, columns[name]) for name in found if (rank := promised_rank(columns[name])) > 0]
-    failed = [(rank, facts) for rank, facts in failed if facts.name not in {one.facts.name for one in read}]
-    best = own[0] if own else None
-    # What is certainly no time at all, such as the number of minutes, is a question only where nothing else is a time.
-    doubted = [
-        facts
-        for rank, facts in sorted(failed, key=lambda pair: -pair[0])
-        if best is None or (rank > best.rank and (found[facts.name] is not None or facts.numbers is None))
-    ]
-    others = [one for one in read if -1 <= one.rank < 0]
-    if best is not None and not doubted:
-        if best.is_open:
-            return _open_order(best)
-        if best.rank > 0 and all(one.rank < best.rank for one in own[1:]):
-            return best
-    if not (own or doubted or others):
-        return None
-    return _doubt(own, [(facts, found[facts.name]) for facts in doubted], others)
-
-
-def _given(text: str, columns: Mapping[str, ColumnFacts], head_rows: int) -> TimeColumn | Doubt:
-    name, form = _parted(text, columns)
-    facts = find_column(name, columns, "--time")
-    if form is None:
-        found = find_time(facts, head_rows, named=True)
-        if found is None:
-            raise InputError(
-                f"--time {text}: {_first_strange(facts, None).removeprefix('is ')}; name its form with "
-                f"--time '{facts.name}=FORM': {FORMS} such as %d.%m.%y"
-            )
-        if found.is_open:
-            return _open_order(found)
-    else:
-        way = {"unit": form} if form in _UNITS else {"format": form}
-        try:
-            time = Time.model_validate({"column": facts.name, **way})
-        except ValidationError as error:
-            raise InputError(describe_validation_error(error, Time, f"--time {text!r}")) from None
-        try:
-            found = read_as(facts, time)
-        except InputError as error:
-            raise InputError(f"--time {text}: the column {facts.name} is {error}") from None
-    if found.bad_share > MAX_REJECT_SHARE:
-        raise InputError(
-            f"--time {text}: {found.rejects}; allowed: a time (read as {found.time.form}) in at least "
-            f"{percent(1 - MAX_REJECT_SHARE)} of the rows, or another form: {FORMS}"
-        )
-    return found
-
-
-def _parted(text: str, columns: Mapping[str, ColumnFacts]) -> tuple[str, str | None]:
-    """The column and the form that ``--time`` gives; a column may have = in its name."""
-    if text in columns or "=" not in text:
-        return text, None
-    cuts = [place for place, mark in enumerate(text) if mark == "="]
-    cut = next((place for place in cuts if text[:place] in columns), cuts[0])
-    return text[:cut], text[cut + 1 :]
-
-
-def _open_order(found: TimeColumn) -> Doubt:
-    name, forms = found.facts.name, (found.time.format or "", found.other)
-    choices = [Choice(f"{name}={form}", "reads all values", name) for form in forms]
-    both = f"{' and '.join(forms)} both read {found.facts.texts[0]!r}"
-    question = f"which form the dates of {name} have: {both}"
-    return Doubt("--time", question, (*choices, Choice(NONE, "the order of the file is the time")))
-
-
-def _doubt(
-    own: Sequence[TimeColumn],
-    failed: Sequence[tuple[ColumnFacts, TimeColumn | None]],
-    others: Sequence[TimeColumn],
-) -> Doubt:
-    """Asks which column is the time: one that is read as such, or one of the others.
-
-    ``failed`` are named like times and not read as such, the likeliest first; ``others`` are named like other events.
-    """
-    choices, hint = [], ""
-    for facts, found in failed:
-        if found is not None and found.bad_share <= MAX_REJECT_SHARE:
-            choices.append(
-                Choice(facts.name, f"{found.time.form}; the {int(found.bad.sum()):,} become rejects")
-            )
-        elif found is None and facts.numbers is not None and facts.finite.min() >= 0:
-            choices.append(Choice(f"{facts.name}=s", "seconds as they are, whenever they begin", facts.name))
-    choices += [Choice(one.facts.name, f"{one.time.form}; {one.facts.describe()}") for one in own]
-    if not own:
-        choices += [Choice(one.facts.name, f"{one.time.form}, named like another event's") for one in others]
-    choices.append(Choice(NONE, "the order of the file is the time"))
-    why = ""
-    if failed:
-        facts, found = failed[0]
-        why = f": {facts.name} is named like it, but {_first_strange(facts, found)}"
-        hint = f" (name another form with --time '{facts.name}=%d.%m.%y %H:%M', =ms or the like)"
-        if found is not None and found.bad_share > MAX_REJECT_SHARE:
-            hint = f", more than the {percent(MAX_REJECT_SHARE)} that may become rejects{hint}"
-    elif not own:
-        why = f": {' and '.join(one.facts.name for one in others)} may be that of the outcome or of another event"
-    return Doubt("--time", f"which column is the time of the row{why}{hint}", tuple(choices))
-
-
-def _first_strange(facts: ColumnFacts, found: TimeColumn | None) -> str:
-    if found is not None:
-        return found.rejects
-    if not facts.present:
-        return "has no values"
-    return f"is not read as a time: {show_value(facts, facts.codes >= 0)}"
+def _may_name_rows(column: ColumnProfile) -> bool:
+    has_fractions = any("." in text or "e" in text.lower() for text in column.texts[:100])
+    return is_single(column) and (column.numbers is None or (column.is_whole and not has_fractions))

@@ -6,8 +6,7 @@ The lines go through the readers of an ingest. Memory and time have a bound what
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.forms import TableFiles
+from ctr.pipelines.inference.files import TableFiles, some_of
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.jsonl import JsonlReader
@@ -44,6 +43,7 @@ HEAD_ROWS, BATCH_ROWS = 30_000, 4096  # of Parquet files: at the beginning, and 
 _READ_BYTES = 4 << 20
 # Rows with such a value become rejects.
 _NO_TEXT = 0.005
+_NO_NAME, _TWICE = "the column has no name", "the name stands twice in the header"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def read_sample(table: TableFiles) -> Sample:
     """Reads a sample of bounded size. Raises InputError for damaged files and for a table without rows."""
     sample = _parquet_sample(table) if isinstance(table.form, ParquetInput) else _text_sample(table)
     if not sample.columns and sample.unusable:
-        shown = ", ".join(list(sample.unusable)[:6]) + (", ..." if len(sample.unusable) > 6 else "")
+        shown = some_of(list(sample.unusable), 6)
         raise InputError(
             f"{table.files[0].path}: no column can be read: {shown} hold objects, lists of lists or other types than "
             'single values; allowed: a value, or a list of values, under each name, such as "user.id": 7 in place of '
@@ -128,12 +128,20 @@ def _text_sample(table: TableFiles) -> Sample:
     )
 
 
-@contextmanager
-def _in_place_of(file: SourceFile, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise InputError(str(error).replace(str(path), str(file.path))) from None
+def _read_parts(
+    table: TableFiles,
+    parts: Sequence[tuple[SourceFile, SourceFile]],
+    wanted: Sequence[str],
+    read: Callable[[SourceFile], Iterable[Chunk]],
+) -> list[Chunk]:
+    """The wanted columns of parts of files, each beside its file, which is named in place of the part."""
+    chunks: list[Chunk] = []
+    for file, part in parts:
+        try:
+            chunks += [_with_all_columns(chunk, wanted, table, file) for chunk in read(part)]
+        except InputError as error:
+            raise InputError(str(error).replace(str(part.path), str(file.path))) from None
+    return chunks
 
 
 def _delimited_chunks(
@@ -143,14 +151,12 @@ def _delimited_chunks(
     wanted = [name for name in table.columns if name not in unusable]
     if not wanted:
         raise InputError(f"{table.files[0].path}: no column has a name of its own; allowed: each name once")
-    chunks = []
-    for file, part in parts:
-        with _in_place_of(file, part.path):
-            names = delimited_columns(part.path, form)
-            present = [name for name in wanted if name in names]
-            read = read_delimited(part, form, present, _READ_BYTES)
-            chunks += [_with_all_columns(chunk, wanted, table, file) for chunk in read]
-    return unusable, chunks, tuple(table.lacking)
+
+    def read(part: SourceFile) -> Iterable[Chunk]:
+        names = delimited_columns(part.path, form)
+        return read_delimited(part, form, [name for name in wanted if name in names], _READ_BYTES)
+
+    return unusable, _read_parts(table, parts, wanted, read), tuple(table.lacking)
 
 
 def _with_all_columns(chunk: Chunk, wanted: Sequence[str], table: TableFiles, file: SourceFile) -> Chunk:
@@ -163,13 +169,8 @@ def _with_all_columns(chunk: Chunk, wanted: Sequence[str], table: TableFiles, fi
 
 
 def _unusable_names(names: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in names:
-        if not name:
-            found[name] = "the column has no name"
-        elif names.count(name) > 1:
-            found[name] = "the name stands twice in the header"
-    return found
+    faulty = [name for name in names if not name or names.count(name) > 1]
+    return {name: _TWICE if name else _NO_NAME for name in faulty}
 
 
 def _read_columns(
@@ -217,7 +218,7 @@ def _json_chunks(
                     for name, value in content.items():
                         keys.setdefault(name, set()).add(_json_kind(value))
     unusable = {name: "it holds objects or lists of lists" for name in keys if "nested" in keys[name]}
-    unusable |= {name: "the column has no name" for name in keys if not name}
+    unusable |= {name: _NO_NAME for name in keys if not name}
     unusable |= {
         name: "it holds lists in some rows and single values in others"
         for name in keys
@@ -226,11 +227,7 @@ def _json_chunks(
     wanted = [name for name in keys if name not in unusable and name not in table.folders]
     lists = {name: "|" for name in wanted if "list" in keys[name]}
     reader = JsonlReader(wanted, [], lists, all_needed=False)
-    chunks = []
-    for file, part in parts if wanted else ():
-        with _in_place_of(file, part.path):
-            read = reader.read(part, _READ_BYTES)
-            chunks += [_with_all_columns(chunk, wanted, table, file) for chunk in read]
+    chunks = _read_parts(table, parts if wanted else (), wanted, lambda part: reader.read(part, _READ_BYTES))
     # One file alone has each of its keys somewhere.
     lacking = tuple(name for name in wanted if counts[name] < objects) if len(table.files) > 1 else ()
     return unusable, chunks, lacking

@@ -1,28 +1,35 @@
-"""Columns that hold times, and their units and formats, which are derived from the texts."""
+"""The time of the rows: columns that can be read as one, in which unit or format, and which of them it is."""
 
 import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
+from ctr.config import describe_validation_error
 from ctr.data.mapping import Time, TimeUnit
 from ctr.data.time_formats import MONTHS, WEEKDAYS, ZONES
 from ctr.data.times import DAY_US
-from ctr.pipelines.inference.columns import ColumnFacts, percent
+from ctr.io.errors import InputError
+from ctr.pipelines.inference import lexicon
+from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent
 from ctr.pipelines.inference.features import FEW
-from ctr.pipelines.inference.names import (
-    ATTRIBUTE_WORDS,
-    OTHER_EVENT_WORDS,
-    TIME_NAMES,
-    TIME_PART_WORDS,
-    TIME_WORDS,
-    WEAK_TIME_WORDS,
+from ctr.pipelines.inference.roles import (
+    NONE,
+    TOLERANCE,
+    Choice,
+    Doubt,
+    Roles,
+    TimeColumn,
+    find_column,
+    show_value,
 )
 from ctr.pipelines.rows.convert import SERIAL_OF_1970, is_text, parse_times
+from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
 _TOKEN = re.compile(
     r"(?P<clock>(?<!\d)\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6}(?!\d))?)?(?!\d))"
@@ -42,8 +49,8 @@ _SPELLED = (
 _PLAIN_WORDS = frozenset(("t", "at", "of", "on", "coordinated", "universal", "time", *"年月日时分秒년월일"))
 
 
-def time_formats(texts: Sequence[str]) -> list[str]:
-    """Derives the formats of ``strptime`` that most texts may have, the most frequent first; none for other texts."""
+def _time_formats(texts: Sequence[str]) -> list[str]:
+    """The formats of ``strptime`` that most texts may have, the most frequent first; none for other texts."""
     found: Counter[str] = Counter()
     understood = 0
     for text in texts:
@@ -131,11 +138,11 @@ _DIGITS = {
     **dict.fromkeys(range(15, 21), ("%Y%m%d%H%M%S%f",)),
 }
 
-DIGIT_FORMATS = frozenset(itertools.chain.from_iterable(_DIGITS.values()))
+_DIGIT_FORMATS = frozenset(itertools.chain.from_iterable(_DIGITS.values()))
 
 
-def digit_formats(texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the formats of digits that most of some texts may have."""
+def _digit_formats(texts: Sequence[str]) -> tuple[str, ...]:
+    """The formats of digits that most of some texts may have."""
     lengths = Counter(len(text) for text in texts if text.isdecimal())
     if not lengths:
         return ()
@@ -146,8 +153,10 @@ def digit_formats(texts: Sequence[str]) -> tuple[str, ...]:
 # Values are taken for times between 1990 and 2100 only.
 FIRST_DAY, LAST_DAY = "1990-01-01", "2099-12-31"
 FIRST_US, LAST_US = 631_152_000_000_000, 4_102_444_800_000_000
-BAD_SHARE = 0.005  # at most this share of the rows may become rejects for their time without a question
-_UNITS: tuple[tuple[TimeUnit, float], ...] = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
+# What may follow the column of --time.
+FORMS = "s, ms, us, ns (since 1970), serial (days, as spreadsheets count), iso8601, or a format of strptime"
+
+_UNIT_US: dict[TimeUnit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _SERIAL_DAYS = 7305
 _LOOKED, _FEW = 500, 40
 # The wrong order of day and month spreads the rows this many times wider, if not all days of a month are there.
@@ -158,189 +167,74 @@ _DATES = 20
 _DATE_AND_CLOCK = re.compile(r"\d{1,4}[-/. ]\w{1,9}[-/. ,]+\d{1,4}\D+\d{1,2}:\d{2}")
 # A column of times: at most this share of what it has is none.
 _STRANGE = 0.05
+_FILE_ORDER = Choice(NONE, "the order of the file is the time")
 
 
-@dataclass(frozen=True)
-class TimeColumn:
-    """A column that can be read as a time in most of N rows."""
-
-    facts: ColumnFacts
-    time: Time
-    us: np.ndarray  # [N] int64 microseconds since 1970; 0 where ``bad``
-    bad: np.ndarray  # [N] bool, the rows without a readable time
-    rank: float  # how much its name, and that it only grows, speak for the time of the row
-    other: str = ""  # another format that reads as many of its values
-    is_open: bool = False  # nothing speaks for one of the two formats
-
-    @property
-    def bad_share(self) -> float:
-        return float(self.bad.mean())
-
-    @property
-    def rejects(self) -> str:
-        """Tells how many rows have no readable time, and the first; empty where all have one."""
-        if not self.bad.any():
-            return ""
-        share = f"{int(self.bad.sum()):,} of {len(self.bad):,} rows have no readable time ({percent(self.bad_share)})"
-        return f"{share}: {show_value(self.facts, self.bad)}"
-
-
-def show_value(facts: ColumnFacts, rows: np.ndarray) -> str:
-    """Formats the value of the first of some rows, [N] bool, and its number where that is known."""
-    code = int(facts.codes[np.argmax(rows)])
-    return facts.placed("no value" if code < 0 else repr(" ".join(facts.texts[code].split())[:60]), rows)
-
-
-def name_rank(facts: ColumnFacts) -> int:
-    """Rates how much a name speaks for the time of a row.
+def _name_rank(column: ColumnProfile) -> int:
+    """How much a name speaks for the time of a row.
 
     3: it says so. 1 or 2: it may be it. 0: it says nothing. -1: the time of another event such as the outcome. -2: that
     of a thing, such as a birthday.
     """
-    if facts.plain_name in TIME_NAMES:
+    if column.plain_name in lexicon.TIME_NAMES:
         return 3
-    words = set(facts.words)
-    strong = words & TIME_WORDS or any(word.endswith(("timestamp", "datetime")) for word in words)
-    if strong or words & WEAK_TIME_WORDS:
+    words = set(column.words)
+    strong = words & lexicon.TIME_WORDS or any(word.endswith(("timestamp", "datetime")) for word in words)
+    if strong or words & lexicon.WEAK_TIME_WORDS:
         return _other_rank(words) or (2 if strong else 1)
     return 0
 
 
 def _other_rank(words: set[str]) -> int:
-    return -2 if words & ATTRIBUTE_WORDS else -1 if words & OTHER_EVENT_WORDS else 0
+    return -2 if words & lexicon.ATTRIBUTE_WORDS else -1 if words & lexicon.OTHER_EVENT_WORDS else 0
 
 
-def promised_rank(facts: ColumnFacts) -> int:
-    """Rates a name that promises a time; 0 for others, such as that of a duration or a part of a date."""
-    rank, words = name_rank(facts), facts.words
+def _promised_rank(column: ColumnProfile) -> int:
+    """The rank of a name that promises a time; 0 for others, such as that of a duration or a part of a date."""
+    rank, words = _name_rank(column), column.words
     weak = set(words) & {"date", "dt", "epoch", "utc", "when"} or words[-1:] == ("at",)
-    if facts.is_list or pa.types.is_boolean(facts.array.type) or (rank == 1 and not weak):
+    if column.is_list or pa.types.is_boolean(column.array.type) or (rank == 1 and not weak):
         return 0
-    return rank if rank > 0 and not (rank < 3 and set(words) & TIME_PART_WORDS) else 0
+    return rank if rank > 0 and not (rank < 3 and set(words) & lexicon.TIME_PART_WORDS) else 0
 
 
-def find_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeColumn | None:
+def find_time(column: ColumnProfile, head_rows: int, named: bool = False) -> TimeColumn | None:
     """Reads a column as a time in the way that fits most of its rows; None for a column of something else.
 
     The first ``head_rows`` stand together in the file. A column ``named`` by the user may have any unit that gives a
     time of our days.
     """
-    rank = name_rank(facts)
+    rank = _name_rank(column)
     readings = []
-    for time in _ways(facts, named or rank > 0):
-        us, bad = _read(facts.array, time)
-        is_number = time.unit is not None or time.format in DIGIT_FORMATS
+    for time in _ways(column, named or rank > 0):
+        us, bad = _read(column.array, time)
+        is_number = time.unit is not None or time.format in _DIGIT_FORMATS
         good = us[:head_rows][~bad[:head_rows]]
         grows = len(good) > 1 and bool((np.diff(good) >= 0).all()) and bool(good[-1] > good[0])
         # Numbers such as ids, and versions such as 1.2.10.
-        unlike = (is_number and not (grows and facts.distinct > 2)) or time.format in _VERSIONS
+        unlike = (is_number and not (grows and column.distinct > 2)) or time.format in _VERSIONS
         if rank == 0 and not named and unlike:
             continue
         # A date needs no word for time in its name.
-        speaks = rank or (0 if is_number else _other_rank(set(facts.words)))
-        reading = TimeColumn(facts, time, us, bad, speaks + (0.5 if grows else 0.0))
+        speaks = rank or (0 if is_number else _other_rank(set(column.words)))
+        reading = TimeColumn(column, time, us, bad, speaks + (0.5 if grows else 0.0))
         readings.append(reading)
-        if reading.bad_share <= BAD_SHARE and (time.unit is not None or time.format == "iso8601"):
+        if reading.bad_share <= TOLERANCE and (time.unit is not None or time.format == "iso8601"):
             break
     # Digits are a date sooner than a number; units do not overlap.
-    formats = [
-        reading for reading in readings if reading.time.unit is None and reading.bad_share <= BAD_SHARE
-    ]
+    formats = [one for one in readings if one.time.unit is None and one.bad_share <= TOLERANCE]
     readings = formats or readings
     if not readings:
         return None
     # 3/4/2019 is read either way: that which keeps the rows in order, then that which keeps them together.
-    least = min(reading.bad_share for reading in readings)
-    best, *others = sorted((reading for reading in readings if reading.bad_share == least), key=_oddity)
+    least = min(one.bad_share for one in readings)
+    best, *others = sorted((one for one in readings if one.bad_share == least), key=_oddity)
     others = [other for other in others if not np.array_equal(other.us, best.us)]
     if not others:
         return best
     (falls, span), (_, other_span) = _oddity(best), _oddity(others[0])
     is_open = falls > 0 and other_span < _WIDER * span
     return replace(best, other=others[0].time.form.removeprefix("format "), is_open=is_open)
-
-
-def read_as(facts: ColumnFacts, time: Time) -> TimeColumn:
-    """Reads a column in a given way, or raises InputError; if most times are not of our days, all of them count."""
-    us, bad = _read(facts.array, time)
-    if bad.mean() > 0.5:
-        us, bad = parse_times(facts.array, time)
-    return TimeColumn(facts, time, us, bad, name_rank(facts))
-
-
-def is_other_time(facts: ColumnFacts) -> bool:
-    """Tells whether a column that is not the time of the row holds times, or is named or written like one."""
-    found = find_time(facts, 0)
-    if found is None and facts.distinct >= _DATES:
-        found = find_time(facts, 0, named=True)
-        if found and not (found.time.format in DIGIT_FORMATS and "%Y" in (found.time.format or "")):
-            found = None
-    if found is not None and int((found.bad & (facts.codes >= 0)).sum()) <= _STRANGE * facts.present:
-        return True
-    rank = promised_rank(facts)
-    if facts.numbers is not None:
-        return rank > 1 and facts.distinct > FEW
-    pattern = re.compile(r"\d.*\d") if rank else _DATE_AND_CLOCK
-    texts = facts.texts[:_FEW]
-    return 2 * sum(bool(pattern.search(text)) for text in texts) > len(texts)
-
-
-def with_range(found: TimeColumn) -> Time:
-    """Adds the range to a time by which a mapping rejects what was not taken for one, such as 0 for none."""
-    us, bad = parse_times(found.facts.array, found.time)
-    early, late = bool((us[found.bad & ~bad] < FIRST_US).any()), bool((us[found.bad & ~bad] >= LAST_US).any())
-    days = {"first": FIRST_DAY if early else None, "last": LAST_DAY if late else None}
-    return Time.model_validate(found.time.model_dump() | days)
-
-
-def _read(values: pa.Array, time: Time) -> tuple[np.ndarray, np.ndarray]:
-    us, bad = parse_times(values, time)
-    bad = bad | (us < FIRST_US) | (us >= LAST_US)
-    return np.where(bad, 0, us), bad
-
-
-def _ways(facts: ColumnFacts, named: bool) -> list[Time]:
-    """The ways to read a column as a time that its first values allow, the best first."""
-    name, kind = facts.name, facts.array.type
-    if not facts.present or facts.is_list or pa.types.is_boolean(kind):
-        return []
-    if pa.types.is_temporal(kind):
-        fits = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-        return [Time(column=name, format="iso8601")] if fits else []
-    texts = [text.strip() for text in facts.texts[:_LOOKED]]
-    forms = list(digit_formats(texts)) if is_text(kind) or pa.types.is_integer(kind) else []
-    ways = [Time(column=name, format=form) for form in forms]
-    numbers = _numbers(facts)
-    if len(numbers):
-        middle = float(np.median(numbers))
-        ways = [time for time in ways if _reads_some(time, texts)]
-        ways += [Time(column=name, unit=unit) for unit, us in _UNITS if FIRST_US <= middle * us < LAST_US]
-        first, last = (SERIAL_OF_1970 + us / DAY_US for us in (FIRST_US, LAST_US))
-        low, high = np.quantile(numbers, [0.01, 0.99])
-        # Seconds of a day are numbers like these, but spread wider.
-        is_serial = named and first <= middle < last and high - low <= _SERIAL_DAYS
-        return [*ways, Time(column=name, unit="serial")] if is_serial else ways
-    if not is_text(kind):
-        return []
-    ways = [Time(column=name, format=form) for form in time_formats(texts[:_FEW])]
-    begins = r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{8}[T ][0-9]{4}"
-    if 2 * sum(bool(re.match(begins, text)) for text in texts) > len(texts):
-        ways.insert(0, Time(column=name, format="iso8601"))
-    return [time for time in ways if _reads_some(time, texts)]
-
-
-def _numbers(facts: ColumnFacts) -> np.ndarray:
-    """The numbers of a column in which most values are some; empty for others."""
-    if facts.numbers is not None:
-        return facts.finite
-    texts = [text.strip() for text in facts.texts[:_LOOKED]]
-    numbers = [float(text) for text in texts if re.fullmatch(r"[0-9]+([.][0-9]*)?", text)]
-    return np.array(numbers if 2 * len(numbers) > len(texts) else [])
-
-
-def _reads_some(time: Time, texts: list[str]) -> bool:
-    _, bad = _read(pa.array(texts, pa.string()), time)
-    return bool(bad.mean() < 0.5)
 
 
 def _oddity(found: TimeColumn) -> tuple[int, int]:
@@ -350,3 +244,198 @@ def _oddity(found: TimeColumn) -> tuple[int, int]:
         return 0, 0
     falls = int((np.diff(us) < 0).sum())
     return (falls if 4 * falls < len(us) else len(us)), int(us.max() - us.min())
+
+
+def _read(values: pa.Array, time: Time) -> tuple[np.ndarray, np.ndarray]:
+    us, bad = parse_times(values, time)
+    bad = bad | (us < FIRST_US) | (us >= LAST_US)
+    return np.where(bad, 0, us), bad
+
+
+def _ways(column: ColumnProfile, named: bool) -> list[Time]:
+    """The ways to read a column as a time that its first values allow, the best first."""
+    name, kind = column.name, column.array.type
+    if not column.present or column.is_list or pa.types.is_boolean(kind):
+        return []
+    if pa.types.is_temporal(kind):
+        fits = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+        return [Time(column=name, format="iso8601")] if fits else []
+    texts = [text.strip() for text in column.texts[:_LOOKED]]
+    forms = list(_digit_formats(texts)) if is_text(kind) or pa.types.is_integer(kind) else []
+    numbers = column.finite
+    if column.numbers is None:
+        # Numbers in most rows, words in the others.
+        some = [float(text) for text in texts if re.fullmatch(r"[0-9]+([.][0-9]*)?", text)]
+        numbers = np.array(some if 2 * len(some) > len(texts) else [])
+    if len(numbers):
+        middle = float(np.median(numbers))
+        ways = [time for form in forms if _reads_some(time := Time(column=name, format=form), texts)]
+        units = [unit for unit, us in _UNIT_US.items() if FIRST_US <= middle * us < LAST_US]
+        first, last = (SERIAL_OF_1970 + us / DAY_US for us in (FIRST_US, LAST_US))
+        low, high = np.quantile(numbers, [0.01, 0.99])
+        # Seconds of a day are numbers like these, but spread wider.
+        if named and first <= middle < last and high - low <= _SERIAL_DAYS:
+            units.append("serial")
+        return [*ways, *(Time(column=name, unit=unit) for unit in units)]
+    if not is_text(kind):
+        return []
+    begins = r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{8}[T ][0-9]{4}"
+    is_iso = 2 * sum(bool(re.match(begins, text)) for text in texts) > len(texts)
+    forms = ["iso8601"] * is_iso + _time_formats(texts[:_FEW])
+    return [time for form in forms if _reads_some(time := Time(column=name, format=form), texts)]
+
+
+def _reads_some(time: Time, texts: list[str]) -> bool:
+    _, bad = _read(pa.array(texts, pa.string()), time)
+    return bool(bad.mean() < 0.5)
+
+
+def is_other_time(column: ColumnProfile) -> bool:
+    """Tells whether a column that is not the time of the row holds times, or is named or written like one."""
+    found = find_time(column, 0)
+    if found is None and column.distinct >= _DATES:
+        found = find_time(column, 0, named=True)
+        if found and not (found.time.format in _DIGIT_FORMATS and "%Y" in (found.time.format or "")):
+            found = None
+    if found is not None and int((found.bad & (column.codes >= 0)).sum()) <= _STRANGE * column.present:
+        return True
+    rank = _promised_rank(column)
+    if column.numbers is not None:
+        return rank > 1 and column.distinct > FEW
+    pattern = re.compile(r"\d.*\d") if rank else _DATE_AND_CLOCK
+    texts = column.texts[:_FEW]
+    return 2 * sum(bool(pattern.search(text)) for text in texts) > len(texts)
+
+
+def with_range(found: TimeColumn) -> Time:
+    """Adds the range to a time by which a mapping rejects what was not taken for one, such as 0 for none."""
+    us, bad = parse_times(found.column.array, found.time)
+    left_out = us[found.bad & ~bad]
+    days = {
+        "first": FIRST_DAY if (left_out < FIRST_US).any() else None,
+        "last": LAST_DAY if (left_out >= LAST_US).any() else None,
+    }
+    return Time.model_validate(found.time.model_dump() | days)
+
+
+def choose_time(roles: Roles) -> TimeColumn | Doubt | None:
+    """Chooses the time of the rows, given by ``--time`` or certain; None: it is the order of the file.
+
+    A column that is named like a time and is not read as one is a question, unless another one is the time. Raises
+    InputError: --time names no column, or one that cannot be read as a time.
+    """
+    text = roles.options.time
+    if roles.is_none(text):
+        return None
+    if text is not None:
+        return _given(text, roles)
+    found = {column.name: find_time(column, roles.sample.head_rows) for column in roles.free}
+    read = {name: one for name, one in found.items() if one is not None and one.bad_share <= TOLERANCE}
+    ranked = sorted(read.values(), key=lambda one: -one.rank)
+    own = [one for one in ranked if one.rank >= 0]
+    best = own[0] if own else None
+    others = [one for one in ranked if -1 <= one.rank < 0]
+    promised = {name: _promised_rank(roles.columns[name]) for name in found if name not in read}
+    failed = []
+    for name, rank in sorted(promised.items(), key=lambda pair: -pair[1]):
+        column = roles.columns[name]
+        # What is certainly no time at all, such as the number of minutes, is a question only where nothing else is one.
+        may_be = found[name] is not None or column.numbers is None
+        if rank > 0 and (best is None or (rank > best.rank and may_be)):
+            failed.append((column, found[name]))
+    if best is not None and not failed:
+        if best.is_open:
+            return _open_order(best)
+        if best.rank > 0 and all(one.rank < best.rank for one in own[1:]):
+            return best
+    return _doubt(own, failed, others) if own or failed or others else None
+
+
+def _given(text: str, roles: Roles) -> TimeColumn | Doubt:
+    name, form = _parted(text, roles.columns)
+    column = find_column(name, roles.columns, "--time")
+    if form is None:
+        found = find_time(column, roles.sample.head_rows, named=True)
+        if found is None:
+            raise InputError(
+                f"--time {text}: {_first_strange(column, None).removeprefix('is ')}; name its form with "
+                f"--time '{column.name}=FORM': {FORMS} such as %d.%m.%y"
+            )
+        if found.is_open:
+            return _open_order(found)
+    else:
+        way = {"unit" if form in (*_UNIT_US, "serial") else "format": form}
+        try:
+            time = Time.model_validate({"column": column.name, **way})
+        except ValidationError as error:
+            raise InputError(describe_validation_error(error, Time, f"--time {text!r}")) from None
+        try:
+            us, bad = _read(column.array, time)
+            if bad.mean() > 0.5:
+                # Most times are not of our days, so all of them count.
+                us, bad = parse_times(column.array, time)
+        except InputError as error:
+            raise InputError(f"--time {text}: the column {column.name} is {error}") from None
+        found = TimeColumn(column, time, us, bad, _name_rank(column))
+    if found.bad_share > MAX_REJECT_SHARE:
+        raise InputError(
+            f"--time {text}: {found.rejects}; allowed: a time (read as {found.time.form}) in at least "
+            f"{percent(1 - MAX_REJECT_SHARE)} of the rows, or another form: {FORMS}"
+        )
+    return found
+
+
+def _parted(text: str, columns: Columns) -> tuple[str, str | None]:
+    """The column and the form that ``--time`` gives; a column may have = in its name."""
+    if text in columns or "=" not in text:
+        return text, None
+    cuts = [place for place, mark in enumerate(text) if mark == "="]
+    cut = next((place for place in cuts if text[:place] in columns), cuts[0])
+    return text[:cut], text[cut + 1 :]
+
+
+def _open_order(found: TimeColumn) -> Doubt:
+    name, forms = found.column.name, (found.time.format or "", found.other)
+    choices = [Choice(f"{name}={form}", "reads all values", name) for form in forms]
+    both = f"{' and '.join(forms)} both read {found.column.texts[0]!r}"
+    return Doubt("--time", f"which form the dates of {name} have: {both}", (*choices, _FILE_ORDER))
+
+
+def _doubt(
+    own: Sequence[TimeColumn],
+    failed: Sequence[tuple[ColumnProfile, TimeColumn | None]],
+    others: Sequence[TimeColumn],
+) -> Doubt:
+    """Asks which column is the time: one that is read as such, or one of the others.
+
+    ``failed`` are named like times and not read as such, the likeliest first; ``others`` are named like other events.
+    """
+    choices, why = [], ""
+    for column, found in failed:
+        if found is not None and found.bad_share <= MAX_REJECT_SHARE:
+            because = f"{found.time.form}; the {int(found.bad.sum()):,} become rejects"
+            choices.append(Choice(column.name, because))
+        elif found is None and column.numbers is not None and column.finite.min() >= 0:
+            because = "seconds as they are, whenever they begin"
+            choices.append(Choice(f"{column.name}=s", because, column.name))
+    choices += [Choice(one.column.name, f"{one.time.form}; {one.column.describe()}") for one in own]
+    if not own:
+        choices += [Choice(one.column.name, f"{one.time.form}, named like another event's") for one in others]
+    if failed:
+        column, found = failed[0]
+        why = f": {column.name} is named like it, but {_first_strange(column, found)}"
+        if found is not None and found.bad_share > MAX_REJECT_SHARE:
+            why += f", more than the {percent(MAX_REJECT_SHARE)} that may become rejects"
+        why += f" (name another form with --time '{column.name}=%d.%m.%y %H:%M', =ms or the like)"
+    elif not own:
+        names = " and ".join(one.column.name for one in others)
+        why = f": {names} may be that of the outcome or of another event"
+    return Doubt("--time", f"which column is the time of the row{why}", (*choices, _FILE_ORDER))
+
+
+def _first_strange(column: ColumnProfile, found: TimeColumn | None) -> str:
+    if found is not None:
+        return found.rejects
+    if not column.present:
+        return "has no values"
+    return f"is not read as a time: {show_value(column, column.codes >= 0)}"

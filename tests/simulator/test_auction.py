@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from ctr.simulator.auction import Placed, crude_policy, run_auction
+from ctr.simulator.auction import Day, Placed, crude_policy, days, make_world, run_auction, serve
 from ctr.simulator.config import WorldConfig
-from ctr.simulator.day import Day, days, make_world, serve
 from ctr.simulator.features import SCHEMA, FeatureIds
-from ctr.simulator.traffic import Ads, Candidates, Queries, draw_candidates, shown_format
-from ctr.simulator.world import World
+from ctr.simulator.world import Ads, Candidates, Queries, World, draw_candidates, shown_format
 
 CONFIG = WorldConfig(
     queries_per_day=1_500, users=200, ads=60, advertisers=15, words=40, topics=4, randomized_share=0.2

@@ -234,7 +234,7 @@ def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loo
         kill_after(patch, killed, Run, "record", lambda run, feed, *rest: f"batch {feed.batch.begin}")
         kill_after(patch, killed, closed_loop, "_copy_log", lambda log, copy: f"copy {copy.name}")
         kill_after(patch, killed, closed_loop, "write_json", lambda path, content: path.name)
-        kill_after(patch, killed, ctr.simulator.simulate, "write_atomic", lambda path, write: path.name)
+        kill_after(patch, killed, closed_loop, "write_atomic", lambda path, write: path.name)
         deaths = 0
         while True:
             try:

@@ -11,12 +11,13 @@ from ctr.config import parse_model
 from ctr.data.log import read_manifests
 from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import read_sidecar_partition
+from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
-from ctr.simulator.config import DAY_US, SimulatorConfig
-from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, make_world
+from ctr.simulator.auction import make_world
+from ctr.simulator.config import SimulatorConfig, read_world
 from ctr.simulator.features import SCHEMA
-from ctr.simulator.simulate import AUCTION, TRUTH, read_world, simulate
-from ctr.simulator.traffic import draw_queries
+from ctr.simulator.simulate import AUCTION, QUERIES_PER_DAY_LIMIT, TRUTH, simulate
+from ctr.simulator.world import draw_queries
 from log_files import digests, rows_of
 
 SMALL: dict[str, Any] = {
@@ -237,6 +238,13 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"start": "soon"}, "start: 'soon' is not allowed"),
         ({"clicks": 3}, "clicks: unknown key; allowed: ad_lifetime_days, ads, advertisers, base_ctr"),
+        ({"events": {"duplicate_share": 1.5}}, "events.duplicate_share: 1.5 is not allowed"),
+        ({"events": {"click_seconds": -1}}, "events.click_seconds: -1 is not allowed"),
+        (
+            {"events": {"format": "xml"}},
+            "events.format: 'xml' is not allowed: Input should be 'parquet', 'jsonl' or",
+        ),
+        ({"events": {"clicks": 3}}, "events.clicks: unknown key; allowed: click_seconds, delivery_seconds"),
     ],
 )
 def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> None:

@@ -8,11 +8,28 @@ import pytest
 import scipy.sparse
 from sklearn.linear_model import Ridge
 
-from ctr.simulator.auction import Impressions, Placed, crude_policy, quality_logit, run_auction, visibility
+from ctr.simulator.auction import (
+    Day,
+    Impressions,
+    Placed,
+    crude_policy,
+    days,
+    make_world,
+    quality_logit,
+    run_auction,
+    visibility,
+)
 from ctr.simulator.config import WorldConfig
-from ctr.simulator.day import Day, days, make_world
-from ctr.simulator.traffic import ads_by_day, draw_candidates, draw_queries, weekday_of
-from ctr.simulator.world import World, draw_ranks, random_stream, walk
+from ctr.simulator.world import (
+    World,
+    ads_by_day,
+    draw_candidates,
+    draw_queries,
+    draw_ranks,
+    random_stream,
+    walk,
+    weekday_of,
+)
 
 CONFIG = WorldConfig(queries_per_day=4_000)
 

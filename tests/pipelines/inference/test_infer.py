@@ -9,16 +9,15 @@ from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
 from ctr.data.kept_values import read_values
 from ctr.data.log import read_manifests
-from ctr.data.mapping import Mapping, load_mapping
+from ctr.data.mapping import Mapping
 from ctr.data.reader import rows_of_table
 from ctr.data.shards import read_shard
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.infer import PARTITION_ROWS
 from ctr.pipelines.inference.leaks import find_leak
-from ctr.pipelines.ingest.run import ingest
-from ctr.quickstart import guess_table, mapping_text
-from made_tables import becomes, facts_of, hotel_searches, inferred, write_table
+from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
+from made_tables import becomes, facts_of, hotel_searches, inferred, ingested, write_table
 
 LABELS = {
     "0": ("0", "1"),
@@ -83,8 +82,7 @@ def test_any_table_gives_a_mapping_and_a_guess_for_each_column(
 def test_the_mapping_file_makes_a_log_of_every_row(tmp_path):
     path = write_table(tmp_path / "hotel.csv", hotel_searches())
     found = inferred(path, label="click_bool")
-    (tmp_path / "mapping.yaml").write_text(mapping_text(found, path.name))
-    result = ingest(load_mapping(tmp_path / "mapping.yaml"), [path], tmp_path / "log")
+    _, result = ingested(found, path)
     assert (result.queries, result.clicks, result.rejected) == (60, 60, 0)
     assert result.examples == result.rows == len(hotel_searches()["srch_id"])
 
@@ -224,10 +222,8 @@ def test_partitions_hold_a_bounded_number_of_rows(tmp_path):
 def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
     path = write_table(tmp_path / "hotel.csv", hotel_searches())
     found = inferred(path, label="click_bool")
-    text = mapping_text(found, path.name)
-    assert "\nkeep_values: all\n" in text
-    (tmp_path / "mapping.yaml").write_text(text)
-    ingest(load_mapping(tmp_path / "mapping.yaml"), [path], tmp_path / "log")
+    assert "\nkeep_values: all\n" in mapping_text(found, path.name)
+    ingested(found, path)
     [hotel] = {str(one) for one in hotel_searches()["prop_id"][:1]}
     [fingerprint] = string_ids(np.array([hotel])).tolist()
     assert read_values(tmp_path / "log", "prop_id", [fingerprint]) == {fingerprint: hotel}
@@ -282,11 +278,9 @@ def test_decimal_commas_become_numbers_of_the_log(tmp_path):
     path = write_table(tmp_path / "x.csv", columns, ";")
     found = inferred(path)
     assert inferred(path, keep=("price",)).content == found.content
-    (tmp_path / "mapping.yaml").write_text(mapping_text(found, path.name))
-    mapping = load_mapping(tmp_path / "mapping.yaml")
+    mapping, result = ingested(found, path)
     [price] = [feature for feature in mapping.features if feature.name == "price"]
     assert mapping.derive[price.source].cast == "decimal_comma" and price.source not in columns
-    result = ingest(mapping, [path], tmp_path / "log")
     assert (result.rows, result.rejected) == (300, 0)
     [manifest] = read_manifests(tmp_path / "log")
     [entry] = manifest.shards
@@ -308,8 +302,5 @@ def test_features_keep_the_names_of_their_columns_and_are_told_apart(tmp_path):
     path = write_table(tmp_path / "x.csv", {"click": [n % 2 for n in range(60)], **columns})
     found = inferred(path, label="click")
     assert {feature["source"]: feature["name"] for feature in found.content["features"]} == names
-    (tmp_path / "mapping.yaml").write_text(mapping_text(found, "x.csv"))
-    mapping = load_mapping(tmp_path / "mapping.yaml")
-    assert mapping == found.mapping
-    result = ingest(mapping, [path], tmp_path / "log")
+    _, result = ingested(found, path)
     assert (result.examples, result.clicks) == (60, 30)

@@ -8,8 +8,8 @@ from ctr.data.mapping import Label, Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.labels import plain_label
-from ctr.quickstart import mapping_text
-from made_tables import becomes, facts_of, inferred, write_table
+from ctr.pipelines.inference.mapping_file import mapping_text
+from made_tables import becomes, facts_of, inferred, reasons, write_table
 
 ROWS = 2000
 
@@ -49,7 +49,7 @@ def table(path, name, values):
 def test_a_few_other_values_are_said_and_change_no_label(tmp_path, values, label, because):
     found = inferred(table(tmp_path, "click", values))
     assert found.content["label"] == {"column": "click", **label}
-    assert because in next(guess.because for guess in found.guesses if guess.column == "click")
+    assert because in reasons(found)["click"]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,7 @@ def test_columns_of_two_values_are_offered_with_rules_that_work_when_pasted(tmp_
     (choice,) = doubt.choices
     assert plain_label(facts_of(rows, name)) is None and f"{ONES / ROWS:.0%} positive" in choice.because
     found = inferred(path, label=choice.value)
-    because = next(guess.because for guess in found.guesses if guess.column == name)
-    assert f"given by --label; {ONES / ROWS:.0%} positive" in because
+    assert f"given by --label; {ONES / ROWS:.0%} positive" in reasons(found)[name]
     assert parse_model(Mapping, parse_yaml(mapping_text(found, "x")), "test").label == found.mapping.label
 
 

@@ -12,7 +12,7 @@ from ctr.pipelines.inference.leaks import (
     strongest_columns,
     strongest_text,
 )
-from made_tables import becomes, facts_of, inferred, write_table
+from made_tables import becomes, facts_of, inferred, reasons, write_table
 
 ROWS = 12_000
 
@@ -137,7 +137,7 @@ def test_outcomes_are_shown_with_what_keeps_them(tmp_path):
     path = write_table(tmp_path / "x.csv", columns)
     found = inferred(path)
     assert [feature["name"] for feature in found.content["features"]] == ["user"]
-    why = {guess.column: guess.because for guess in found.guesses}
+    why = reasons(found)
     assert (
         "--keep 'Status (mail)' keeps it" in why["Status (mail)"] and "--keep is_forward" in why["is_forward"]
     )

@@ -8,12 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctr.data.kept_values import read_values
-from ctr.data.mapping import load_mapping
-from ctr.pipelines.inference.columns import ListForm, column_facts
+from ctr.pipelines.inference.columns import ListForm, profile_column
 from ctr.pipelines.inference.features import decide_feature
-from ctr.pipelines.ingest.run import ingest
-from ctr.quickstart import mapping_text
-from made_tables import facts_of, inferred
+from made_tables import facts_of, inferred, ingested
 
 ITEMS = ("art", "music", "new york", "d'or", "x-1", "food", "a.b")
 
@@ -92,17 +89,17 @@ def test_lists_of_fractions_are_no_categories(form):
     if form in VECTORS:
         facts = facts_of([VECTORS[form](row) for row in rows], "emb")
     elif form == "list of texts":
-        facts = column_facts("emb", pa.array([list(map(str, row)) for row in rows]))
+        facts = profile_column("emb", pa.array([list(map(str, row)) for row in rows]))
     else:
         kind = pa.list_(pa.float32()) if form == "list" else pa.list_(pa.float64(), 12)
         column = pa.array(rows, kind)
-        facts = column_facts("emb", column.cast(pa.list_(column.type.value_type)))
+        facts = profile_column("emb", column.cast(pa.list_(column.type.value_type)))
     decision = decide_feature(facts)
     assert decision.feature is None and "vectors" in decision.because
 
 
 def test_whole_numbers_in_lists_of_floats_are_items_and_zeros_and_ones_are_none():
-    floats = column_facts("a", pa.array([[1.0, 2.0], [3.0], None] * 30, pa.list_(pa.float64())))
+    floats = profile_column("a", pa.array([[1.0, 2.0], [3.0], None] * 30, pa.list_(pa.float64())))
     assert decide_feature(floats).feature["multivalent"]
     rng = np.random.default_rng(0)
     for texts in ([str(row) for row in rng.integers(0, 2, (300, 8)).tolist()],):
@@ -115,9 +112,7 @@ def test_a_log_of_lists_in_brackets_has_the_items_as_values(tmp_path):
     lines = [f'"{row}",{one}' for row, one in zip(rows, label, strict=True)]
     (tmp_path / "x.csv").write_text("\n".join(["tags,click", *lines]) + "\n")
     found = inferred(tmp_path / "x.csv")
-    (tmp_path / "mapping.yaml").write_text(mapping_text(found, "x.csv"))
-    mapping = load_mapping(tmp_path / "mapping.yaml")
-    ingest(mapping, [tmp_path / "x.csv"], tmp_path / "log")
+    ingested(found, tmp_path / "x.csv")
     columns = [pq.read_table(path, columns=["tags"]) for path in (tmp_path / "log").glob("shards/*.parquet")]
     ids = set(pa.concat_tables(columns)["tags"].combine_chunks().flatten().to_pylist())
     values = read_values(tmp_path / "log", "tags", ids)

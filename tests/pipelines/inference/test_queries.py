@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
-from ctr.pipelines.ingest.run import ingest
-from ctr.quickstart import mapping_text
-from made_tables import becomes, inferred, write_table
+from made_tables import becomes, inferred, ingested, reasons, write_table
 
 PAGES, PLACES = 500, 4
 PAGE = np.repeat(np.arange(PAGES), PLACES)
@@ -36,9 +33,8 @@ def test_a_few_rows_without_a_query_are_rejects(tmp_path):
     path = table(tmp_path, without(missing), ts=TIMES)
     found = inferred(path)
     why = "named like a query, 3.99 rows each; 4 of 2,000 rows become rejects (no value, first in row 5)"
-    assert why in next(guess.because for guess in found.guesses if guess.column == "request_id")
-    (tmp_path / "mapping.yaml").write_text(mapping_text(found, path.name))
-    result = ingest(load_mapping(tmp_path / "mapping.yaml"), [path], tmp_path / "log")
+    assert why in reasons(found)["request_id"]
+    _, result = ingested(found, path)
     assert (result.queries, result.examples, result.rejected) == (PAGES, len(PAGE) - 4, 4)
 
 

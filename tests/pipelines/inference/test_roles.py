@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from made_tables import becomes, inferred, write_table
+from made_tables import becomes, inferred, reasons, write_table
 
 ROWS = 2000
 
@@ -28,7 +28,12 @@ def test_a_few_rows_without_a_weight_are_rejects(tmp_path, value, shown):
     found = inferred(table(tmp_path, sample_weight=changed(WEIGHTS, 500, value)))
     assert found.content["weight"] == "sample_weight"
     why = f"its name and values; 4 of 2,000 rows become rejects ({shown}, first in row 3)"
-    assert any(why in guess.because for guess in found.guesses)
+    assert why in reasons(found)["sample_weight"]
+
+
+def test_numbers_that_are_codes_elsewhere_are_weights(tmp_path):
+    found = inferred(table(tmp_path, sample_weight=["007", "012"] * (ROWS // 2)))
+    assert found.content["weight"] == "sample_weight"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_a_few_rows_of_another_id_are_rejects(tmp_path, name, value, shown):
     found = inferred(table(tmp_path, **{name: changed(IDS, 500, value)}))
     assert found.content["example_id"] == name and "query" not in found.content
     told = f"hardly a value comes twice; 4 of 2,000 rows become rejects ({shown}, first in row 3)"
-    assert any(told in guess.because for guess in found.guesses)
+    assert told in reasons(found)[name]
 
 
 def test_an_id_that_may_be_another_things_is_that_of_rows_only_without_repetition(tmp_path):

@@ -6,13 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.names import TIME_NAMES
-from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.inference import lexicon
 from ctr.pipelines.rows.convert import parse_times
-from ctr.quickstart import mapping_text
-from made_tables import becomes, inferred, write_table
+from made_tables import becomes, inferred, ingested, write_table
 
 ROWS = 1000
 SECONDS = np.random.default_rng(0).permutation(1_700_000_000 + 4000 * np.arange(ROWS)).tolist()
@@ -172,8 +169,7 @@ def test_rows_without_a_time_become_rejects_up_to_a_share_and_are_shown(tmp_path
         found = inferred(path, time="timestamp")
     assert any(first in note and "become rejects" in note for note in found.notes)
     if missing == 10 or gap == 0:
-        (tmp_path / "mapping.yaml").write_text(mapping_text(found, path.name))
-        result = ingest(load_mapping(tmp_path / "mapping.yaml"), [path], tmp_path / "log")
+        _, result = ingested(found, path)
         assert (result.examples, result.rejected) == (ROWS - missing, missing)
 
 
@@ -261,6 +257,6 @@ def test_a_form_that_does_not_read_the_column_is_refused(tmp_path, given, words)
 
 
 def test_all_whole_names_of_times_promise_one(tmp_path):
-    for name in sorted(TIME_NAMES):
+    for name in sorted(lexicon.TIME_NAMES):
         (doubt,) = inferred(table(tmp_path, **{name: ["soon", "now"] * (ROWS // 2)})).doubts
         assert f"{name} is named like it, but is not read as a time: 'soon', first in row 2" in doubt.question

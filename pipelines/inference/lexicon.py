@@ -14,6 +14,11 @@ LABEL_WORDS = _words(
 LABEL_HELPERS = _words("is was has did bool flag binary indicator of the user ad")
 # With words of a label, a number of clicks; with those of impressions, how many of these a row stands for.
 COUNT_WORDS = _words("num number n nr no count counts cnt total sum daily per")
+# Pairs of values, the second of which is positive.
+NO_AND_YES = (
+    *(("no", "yes"), ("n", "y"), ("f", "t"), ("neg", "pos"), ("negative", "positive")),
+    *(("notclicked", "clicked"), ("none", "click")),
+)
 # Names of a number of impressions, and weaker ones.
 IMPRESSION_WORDS = _words("impression impressions impr imprs imps")
 EXPOSURE_WORDS = IMPRESSION_WORDS | _words(
@@ -123,3 +128,6 @@ NUMBERED_WORDS = ID_WORDS | _words(
     "phone room house tail train gate bus ticket part serial license licence policy order invoice building apartment "
     "seat lane channel block lot plate account card customer case batch unit table desk"
 )
+# Two of them in a first line that comes again say that it names the columns.
+KNOWN_WORDS = LABEL_WORDS | USER_WORDS | PLACE_WORDS | ID_WORDS | TIME_NAMES | QUERY_NAMES | EXAMPLE_NAMES
+KNOWN_WORDS |= _words("ad item product banner article")

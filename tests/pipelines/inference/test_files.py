@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from ctr.io.errors import InputError
 from ctr.pipelines.inference import sample as sampling
-from ctr.pipelines.inference.forms import find_table
-from ctr.pipelines.inference.infer import Options, infer
+from ctr.pipelines.inference.files import find_table
+from ctr.pipelines.inference.infer import infer
+from ctr.pipelines.inference.roles import Options
 from ctr.pipelines.inference.sample import read_sample
 from ctr.pipelines.ingest.run import ingest
+from made_tables import reasons
 
 CELLS = st.text(
     st.characters(codec="utf-8", exclude_characters="\r\n\0", exclude_categories=["C"]), max_size=8
@@ -207,7 +209,7 @@ def test_files_with_columns_in_another_order_fewer_or_none_are_one_table_as_an_i
     found = infer(table, sample, Options())
     assert found.content["input"]["optional"] == ["pos"]
     assert {feature["source"] for feature in found.content["features"]} == {"user", "ad", "pos"}
-    assert "a time that is not" in next(guess.because for guess in found.guesses if guess.column == "dt")
+    assert "a time that is not" in reasons(found)["dt"]
     notes = "\n".join(found.notes)
     assert f"1 of 4 files are empty and are skipped: dt=2023-11-15/part-2.{suffix}" in notes
     assert (
