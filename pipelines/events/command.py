@@ -18,8 +18,7 @@ from ctr.pipelines.rows.rejects import check_reject_share
 
 if TYPE_CHECKING:
     from ctr.pipelines.events.accounts import EventCounts
-    from ctr.pipelines.events.batch import EventsResult
-    from ctr.pipelines.events.watch import Progress
+    from ctr.pipelines.events.follow import EventsResult, Progress
 
 
 def check_events(arguments: argparse.Namespace) -> EventMapping:
@@ -53,7 +52,7 @@ def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[di
 
 
 def _run_batch(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
-    from ctr.pipelines.events.batch import ingest_events
+    from ctr.pipelines.events.follow import ingest_events
 
     result = ingest_events(
         mapping,
@@ -68,7 +67,7 @@ def _run_batch(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[di
 def _run_watch(
     arguments: argparse.Namespace, mapping: EventMapping, settings: FollowSettings
 ) -> tuple[dict[str, Any], str]:
-    from ctr.pipelines.events.watch import WatchSettings, watch_events
+    from ctr.pipelines.events.follow import WatchSettings, watch_events
 
     watched = WatchSettings(
         **vars(settings), max_reject_share=arguments.max_reject_share, beam_options=arguments.beam_options

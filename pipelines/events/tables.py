@@ -6,7 +6,7 @@ arrival`` (int64). Times are microseconds, UTC.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -38,30 +38,11 @@ from ctr.pipelines.rows.sources import Chunk
 Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")
 ARRIVAL = "arrival"
+EARLIER = "earlier"  # impressions of earlier partitions, which later clicks may be on
 CLICK_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("impression_id", "time", ARRIVAL)])
 EARLIER_SCHEMA = pa.schema(
     [pa.field(name, pa.int64(), False) for name in ("example_id", "query_time", "timestamp")]
 )
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Chunk of events, parsed: the good ones and the rejects."""
-
-    kind: Kind
-    table: pa.Table
-    rejects: list[Reject]
-
-    @property
-    def count(self) -> int:
-        """Events of the input that this accounts for."""
-        return self.table.num_rows + len(self.rejects)
-
-    @property
-    def last_arrival(self) -> int:
-        """The latest arrival of the good events, -1 without any."""
-        latest = pc.max(self.table.column(ARRIVAL)).as_py()
-        return -1 if latest is None else int(latest)
 
 
 def impression_schema(mapping: EventMapping) -> pa.Schema:
@@ -72,8 +53,10 @@ def impression_schema(mapping: EventMapping) -> pa.Schema:
     return pa.schema([*shard_schema(schema), *kept, pa.field(ARRIVAL, pa.int64(), False)])
 
 
-def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0) -> Prepared:
-    """Parses a chunk of raw events and transforms the features of impressions.
+def prepare(
+    mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0
+) -> tuple[pa.Table, list[Reject]]:
+    """Parses a chunk of raw events and transforms the features of impressions; returns the good ones and the rejects.
 
     At ``now_us`` an event cannot have arrived later than ``mapping.future`` after it. An arrival earlier than
     ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose type cannot be read
@@ -85,10 +68,12 @@ def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_
         why = " ".join(str(error).split())
         rows = chunk.rows.tolist()
         refused = [make_reject(chunk.file, row, "events", "unreadable", None, why) for row in rows]
-        return Prepared(kind, empty(kind, mapping), [*chunk.rejects, *refused])
+        return empty(kind, mapping), [*chunk.rejects, *refused]
 
 
-def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int) -> Prepared:
+def _prepare(
+    mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int
+) -> tuple[pa.Table, list[Reject]]:
     source = source_of(mapping, kind)
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, (), verdict)
@@ -99,7 +84,7 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
     if kind == "clicks":
         table = pa.table({"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA)
         table = table if verdict.good.all() else table.filter(pa.array(verdict.good))
-        return Prepared(kind, table, verdict.rejects)
+        return table, verdict.rejects
     weight = np.ones(len(ids), np.float32)
     if mapping.impressions.weight is not None:
         name = mapping.impressions.weight
@@ -117,7 +102,7 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
     pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
     table, kept = pack(mapping, keys, columns, verdict)
     table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]])
-    return Prepared(kind, table, verdict.rejects)
+    return table, verdict.rejects
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
@@ -270,14 +255,14 @@ def _refuse_future(
         verdict.refuse(ahead, "time", "after its arrival", column, allowed)
 
 
-def empty(kind: Kind, mapping: EventMapping) -> pa.Table:
+def empty(kind: str, mapping: EventMapping) -> pa.Table:
     """Makes a table without events."""
     return (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA).empty_table()
 
 
-def concat_events(kind: Kind, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenates events of one kind; raw values are null where the job kept none when it read them."""
-    first = empty(kind, mapping)
+def concat_events(what: str, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
+    """Concatenates events of a kind, or ``EARLIER``; raw values are null where the job kept none when it read them."""
+    first = EARLIER_SCHEMA.empty_table() if what == EARLIER else empty(what, mapping)
     return pa.concat_tables([first, *tables], promote_options="default").select(first.column_names)
 
 

@@ -14,9 +14,8 @@ from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.events import steps
-from ctr.pipelines.events.batch import ingest_events
-from ctr.pipelines.events.watch import Progress, WatchSettings, watch_events
+from ctr.pipelines.events import follow as follow_module
+from ctr.pipelines.events.follow import Progress, WatchSettings, ingest_events, watch_events
 from ctr.pipelines.rows import jsonl
 
 COUNT = 150
@@ -155,7 +154,7 @@ def test_many_files_are_read_in_the_order_of_their_names(
     events: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More than a round takes, so that the order of 2 and 10 matters to the clock.
-    monkeypatch.setattr("ctr.pipelines.events.watch._FILES_A_ROUND", 5)
+    monkeypatch.setattr("ctr.pipelines.events.follow._FILES_A_ROUND", 5)
     folder = event_files.write_events(tmp_path / "events", events, files=11)
     drain(event_files.mapping(), folder, tmp_path / "log")
     ingest_events(event_files.mapping(), [folder], tmp_path / "at once", max_reject_share=0)
@@ -276,14 +275,14 @@ def test_a_file_that_changes_after_it_was_read_is_told(
 def test_a_file_that_changes_while_it_is_read_is_told(
     files: list[File], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_and_add(mapping: EventMapping, unit: Any, block_bytes: int) -> Any:
-        yield from read_unit(mapping, unit, block_bytes)
+    def read_and_add(mapping: EventMapping, unit: Any) -> Any:
+        yield from read_unit(mapping, unit)
         if unit.name == files[0][0]:
             with unit.path.open("ab") as file:
                 file.write(b"{}\n")
 
-    read_unit = steps.read_unit
-    monkeypatch.setattr(steps, "read_unit", read_and_add)
+    read_unit = follow_module.read_unit
+    monkeypatch.setattr(follow_module, "read_unit", read_and_add)
     follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", [files[:2], [], files[2:]])
     (reported,) = raw_logs.read_rejects(tmp_path / "log")
     assert "changed after it was read" in reported["damaged"]
@@ -310,14 +309,14 @@ def test_a_damaged_file_is_set_aside_and_the_job_goes_on(events: Any, tmp_path: 
 def test_a_file_that_vanishes_before_it_is_read_is_told(
     files: list[File], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanish_first(self: Any, unit: Any) -> Any:
+    def vanish_first(unit: Any, *given: Any) -> None:
         if unit.name == "clicks/1.jsonl":
             unit.path.unlink()
-        return process(self, unit)
+        spool_unit(unit, *given)
 
-    process = steps.ReadEvents.process
+    spool_unit = follow_module._spool_unit
     folder = event_files.write_files(tmp_path / "events", files)
-    monkeypatch.setattr(steps.ReadEvents, "process", vanish_first)
+    monkeypatch.setattr(follow_module, "_spool_unit", vanish_first)
     progress = drain(event_files.mapping(), folder, tmp_path / "log")
     assert progress.counts.damaged == 1
     assert [reported["file"] for reported in raw_logs.read_rejects(tmp_path / "log")] == ["clicks/1.jsonl"]
