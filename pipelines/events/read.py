@@ -10,19 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.mapping import JsonlInput, ParquetInput, input_patterns
+from ctr.data.mapping import JsonlInput, input_patterns
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.tables import KINDS, Kind, source_of, wanted_columns
 from ctr.pipelines.rows.jsonl import JsonlReader
-from ctr.pipelines.rows.sources import Chunk, SourceFile, natural_order, with_constants
-from ctr.pipelines.rows.table_files import (
-    absent_columns,
-    read_parquet,
-    read_table_file,
-    row_group_sizes,
-    table_file_columns,
-)
+from ctr.pipelines.rows.sources import Chunk, SourceFile, natural_order
+from ctr.pipelines.rows.table_files import read_table_file, row_group_sizes
 
 BLOCK_BYTES = 16 << 20  # of a file that are read, parsed and transformed at a time
 
@@ -121,14 +115,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     if isinstance(form, JsonlInput):
         yield from line_reader(mapping, unit.kind).read(source, block_bytes)
         return
-    absent = absent_columns(form, wanted, table_file_columns(unit.path, form))
-    own = [name for name in wanted if name not in absent]
-    if isinstance(form, ParquetInput):
-        chunks = read_parquet(source, own, unit.row_groups)
-    else:
-        chunks = read_table_file(source, form, own, block_bytes)
-    for chunk in chunks:
-        yield with_constants(chunk, dict.fromkeys(absent))
+    yield from read_table_file(source, form, wanted, block_bytes, row_groups=unit.row_groups)
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:

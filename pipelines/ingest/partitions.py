@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, is_temporary
-from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema, timed
+from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema, timed, work_ahead
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
 from ctr.pipelines.spill import ArrivalSpill, PartitionSpill
@@ -114,16 +113,11 @@ def sorted_partitions(
 ) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
     """Yields sorted partitions in order, with their duplicates as rejects; the next one is sorted meanwhile."""
 
-    def load(start: int) -> tuple[pa.Table, list[Reject]]:
+    def load(start: int) -> tuple[int, pa.Table, list[Reject]]:
         with timed(seconds, "sort"):
-            return _sorted_once(spill.pop(start))
+            return start, *_sorted_once(spill.pop(start))
 
-    with ThreadPoolExecutor(1, "ingest-sort") as pool:
-        ahead = [pool.submit(load, start) for start in starts[:1]]
-        for number, start in enumerate(starts):
-            table, duplicates = ahead.pop().result()
-            ahead += [pool.submit(load, later) for later in starts[number + 1 : number + 2]]
-            yield start, table, duplicates
+    return work_ahead(load, starts, 1, 1)
 
 
 def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:

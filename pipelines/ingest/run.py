@@ -32,8 +32,9 @@ from ctr.io.files import file_sha256
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.ingest.examples import (
     FILE_COLUMN,
-    ExampleReader,
+    Reading,
     TimesFound,
+    read_examples,
     spill_schema,
     timed,
     with_columns,
@@ -184,17 +185,9 @@ class _Ingest:
         mapping, inputs = self._mapping, self._inputs
         if not inputs.again:
             self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
-        reading = ExampleReader(
-            mapping,
-            inputs.sources,
-            self._rejects,
-            self._times,
-            self._repeats,
-            progress,
-            block_bytes,
-            self.seconds,
-            inputs.first_line,
-            inputs.first_lines,
+        reading = Reading(self._rejects, self._times, self._repeats, self.seconds)
+        tables = read_examples(
+            mapping, inputs.sources, reading, block_bytes, inputs.first_line, inputs.first_lines, progress
         )
         with ExitStack() as stack:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
@@ -202,7 +195,7 @@ class _Ingest:
             new = [] if inputs.again else inputs.sources
             hashes = [hashing.submit(file_sha256, source.path) for source in new]
             held = self._held_tables()
-            rows = self._collisions.watched(reading if inputs.again else chain(held, reading))
+            rows = self._collisions.watched(tables if inputs.again else chain(held, tables))
             read = spill_rows(mapping, rows, folder / "rows", self.seconds)
             merged = spill_rows(mapping, held, folder / "held", self.seconds) if inputs.again else read
             self._rows = reading.rows
@@ -251,7 +244,7 @@ class _Ingest:
             f"({count} rows); see {self._rejects_path}"
         )
 
-    def _warn_of_empty_files(self, reading: ExampleReader) -> None:
+    def _warn_of_empty_files(self, reading: Reading) -> None:
         empty = [source.name for source in self._inputs.sources if not reading.rows_of[source.number]]
         if empty:
             shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")

@@ -162,7 +162,7 @@ def read_raw_rows(
     for file in files:
         last = 0
         for chunk, sides in reader.read(file):
-            last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
+            last = max(last, chunk.last_row)
             yield _make_rows(schema, mapping, file, chunk, sides, lines if timed else None, labeled)
         lines += last
 

@@ -20,7 +20,7 @@ from ctr.pipelines.rows.sources import (
     require_columns,
     with_constants,
 )
-from ctr.pipelines.rows.table_files import absent_columns, read_strictly, read_table_file, table_file_columns
+from ctr.pipelines.rows.table_files import read_strictly, read_table_file, table_file_columns
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class RawReader:
             if both := [name for name in joined if name in names]:
                 fault = f"the column {both[0]} is there and in a side table too"
                 raise InputError(f"{source.path}: {fault}: give the join a prefix")
-            absent: dict[str, str | None] = dict.fromkeys(absent_columns(form, wanted, names))
-            keys = absent | {name: value for name, value in keys.items() if name not in names}
+            keys = {name: value for name, value in keys.items() if name not in names}
             own = [name for name in wanted if name not in keys]
-            require_columns(source.path, own, (*names, *joined))
+            needed = [name for name in own if name not in form.optional]
+            require_columns(source.path, needed, (*names, *joined))
             # Only ingestion reads dictionaries; other readers show the columns as they are.
             encoded = self.mapping.value_sources if self.columns is None else ()
             chunks = read_table_file(source, form, own, self.block_bytes, encoded)
