@@ -32,6 +32,7 @@ from ctr.io.files import file_sha256
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.ingest.examples import (
     FILE_COLUMN,
+    ROW_COLUMN,
     Reading,
     TimesFound,
     read_examples,
@@ -40,7 +41,8 @@ from ctr.pipelines.ingest.examples import (
     with_columns,
 )
 from ctr.pipelines.ingest.partitions import (
-    ClosedRows,
+    closed_rejects,
+    closed_text,
     find_published,
     new_shards_removed_on_failure,
     remove_leftovers,
@@ -266,7 +268,7 @@ class _Ingest:
         """Compares the rows of known files with the published partitions; returns those to publish again."""
         published = set(list_partitions(self._out))
         restored = []
-        for start, table, duplicates in sorted_partitions(read, _starts(read), self.seconds):
+        for start, table, duplicates in sorted_partitions(read, read.starts(), self.seconds):
             partition = (start, start + self._mapping.partition_us)
             with timed(self.seconds, "publish"):
                 manifest = None
@@ -290,7 +292,7 @@ class _Ingest:
     ) -> None:
         """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
         mapping, out = self._mapping, self._out
-        starts, published = _starts(merged), {start for start, _ in list_partitions(out)}
+        starts, published = merged.starts(), {start for start, _ in list_partitions(out)}
         length = mapping.partition_us
         for start in starts:
             check_no_overlap(out, start, start + length)
@@ -320,22 +322,32 @@ class _Ingest:
 
     def _publish_again(self, merged: PartitionSpill, starts: Sequence[int]) -> None:
         """Recognizes published partitions that consist of just these rows, and rejects the rows of all others."""
-        closed = ClosedRows(self._rejects.names, self._mapping.partition_us)
+        out, closed = self._out, []
         for start, table, duplicates in sorted_partitions(merged, starts, self.seconds):
             with timed(self.seconds, "publish"):
                 self._rejects.add(duplicates)
-                manifest = find_published(self._out, self._mapping, start, table)
+                manifest = find_published(out, self._mapping, start, table)
                 if manifest is None:
-                    closed.add(table)
+                    closed.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
                 else:
                     self._manifests.append(manifest)
-        if closed.count:
-            closed.reject(self._rejects, self._rows, self._out, self._inputs.changed)
-            told = closed.describe(self._rows)
-            self._warnings.append(f"{told}; they were rejected; for more files use --append")
-            self._rejects.check(self._rows)
-            if self._inputs.sources and not self._inputs.again:
-                self._require_examples()
+        if not closed:
+            return
+        rows = pa.concat_tables(closed)
+        text = closed_text(rows, self._rows, self._rejects.names, self._mapping.partition_us)
+        if rows.num_rows > self._rejects.max_share * self._rows:
+            changed = ", ".join(self._inputs.changed)
+            added = f". With other content {changed} was added before" if changed else ""
+            raise InputError(
+                f"{out}: nothing was added: {text}{added}",
+                "ingest these files and those before them into a new output directory, in one command or in order of "
+                "time with --append (and --allowed-lateness DURATION for rows that come late)",
+            )
+        self._rejects.add(closed_rejects(rows))
+        self._warnings.append(f"{text}; they were rejected; for more files use --append")
+        self._rejects.check(self._rows)
+        if self._inputs.sources and not self._inputs.again:
+            self._require_examples()
 
     def _store(
         self,
@@ -446,7 +458,3 @@ class _Ingest:
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)
         yield from self._collisions.warnings()
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))
-
-
-def _starts(spill: PartitionSpill) -> list[int]:
-    return [start for start, _ in spill.partitions()]
