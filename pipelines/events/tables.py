@@ -21,16 +21,16 @@ from ctr.data.shards import shard_schema
 from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, is_text, parse_weights
+from ctr.pipelines.rows.convert import is_text
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
     add_derived,
     check_numbers,
     checked_columns,
-    parse_column,
     read_ids,
     read_time_column,
+    read_weights,
 )
 from ctr.pipelines.rows.rejects import Reject, make_reject
 from ctr.pipelines.rows.sources import Chunk
@@ -85,11 +85,7 @@ def _prepare(
         table = pa.table({"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA)
         table = table if verdict.good.all() else table.filter(pa.array(verdict.good))
         return table, verdict.rejects
-    weight = np.ones(len(ids), np.float32)
-    if mapping.impressions.weight is not None:
-        name = mapping.impressions.weight
-        weight, bad = parse_column(name, columns, parse_weights)
-        verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
+    weight = read_weights(mapping.impressions.weight, columns, verdict)
     keys = {
         "query_time": times["time"],
         "timestamp": times.get("timestamp", times["time"]),
@@ -100,8 +96,8 @@ def _prepare(
         "metric_weight": weight,
     }
     pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
-    table, kept = pack(mapping, keys, columns, verdict)
-    table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]])
+    table = pack(mapping, keys, columns, verdict)
+    table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[verdict.good]])
     return table, verdict.rejects
 
 
@@ -145,7 +141,7 @@ def _read_times(
 
 def _pack_raw(
     mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
-) -> tuple[pa.Table, np.ndarray]:
+) -> pa.Table:
     schema = mapping.feature_schema
     add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
     check_numbers(mapping.number_sources, columns, verdict)
@@ -153,12 +149,12 @@ def _pack_raw(
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     kept = tuple(value_columns(schema, mapping.kept_values))
-    return pack_table(schema, tables[0], tables[1], kept), verdict.good
+    return pack_table(schema, tables[0], tables[1], kept)
 
 
 def _pack_hashed(
     mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
-) -> tuple[pa.Table, np.ndarray]:
+) -> pa.Table:
     """Columns that hold ids already: their types must be those of a shard, and each id one of its feature."""
     schema = mapping.feature_schema
     target = shard_schema(schema)
@@ -181,7 +177,7 @@ def _pack_hashed(
     fault = rows_of_table(table, schema, 0).fault
     names = pa.array([FAULTS[code] for code in fault]) if fault.any() else pa.nulls(len(fault))
     verdict.refuse(fault > 0, "features", "not ids", names, "ids from 0 to below the feature's buckets")
-    return table if verdict.good.all() else table.filter(pa.array(verdict.good)), verdict.good
+    return table if verdict.good.all() else table.filter(pa.array(verdict.good))
 
 
 def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:

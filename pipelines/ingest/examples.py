@@ -77,7 +77,7 @@ def make_examples(
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
     times = read_times(mapping, columns, chunk, first, verdict)
     labels = read_labels(mapping, columns, verdict)
-    weights = read_weights(mapping, columns, verdict)
+    weights = read_weights(mapping.weight, columns, verdict)
     ids, groups = read_keys(mapping, name_hash, columns, chunk, times, verdict)
     add_derived(mapping.derive, columns, times, verdict)
     check_numbers(mapping.number_sources, columns, verdict)

@@ -231,7 +231,7 @@ def _labeled_keys(
     # Without times no id is made of them.
     known = np.zeros(len(chunk.rows), np.int64) if times is None else times
     is_own = times is not None and mapping.time.column is not None
-    labels, weights = read_labels(mapping, columns, verdict), read_weights(mapping, columns, verdict)
+    labels, weights = read_labels(mapping, columns, verdict), read_weights(mapping.weight, columns, verdict)
     ids, queries = read_keys(mapping, name_hash, columns, chunk, known, verdict)
     values = {
         "query_id": queries,
