@@ -28,7 +28,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import RawReader, SideTable
+from ctr.pipelines.rows.reader import SideTable, read_files
 from ctr.pipelines.rows.rejects import EARLY_ROWS, Reject, RejectLog
 from ctr.pipelines.rows.sources import Chunk, SourceFile
 
@@ -39,6 +39,7 @@ _ORIGIN = (
     pa.field(ROW_COLUMN, pa.int64(), nullable=False),
 )
 
+Job = tuple[Chunk, tuple[SideTable, ...], int]  # of ``read_files``
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -129,6 +130,17 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
         seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - started
 
 
+def timed_each(items: Iterable[Item], seconds: dict[str, float], stage: str) -> Iterator[Item]:
+    """Yields the items; the time that making them takes is added to that of a stage."""
+    iterator = iter(items)
+    while True:
+        with timed(seconds, stage):
+            item = next(iterator, None)
+        if item is None:
+            return
+        yield item
+
+
 @dataclass
 class TimesFound:
     """Range of the rows' times, in microseconds, and how many are unlikely."""
@@ -171,7 +183,7 @@ class Reading:
     seconds: dict[str, float]
     rows: int = 0
     rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
-    # The first line and the number of lines of each file, by its number.
+    # The lines before each file and the number of its own, by its number; without blank files.
     lines_of: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -191,18 +203,18 @@ def read_examples(
     """
     name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
 
-    def make(
-        job: tuple[Chunk, tuple[SideTable, ...], int],
-    ) -> tuple[Chunk, pa.Table, list[Reject], np.ndarray]:
+    def make(job: Job) -> tuple[Job, pa.Table, list[Reject], np.ndarray]:
         chunk, sides, before = job
         with timed(found.seconds, "transform"):
             table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
             hashes = np.zeros(0) if found.repeats is None else hash_rows(mapping, table)
-            return chunk, table, rejects, hashes
+            return job, table, rejects, hashes
 
-    chunks = _read_chunks(mapping, sources, found, block_bytes, line, first_lines)
-    for chunk, table, rejects, hashes in work_ahead(make, chunks, _WORKERS, _AHEAD):
+    chunks = read_files(mapping, sources, block_bytes, None, first_lines, line)
+    jobs = timed_each(chunks, found.seconds, "read")
+    for (chunk, _, before), table, rejects, hashes in work_ahead(make, jobs, _WORKERS, _AHEAD):
         found.rows += chunk.count
+        found.lines_of[chunk.file] = before, max(chunk.last_row, found.lines_of.get(chunk.file, (0, 0))[1])
         found.rows_of[chunk.file] += chunk.count
         found.rejects.add(rejects)
         found.times.add(table.column("query_time").to_numpy())
@@ -215,28 +227,3 @@ def read_examples(
         yield table
     if found.repeats is not None:
         found.repeats.finish()
-
-
-def _read_chunks(
-    mapping: Mapping,
-    sources: Sequence[SourceFile],
-    found: Reading,
-    block_bytes: int,
-    line: int,
-    first_lines: Sequence[int] | None,
-) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
-    """Yields the chunks of all files, with their side tables and the number of lines before their file."""
-    reader = RawReader(mapping, block_bytes)
-    for source in sources:
-        line = line if first_lines is None else first_lines[source.number]
-        last = 0
-        chunks = reader.read(source)
-        while True:
-            with timed(found.seconds, "read"):
-                job = next(chunks, None)
-            if job is None:
-                break
-            last = max(last, job[0].last_row)
-            yield *job, line
-        found.lines_of[source.number] = line, last
-        line += last

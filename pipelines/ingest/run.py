@@ -205,17 +205,21 @@ class _Ingest:
             if inputs.sources:
                 self._require_examples()
             self._warn_of_empty_files(reading)
-            added = [
-                InputFile(
-                    name=source.name,
-                    bytes=source.path.stat().st_size,
-                    sha256=sha256.result(),
-                    rows=reading.rows_of[source.number],
-                    first_line=reading.lines_of[source.number][0],
-                    lines=reading.lines_of[source.number][1],
+            added: list[InputFile] = []
+            line = inputs.first_line
+            for source, sha256 in zip(inputs.sources, hashes, strict=False):
+                first, lines = reading.lines_of.get(source.number, (line, 0))
+                added.append(
+                    InputFile(
+                        name=source.name,
+                        bytes=source.path.stat().st_size,
+                        sha256=sha256.result(),
+                        rows=reading.rows_of[source.number],
+                        first_line=first,
+                        lines=lines,
+                    )
                 )
-                for source, sha256 in zip(inputs.sources, hashes, strict=False)
-            ]
+                line = first + lines
         create_log(self._out, mapping.feature_schema)
         with ingest_lock(self._out):
             self._refresh(added)

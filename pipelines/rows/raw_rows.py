@@ -34,7 +34,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import RawReader, SideTable
+from ctr.pipelines.rows.reader import SideTable, read_files
 from ctr.pipelines.rows.sources import Chunk, SourceFile, mapped_files, require_columns
 from ctr.pipelines.rows.table_files import table_file_columns
 from ctr.serving.learned import TIME
@@ -157,14 +157,8 @@ def read_raw_rows(
     files = mapped_files(mapping, inputs)
     if is_plain:
         _check_plain(mapping, files[0].path, needed)
-    reader = RawReader(mapping, block_bytes, tuple(dict.fromkeys(needed)))
-    lines = 0
-    for file in files:
-        last = 0
-        for chunk, sides in reader.read(file):
-            last = max(last, chunk.last_row)
-            yield _make_rows(schema, mapping, file, chunk, sides, lines if timed else None, labeled)
-        lines += last
+    for chunk, sides, lines in read_files(mapping, files, block_bytes, tuple(dict.fromkeys(needed))):
+        yield _make_rows(schema, mapping, files[chunk.file], chunk, sides, lines if timed else None, labeled)
 
 
 def _check_plain(mapping: Mapping, path: Path, needed: Sequence[str]) -> None:
