@@ -68,7 +68,7 @@ def _with_queries(
             table = pa.Table.from_batches([batch])
             last = first + table.num_rows
             table = table.append_column(GROUP_COLUMN, table.column("query_id"))
-            yield _replace(table, query_id=query_ids[first:last], query_time=query_times[first:last])
+            yield replace_columns(table, query_id=query_ids[first:last], query_time=query_times[first:last])
             first = last
     arrival.unlink()
 
@@ -100,7 +100,8 @@ def assign_queries(
     return query_ids, query_times
 
 
-def _replace(table: pa.Table, **columns: np.ndarray) -> pa.Table:
+def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
+    """Replaces columns by others of their types."""
     for name, values in columns.items():
         place = table.schema.get_field_index(name)
         table = table.set_column(place, table.schema.field(place), pa.array(values))
@@ -112,7 +113,7 @@ def ungrouped(mapping: Mapping, table: pa.Table) -> pa.Table:
     if mapping.query is None:
         return table
     groups, times = table.column(GROUP_COLUMN).to_numpy(), table.column("timestamp").to_numpy()
-    return _replace(table.drop_columns([GROUP_COLUMN]), query_id=groups, query_time=times)
+    return replace_columns(table.drop_columns([GROUP_COLUMN]), query_id=groups, query_time=times)
 
 
 def sorted_partitions(

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions, parse_manifest
+from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions
 from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -46,18 +46,18 @@ from ctr.pipelines.ingest.partitions import (
     find_published,
     new_shards_removed_on_failure,
     remove_leftovers,
+    replace_columns,
     sorted_partitions,
     spill_rows,
     stage,
     ungrouped,
 )
 from ctr.pipelines.ingest.repeats import Repeats
-from ctr.pipelines.ingest.result import IngestResult
+from ctr.pipelines.ingest.result import IngestResult, few
 from ctr.pipelines.ingest.state import (
     HeldRows,
     IngestState,
     InputFile,
-    Inputs,
     check_anything_to_do,
     check_rules,
     commit,
@@ -66,6 +66,7 @@ from ctr.pipelines.ingest.state import (
     finish_publishing,
     ingest_lock,
     label_text,
+    last_time,
     manifest_sha256,
     read_blocks,
     read_held,
@@ -122,15 +123,6 @@ def ingest(
     return work.result()
 
 
-def _rejects_path(out: Path, inputs: Inputs) -> Path:
-    # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
-    # Where no file is new, what is rejected is among the rows that were held back.
-    alone = inputs.held is not None and (not inputs.sources or inputs.again)
-    names = [source.name for source in inputs.sources]
-    names += [inputs.held.file] if inputs.held is not None and alone else []
-    return out / "rejects" / f"{digest_of(*names)}.jsonl"
-
-
 class _Ingest:
     def __init__(
         self,
@@ -151,9 +143,9 @@ class _Ingest:
         self._inputs = compare_inputs(given, self._state, append)
         self._refuse_changed_files()
         self._rejects = RejectLog(self._inputs.names, max_reject_share)
-        self._rejects_path = _rejects_path(out, self._inputs)
+        self._rejects_path = self._inputs.rejects_path(out)
         self._times = TimesFound(EARLY_US, time.time_ns() // 1000 if now_us is None else now_us)
-        self._last_before = self._last_time()
+        self._last_before = last_time(out, self._state)
         self._inputs_before = len(self._state.inputs)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
         self._repeats: Repeats | None = None
@@ -171,17 +163,6 @@ class _Ingest:
                 "rows without a time are identified by the names of their files: rename it, or use another output "
                 "directory"
             )
-
-    def _last_time(self) -> int | None:
-        """The latest time of the log before this ingest."""
-        if self._state.held is not None:
-            return self._state.held.last_time
-        partitions = list_partitions(self._out)
-        if not partitions:
-            return None
-        path = self._out / "manifests" / f"{partitions[-1][0]:019d}-{partitions[-1][1]:019d}.json"
-        shards = parse_manifest(path.read_bytes(), str(path)).shards
-        return shards[-1].last_query_time if shards else None
 
     def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
         mapping, inputs = self._mapping, self._inputs
@@ -232,16 +213,14 @@ class _Ingest:
         target = spill_schema(self._mapping)
         for table in read_held(self._out, self._inputs.held):
             table = with_columns(table, target)
-            place = table.schema.get_field_index(FILE_COLUMN)
             numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
-            column = pa.array((numbers + len(self._inputs.sources)).astype(np.int32))
-            yield table.set_column(place, table.schema.field(place), column)
+            numbers = (numbers + len(self._inputs.sources)).astype(np.int32)
+            yield replace_columns(table, **{FILE_COLUMN: numbers})
 
     def _require_examples(self) -> None:
         if len(self._rejects.rejects) != self._rows:
             return
-        sources = self._inputs.sources
-        names = ", ".join(source.name for source in sources[:3]) + (", ..." if len(sources) > 3 else "")
+        names = few([source.name for source in self._inputs.sources])
         if not self._rows:
             raise InputError(f"{self._out}: nothing was added: no row in {names}")
         reason, count = next(iter(reject_reasons(self._rejects.rejects).items()))
@@ -253,8 +232,8 @@ class _Ingest:
     def _warn_of_empty_files(self, reading: Reading) -> None:
         empty = [source.name for source in self._inputs.sources if not reading.rows_of[source.number]]
         if empty:
-            shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
-            self._warnings.append(f"{len(empty)} of {len(self._inputs.sources)} files hold no rows: {shown}")
+            total = len(self._inputs.sources)
+            self._warnings.append(f"{len(empty)} of {total} files hold no rows: {few(empty)}")
 
     def _refresh(self, inputs: Sequence[InputFile]) -> None:
         """Reads the state again, and refuses what other ingests have added meanwhile if it concerns this one."""
@@ -278,6 +257,7 @@ class _Ingest:
                 manifest = None
                 if partition in published:
                     manifest = find_published(self._out, self._mapping, start, table)
+                    self._manifests += [] if manifest is None else [manifest]
                 elif recorded := self._state.published.get(f"{start:019d}-{partition[1]:019d}"):
                     planned = stage(self._out, self._mapping, start, table, write=False)
                     if manifest_sha256(planned) == recorded:
@@ -285,10 +265,8 @@ class _Ingest:
                         restored.append(manifest)
                 if manifest is None:
                     self._known_rows += table.num_rows + len(duplicates)
-                    continue
-                self._rejects.add(duplicates)
-                if partition in published:
-                    self._manifests.append(manifest)
+                else:
+                    self._rejects.add(duplicates)
         return restored
 
     def _publish(
