@@ -20,19 +20,16 @@ that may still be needed.
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.windowed_value import WindowedValue
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
-from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
 from ctr.io.locks import hold
@@ -66,13 +63,13 @@ from ctr.pipelines.events.spool import (
     is_followed,
     list_reports,
     list_starts,
+    read_collisions,
     read_partition,
     read_report,
-    read_shared_ids,
     read_staged,
+    write_collisions,
     write_report,
     write_segment,
-    write_shared_ids,
     write_staged,
 )
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
@@ -156,7 +153,9 @@ def ingest_events(
         seconds["spool"] = time.perf_counter() - begun
         job.progress.clock_us = job.drained_clock()
         published = job.publish(count_ids=True)
-        shared_ids, warnings = read_shared_ids(spool)
+        collisions = Collisions(mapping.feature_schema)
+        for met in read_collisions(spool):
+            collisions.merge(met)
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
     counters = sum_counters(published)
@@ -172,8 +171,8 @@ def ingest_events(
         job.progress.rows,
         sum(manifest.clicks for manifest in published),
         counters,
-        shared_ids,
-        warnings,
+        collisions.shares(),
+        list(collisions.warnings()),
         seconds,
     )
 
@@ -251,29 +250,25 @@ class _Job:
     def publish(self, count_ids: bool = False) -> list[Manifest]:
         """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs.
 
-        With ``count_ids``, also estimates how many values share an id (``read_shared_ids``).
+        With ``count_ids``, also stores which ids the examples have (``read_collisions``).
         """
         starts = [
             start
             for start in list_starts(self.spool)
             if start > self.last_published and self.rules.closes_at(start) <= self.progress.clock_us
         ]
-        if not starts and not count_ids:
+        if not starts:
             return []
 
-        def build(pipeline: Any) -> object:
-            met = (
+        run_pipeline(
+            self._runner,
+            lambda pipeline: (
                 pipeline
                 | "Partitions" >> beam.Create(starts, reshuffle=False)
                 | "Spread" >> beam.Reshuffle()
                 | "Stage" >> beam.ParDo(_Stage(self.mapping, self.log, self.spool, count_ids))
-            )
-            if not count_ids:
-                return met
-            merged = met | "Merge" >> beam.CombineGlobally(_merged, self.mapping.feature_schema)
-            return merged | "Store" >> beam.Map(_store_collisions, self.spool)
-
-        run_pipeline(self._runner, build)
+            ),
+        )
         published = list(publish_staged(self.log, read_staged(self.spool, starts)))
         self.last_published = max([self.last_published, *starts])
         self.progress.published += len(published)
@@ -311,7 +306,7 @@ def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: b
 
 
 class _Stage(beam.DoFn):
-    # Stages partitions whose events are in the spool; of each bundle gives the ids of its examples.
+    # Stages partitions whose events are in the spool; of each bundle stores the ids of its examples.
 
     def __init__(self, mapping: EventMapping, log: Path, spool: Path, count_ids: bool) -> None:
         self._mapping, self._log, self._spool, self._count_ids = mapping, log, spool, count_ids
@@ -326,20 +321,9 @@ class _Stage(beam.DoFn):
             self._met.add(examples)
         write_staged(self._spool, start, manifest)
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:
+    def finish_bundle(self) -> None:
         if self._count_ids:
-            yield WindowedValue(self._met, GlobalWindow().max_timestamp(), (GlobalWindow(),))
-
-
-def _merged(found: Iterable[Collisions], schema: Schema) -> Collisions:
-    merged = Collisions(schema)
-    for one in found:
-        merged.merge(one)
-    return merged
-
-
-def _store_collisions(found: Collisions, spool: Path) -> None:
-    write_shared_ids(spool, found.shares(), list(found.warnings()))
+            write_collisions(self._spool, self._met)
 
 
 class _Watch:

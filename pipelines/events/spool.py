@@ -5,21 +5,23 @@
     SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
     SPOOL/staged/START.json                   a partition's manifest, whose shards are complete; empty: no events
-    SPOOL/shared_ids.json                     of a batch: how many values of hashed features share an id
+    SPOOL/ids/HASH                            of a batch: which ids of hashed features a worker has met
 
 A unit that is read again writes the same files again, so that a worker may be killed anywhere.
 """
 
 import hashlib
 import json
+import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
+from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
@@ -27,8 +29,6 @@ from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, KINDS, Kind
 from ctr.pipelines.rows.rejects import Reject
 
 SPOOL = ".events"  # inside a log that is made by following events
-
-_SHARED_IDS = "shared_ids.json"
 
 
 def is_followed(log: Path) -> bool:
@@ -138,15 +138,16 @@ def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
     return [(start, _staged_path(spool, start).read_bytes()) for start in starts]
 
 
-def write_shared_ids(spool: Path, shares: dict[str, float], warnings: Sequence[str]) -> None:
-    """Stores the shares of the values of features that share an id, and the warnings about them."""
-    write_atomic_bytes(spool / _SHARED_IDS, json.dumps([shares, warnings]).encode())
+def write_collisions(spool: Path, met: Collisions) -> None:
+    """Stores the ids that a worker has met."""
+    content = pickle.dumps(met)
+    write_atomic_bytes(spool / "ids" / hashlib.sha256(content).hexdigest(), content)
 
 
-def read_shared_ids(spool: Path) -> tuple[dict[str, float], list[str]]:
-    """Reads what ``write_shared_ids`` has stored."""
-    shares, warnings = json.loads((spool / _SHARED_IDS).read_bytes())
-    return shares, warnings
+def read_collisions(spool: Path) -> Iterator[Collisions]:
+    """Yields what ``write_collisions`` has stored."""
+    for path in sorted((spool / "ids").glob("*")):
+        yield pickle.loads(path.read_bytes())
 
 
 def write_staged(spool: Path, start: int, manifest: bytes) -> None:

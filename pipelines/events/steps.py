@@ -19,7 +19,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.join import join_partition, sample_joined
 from ctr.pipelines.events.publish import MAPPING_FILE, stage_joined, write_late
-from ctr.pipelines.events.rules import partition_rules, route
+from ctr.pipelines.events.rules import partition_rules, route_clicks, route_impressions
 from ctr.pipelines.events.tables import EARLIER, KINDS, concat_events, prepare
 from ctr.pipelines.rows.sources import Chunk
 
@@ -34,7 +34,8 @@ def route_chunk(
     Those that are too late for their own partition are written to ``LOG/late/``.
     """
     table, rejects = prepare(mapping, report.kind, chunk, time.time_ns() // 1000, clock_us)
-    routed, late = route(partition_rules(mapping), report.kind, table)
+    route = route_impressions if report.kind == "impressions" else route_clicks
+    routed, late = route(partition_rules(mapping), table)
     if late.num_rows:
         write_late(log, report.kind, late)
     report.add(table, late.num_rows, rejects)

@@ -121,22 +121,6 @@ def test_files_in_any_interleaving_become_the_log_of_the_batch(
     assert event_files.published(log) == batch
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_watch_that_stops_and_starts_again_between_files_publishes_the_same(
-    seed: int, files: list[File], batch: dict[str, bytes], tmp_path: Path
-) -> None:
-    folder, log = tmp_path / "events", tmp_path / "log"
-    read = 0
-    for round_of in interleave(files, seed):
-        progress = follow(event_files.mapping(), folder, log, [round_of])
-        assert_conserved(log, progress)
-        assert progress.counts.impressions.read >= read
-        read = progress.counts.impressions.read
-    drain(event_files.mapping(), folder, log)
-    assert event_files.published(log) == batch
-
-
 def test_a_drain_reads_all_there_is_and_one_more_finds_nothing(
     files: list[File], batch: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -527,13 +511,6 @@ def test_a_second_process_is_refused(files: list[File], tmp_path: Path) -> None:
     drain(event_files.mapping(), folder, tmp_path / "log")
 
 
-def test_a_log_of_another_mapping_is_refused(files: list[File], tmp_path: Path) -> None:
-    folder = event_files.write_files(tmp_path / "events", files)
-    drain(event_files.mapping(), folder, tmp_path / "log")
-    with pytest.raises(InputError, match="started with another configuration"):
-        drain(event_files.mapping(partition="40s"), folder, tmp_path / "log")
-
-
 def test_a_log_that_was_made_at_once_is_not_followed(
     files: list[File], batch: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -545,11 +522,6 @@ def test_a_log_that_was_made_at_once_is_not_followed(
         drain(event_files.mapping(), folder, tmp_path / "log")
     assert len(str(caught.value).splitlines()) == 1
     assert event_files.published(tmp_path / "log") == batch
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere: no such folder"):
-        drain(event_files.mapping(), tmp_path / "nowhere", tmp_path / "log")
 
 
 def test_no_events_are_no_partition(tmp_path: Path) -> None:
