@@ -180,6 +180,22 @@ def test_nothing_is_published_before_both_kinds_have_reached_its_end(
     assert event_files.published(log) == batch
 
 
+@pytest.mark.parametrize(("after_us", "published"), [(-1, 0), (0, 1)])
+def test_a_partition_is_published_when_the_clock_reaches_its_close(
+    after_us: int, published: int, tmp_path: Path
+) -> None:
+    event = event_files.draw_events(3)["impressions"][0]
+    partition, window_and_delay = 20 * event_files.SECOND_US, 15 * event_files.SECOND_US
+    closes = event["event_time"] // partition * partition + partition + window_and_delay
+    later = {**event, "impression_id": 1, "event_time": closes + after_us, "arrival_time": closes + after_us}
+    first = {**event, "arrival_time": event["event_time"]}
+    click = {name: later[name] for name in ("impression_id", "event_time", "arrival_time")}
+    files = [("impressions/0.jsonl", [first, later]), ("clicks/0.jsonl", [click])]
+    rounds = [[(name, event_files.encode(events, "jsonl")) for name, events in files]]
+    progress = follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", rounds)
+    assert progress.published == published
+
+
 def test_a_kind_that_is_silent_for_long_holds_nothing_back(files: list[File], tmp_path: Path) -> None:
     folder, log = tmp_path / "events", tmp_path / "log"
     shown = [file for file in files if file[0].startswith("impressions")]
