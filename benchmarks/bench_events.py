@@ -30,7 +30,7 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.shards import pack_ids, read_shard
-from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.follow import ingest_events
 
 FEATURES, BUCKETS, ZIPF = 26, 100_000, 1.2
 PER_QUERY, CLICK_RATE, KEPT = 4, 0.1, 0.25

@@ -1,16 +1,27 @@
-"""Beam's options as a user writes them, and pipelines made with them; wrong ones are refused in one line."""
+"""Beam's options as a user writes them, and pipelines made and run with them; faults are refused in one line."""
 
 # mypy: allow-untyped-calls
 
 import contextlib
 import io
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from ctr.io.errors import InputError
+from ctr.pipelines.rows.sources import UnreadableNowError
+
+# What a runner reports of an error in a worker has its class and its message.
+_NAMES = [re.escape(f"{error.__module__}.{error.__name__}") for error in (InputError, UnreadableNowError)]
+_INPUT_ERROR = re.compile(
+    rf"(?:{'|'.join(_NAMES)}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
+)
+
+# The text of the system's errors, which differs from that of the command line.
+_SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 
 
 def read_beam_options(arguments: Sequence[str], given: str) -> PipelineOptions:
@@ -41,9 +52,44 @@ def in_this_process(threads: int) -> list[str]:
     return ["--runner=FnApiRunner", mode, f"--direct_num_workers={threads}"]
 
 
+def options_or_threads(given: str, threads: int) -> PipelineOptions:
+    """Reads ``--beam-options`` (or InputError); without a runner among them, that of this process with threads."""
+    arguments = split_beam_options(given)
+    if not any(argument.startswith("--runner") for argument in arguments):
+        arguments += in_this_process(threads)
+    return read_beam_options(arguments, f"--beam-options {given}")
+
+
+def runner_name(options: PipelineOptions) -> str:
+    """Returns the name of the runner's class."""
+    return str(options.view_as(StandardOptions).runner).rpartition(".")[2]
+
+
 def make_pipeline(options: PipelineOptions, given: str = "--beam-options") -> beam.Pipeline:
     """Makes an empty pipeline; InputError, which names where they were ``given``, for options that fit no runner."""
     try:
         return beam.Pipeline(options=options)
     except (ValueError, ImportError, AttributeError) as error:
         raise InputError(f"{given}: {' '.join(str(error).split())}") from None
+
+
+def run_pipeline(options: PipelineOptions, build: Callable[[beam.Pipeline], object]) -> None:
+    """Builds a pipeline and waits until it is done; InputError of a worker, or of options that fit no runner."""
+    pipeline = make_pipeline(options)
+    build(pipeline)
+    with input_errors_of_workers():
+        pipeline.run().wait_until_finish()
+
+
+@contextlib.contextmanager
+def input_errors_of_workers() -> Iterator[None]:
+    """Turns a runner's report of an InputError in a worker into that InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        found = _INPUT_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise InputError(_SYSTEM_ERROR.sub(r"\2: \1", found[1])) from None

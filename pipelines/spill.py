@@ -44,29 +44,6 @@ def spill_folder(log: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class ArrivalSpill:
-    """Rows in the order of arrival, for logs whose query times are known only at the end."""
-
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._path = folder / "arrival"
-        self._file = pa.OSFile(str(self._path), "wb")
-        self._writer = pa.ipc.new_stream(self._file, schema)
-
-    def append(self, table: pa.Table) -> None:
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        self._writer.close()
-        self._file.close()
-
-    def read_back(self) -> Iterator[pa.Table]:
-        """Yields all rows in order, after ``close``, and deletes the file."""
-        with pa.memory_map(str(self._path)) as file, pa.ipc.open_stream(file) as reader:
-            for batch in reader:
-                yield pa.Table.from_batches([batch])
-        self._path.unlink()
-
-
 def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
     """Splits the rows of a table by the partition, of ``starts`` int64 [N], that each belongs to, in their order."""
     if not len(starts):
@@ -92,15 +69,13 @@ class PartitionSpill:
     buffer_bytes: int = _BUFFER_BYTES
     _buffers: dict[int, list[pa.Table]] = field(default_factory=dict)
     _buffered_bytes: int = 0
-    _starts: set[int] = field(default_factory=set)
+    _on_disk: set[int] = field(default_factory=set)
 
     def append(self, table: pa.Table) -> None:
         if not table.num_rows:
             return
         times = table.column("query_time").to_numpy()
-        starts = times - times % self.partition_us
-        for start, part in split_by_partition(table, starts).items():
-            self._starts.add(start)
+        for start, part in split_by_partition(table, times - times % self.partition_us).items():
             self._buffers.setdefault(start, []).append(part)
         self._buffered_bytes += table.nbytes
         if self._buffered_bytes > self.buffer_bytes:
@@ -109,6 +84,7 @@ class PartitionSpill:
     def _flush(self) -> None:
         # All buffers, not the largest: their tables are slices, and one slice keeps the whole table in memory.
         for start, tables in self._buffers.items():
+            self._on_disk.add(start)
             # A file is a run of Arrow streams, one for each flush: no partition holds a file open.
             with self._path(start).open("ab") as file, pa.ipc.new_stream(file, tables[0].schema) as writer:
                 for table in tables:
@@ -119,19 +95,19 @@ class PartitionSpill:
     def _path(self, start: int) -> Path:
         return self.folder / f"{start:019d}"
 
-    def partitions(self) -> list[tuple[int, int]]:
-        """Lists the partitions (start, end) that have rows, in order of time."""
-        return [(start, start + self.partition_us) for start in sorted(self._starts)]
+    def starts(self) -> list[int]:
+        """Lists the begins of the partitions that have rows, in order of time."""
+        return sorted({*self._on_disk, *self._buffers})
 
     def pop(self, start: int) -> pa.Table:
         """Returns all rows of a partition in the order of arrival, and frees their space."""
         tables = []
-        path = self._path(start)
-        if path.exists():
+        if start in self._on_disk:
+            path = self._path(start)
             with pa.memory_map(str(path)) as file:
                 while file.tell() < file.size():
                     with pa.ipc.open_stream(file) as reader:
                         tables.append(reader.read_all())
             path.unlink()
-        tables += self._buffers.pop(start, [])
-        return pa.concat_tables(tables)
+            self._on_disk.remove(start)
+        return pa.concat_tables([*tables, *self._buffers.pop(start, [])])

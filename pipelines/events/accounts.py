@@ -4,22 +4,53 @@ import hashlib
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctr.data.log import Manifest
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.rows.rejects import json_line, reject_line, reject_reasons
+from ctr.pipelines.events.tables import ARRIVAL, Kind
+from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000  # the share of rejects is not judged from fewer events before the end of a job
 RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with so many events
 
 _MANY_DAMAGED = 8
+_REJECTS_KEPT = 1000
 
 
-@dataclass(frozen=True)
+@dataclass
+class UnitReport:
+    """Counts of the events of a unit: ``good`` ones are stored, ``late`` were too late, the others rejected."""
+
+    kind: Kind
+    name: str
+    size: int = 0  # of the file when it was read
+    modified_ns: int = 0
+    events: int = 0
+    good: int = 0
+    late: int = 0
+    last_arrival: int = -1  # -1 without good events
+    rejected: int = 0
+    rejects: list[Reject] = field(default_factory=list)  # the first of them
+    damaged: str = ""  # why the unit could not be read to its end
+
+    def add(self, table: pa.Table, late: int, rejects: Sequence[Reject]) -> None:
+        """Adds parsed events, of which ``late`` were too late, and rejects."""
+        self.events += table.num_rows + len(rejects)
+        self.late += late
+        self.good += table.num_rows - late
+        if table.num_rows:
+            self.last_arrival = max(self.last_arrival, pc.max(table.column(ARRIVAL)).as_py())
+        self.rejected += len(rejects)
+        self.rejects += rejects[: _REJECTS_KEPT - len(self.rejects)]
+
+
+@dataclass
 class KindCounts:
     """Events of one kind: those that were read, and those of them that were too late or rejected."""
 
@@ -27,23 +58,21 @@ class KindCounts:
     late: int = 0
     rejected: int = 0
 
-    def plus(self, report: UnitReport) -> "KindCounts":
-        return KindCounts(self.read + report.events, self.late + report.late, self.rejected + report.rejected)
 
-
-@dataclass(frozen=True)
+@dataclass
 class EventCounts:
     """Events that were read, and units that could not be read to their end."""
 
-    impressions: KindCounts = KindCounts()
-    clicks: KindCounts = KindCounts()
+    impressions: KindCounts = field(default_factory=KindCounts)
+    clicks: KindCounts = field(default_factory=KindCounts)
     damaged: int = 0
 
-    def plus(self, report: UnitReport) -> "EventCounts":
-        counts = replace(self, damaged=self.damaged + bool(report.damaged))
-        if report.kind == "impressions":
-            return replace(counts, impressions=self.impressions.plus(report))
-        return replace(counts, clicks=self.clicks.plus(report))
+    def add(self, report: UnitReport) -> None:
+        counts: KindCounts = getattr(self, report.kind)
+        counts.read += report.events
+        counts.late += report.late
+        counts.rejected += report.rejected
+        self.damaged += bool(report.damaged)
 
 
 def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:

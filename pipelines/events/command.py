@@ -1,4 +1,4 @@
-"""Command ``ctr ingest events``: checks its arguments, runs a driver and describes the result."""
+"""Command ``ctr ingest events``: checks its arguments, runs the job and describes the result."""
 
 import argparse
 import dataclasses
@@ -12,14 +12,13 @@ from ctr.data.log import Manifest, check_log, read_manifests
 from ctr.data.mapping import keeping_values
 from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
-from ctr.pipelines.events.drivers import BatchSettings, FollowSettings, KafkaSettings, choose_driver
+from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings, choose_settings
 from ctr.pipelines.processes import quiet_beam, safe_workers
 from ctr.pipelines.rows.rejects import check_reject_share
 
 if TYPE_CHECKING:
     from ctr.pipelines.events.accounts import EventCounts
-    from ctr.pipelines.events.batch import EventsResult
-    from ctr.pipelines.events.watch import Progress
+    from ctr.pipelines.events.follow import Progress
 
 
 def check_events(arguments: argparse.Namespace) -> EventMapping:
@@ -32,7 +31,7 @@ def check_events(arguments: argparse.Namespace) -> EventMapping:
     if arguments.keep_values is not None:
         mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
-    choose_driver(arguments)
+    choose_settings(arguments)
     check_log(arguments.out, mapping.feature_schema)
     for folder in arguments.input:
         if not folder.is_dir():
@@ -41,34 +40,37 @@ def check_events(arguments: argparse.Namespace) -> EventMapping:
 
 
 def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
-    """Runs the driver that the arguments ask for; returns the result and its text."""
-    driver, settings = choose_driver(arguments)
+    """Runs the job as the arguments ask for it; returns the result and its text."""
+    settings = choose_settings(arguments)
     # What a user must know of an error is in its message.
     with quiet_beam(), safe_workers():
-        if isinstance(settings, BatchSettings):
-            return _run_batch(arguments, mapping)
-        if driver.name == "watch" and isinstance(settings, FollowSettings):
-            return _run_watch(arguments, mapping, settings)
-        return _run_stream(arguments, mapping, settings)
+        if settings is None:
+            result, text = _run_batch(arguments, mapping)
+        elif isinstance(settings, KafkaSettings) or arguments.stream:
+            result, text = _run_stream(arguments, mapping, settings)
+        else:
+            result, text = _run_watch(arguments, mapping, settings)
+    return result, f"{arguments.out}: {text}"
 
 
 def _run_batch(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
-    from ctr.pipelines.events.batch import ingest_events
+    from ctr.pipelines.events.follow import ingest_events
 
-    result = ingest_events(
-        mapping,
-        arguments.input,
-        arguments.out,
-        max_reject_share=arguments.max_reject_share,
-        options=arguments.beam_options,
+    share, options = arguments.max_reject_share, arguments.beam_options
+    result = ingest_events(mapping, arguments.input, arguments.out, max_reject_share=share, options=options)
+    counters = sorted(result.counters.items())
+    counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counters if count)
+    warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
+    return dataclasses.asdict(result), (
+        f"{result.examples} examples, {result.clicks} clicks, {result.partitions} partitions, "
+        f"{result.seconds['total']:.1f} s\n{_counts_text(result.counts)}\nin the partitions: {counted}{warnings}"
     )
-    return dataclasses.asdict(result), f"{arguments.out}: {_result_text(result)}"
 
 
 def _run_watch(
     arguments: argparse.Namespace, mapping: EventMapping, settings: FollowSettings
 ) -> tuple[dict[str, Any], str]:
-    from ctr.pipelines.events.watch import WatchSettings, watch_events
+    from ctr.pipelines.events.follow import WatchSettings, watch_events
 
     watched = WatchSettings(
         **vars(settings), max_reject_share=arguments.max_reject_share, beam_options=arguments.beam_options
@@ -77,8 +79,7 @@ def _run_watch(
         progress = watch_events(
             mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
         )
-    text = f"{arguments.out}: {_progress_text(progress)}{_live_note(arguments, mapping)}"
-    return dataclasses.asdict(progress), text
+    return dataclasses.asdict(progress), _progress_text(progress) + _live_note(arguments, mapping)
 
 
 def _run_stream(
@@ -105,8 +106,7 @@ def _run_stream(
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
     result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}
-    text = f"{arguments.out}: {len(manifests)} partitions, {rows} examples"
-    return result, text + _live_note(arguments, mapping)
+    return result, f"{len(manifests)} partitions, {rows} examples" + _live_note(arguments, mapping)
 
 
 def _live_note(arguments: argparse.Namespace, mapping: EventMapping) -> str:
@@ -126,16 +126,6 @@ def _progress_text(progress: "Progress") -> str:
     return (
         f"{progress.published} partitions, {progress.rows} examples published; {_counts_text(progress.counts)}; "
         f"{progress.pending} impressions pending"
-    )
-
-
-def _result_text(result: "EventsResult") -> str:
-    counters = sorted(result.counters.items())
-    counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counters if count)
-    warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
-    return (
-        f"{result.examples} examples, {result.clicks} clicks, {result.partitions} partitions, "
-        f"{result.seconds['total']:.1f} s\n{_counts_text(result.counts)}\nin the partitions: {counted}{warnings}"
     )
 
 

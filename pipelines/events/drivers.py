@@ -1,17 +1,12 @@
-"""Drivers of ``ctr ingest events``: the four ways to run the job, and the options that each of them takes."""
+"""Options of ``ctr ingest events`` by the way to run the job: as a batch, following folders, or streaming."""
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ctr.io.errors import InputError
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """Settings of a batch, which reads everything that is there and has no options of its own."""
 
 
 @dataclass(frozen=True)
@@ -42,65 +37,46 @@ class KafkaSettings:
     expansion_service: str = ""
 
 
-Settings = BatchSettings | FollowSettings | KafkaSettings
+# The flags, and the field that each of them sets.
+_FOLLOWED = {"--drain": "drain", "--idle-timeout": "idle_seconds", "--poll": "poll_seconds"}
+_TOPICS = {"--expansion-service": "expansion_service", "--kafka": "servers", "--kafka-option": "consumer"}
+_DRIVERS: tuple[set[str], ...] = (set(), {"--follow"}, {"--stream"}, {"--stream", "--kafka"})
 
 
-@dataclass(frozen=True)
-class Driver:
-    """Way to run the job."""
+def choose_settings(arguments: argparse.Namespace) -> FollowSettings | KafkaSettings | None:
+    """Reads the options of the driver that the arguments ask for; None: a batch, which has none of its own.
 
-    name: Literal["batch", "watch", "stream", "kafka"]
-    chosen_by: frozenset[str]  # the flags of the command line that together choose it
-    reads: str  # its source, in messages
-    settings: type[Settings]
-    # The flags that it takes, and the field of ``settings`` that each of them sets.
-    options: Mapping[str, str]
-
-
-_FOLLOWED = {"--drain": "drain", "--poll": "poll_seconds", "--idle-timeout": "idle_seconds"}
-_TOPICS = {"--kafka": "servers", "--kafka-option": "consumer", "--expansion-service": "expansion_service"}
-
-DRIVERS = (
-    Driver("batch", frozenset(), "folders", BatchSettings, {}),
-    Driver("watch", frozenset({"--follow"}), "folders", FollowSettings, _FOLLOWED),
-    Driver("stream", frozenset({"--stream"}), "folders", FollowSettings, _FOLLOWED),
-    Driver("kafka", frozenset({"--stream", "--kafka"}), "--kafka", KafkaSettings, _TOPICS),
-)
-
-
-def choose_driver(arguments: argparse.Namespace) -> tuple[Driver, Settings]:
-    """Finds the driver that the arguments ask for, and its options; InputError for none, or an option of another."""
-    flags = sorted({flag for driver in DRIVERS for flag in (*driver.chosen_by, *driver.options)})
+    Raises InputError for flags of no driver, or an option of another one.
+    """
+    flags = sorted({"--follow", "--stream", *_FOLLOWED, *_TOPICS})
     values = {flag: vars(arguments)[flag.removeprefix("--").replace("-", "_")] for flag in flags}
     # Numbers have no default: 0 was given, too.
     given: dict[str, Any] = {
         flag: value for flag, value in values.items() if value or isinstance(value, float)
     }
-    chosen = {flag for driver in DRIVERS for flag in driver.chosen_by} & set(given)
-    driver = next((driver for driver in DRIVERS if driver.chosen_by == chosen), None)
-    if driver is None:
-        raise InputError(_no_driver(chosen))
-    if bool(arguments.input) != (driver.reads == "folders"):
+    chosen = {"--follow", "--stream", "--kafka"} & set(given)
+    if chosen == {"--kafka"}:
+        raise InputError("--kafka requires --stream")
+    if chosen not in _DRIVERS:
+        raise InputError(f"{' and '.join(sorted(chosen))} cannot be combined")
+    is_kafka = "--kafka" in chosen
+    if bool(arguments.input) == is_kafka:
         raise InputError("either folders or --kafka are required")
+    fields = _TOPICS if is_kafka else _FOLLOWED if chosen else {}
     for flag in given:
-        if flag not in chosen and flag not in driver.options:
-            raise InputError(_other_driver(flag, driver))
-    settings = {driver.options[flag]: value for flag, value in given.items() if flag in driver.options}
-    return driver, driver.settings(**settings)
+        if flag not in chosen and flag not in fields:
+            raise InputError(_misplaced(flag, chosen))
+    settings = {fields[flag]: value for flag, value in given.items() if flag in fields}
+    if is_kafka:
+        return KafkaSettings(**settings)
+    return FollowSettings(**settings) if chosen else None
 
 
-def _no_driver(chosen: set[str]) -> str:
-    given = " and ".join(sorted(chosen))
-    for driver in DRIVERS:
-        if chosen < driver.chosen_by:
-            return f"{given} requires {' and '.join(sorted(driver.chosen_by - chosen))}"
-    return f"{given} cannot be combined"
-
-
-def _other_driver(flag: str, chosen: Driver) -> str:
-    takers = [driver for driver in DRIVERS if flag in driver.options]
-    missing = [taker.chosen_by - chosen.chosen_by for taker in takers if taker.chosen_by > chosen.chosen_by]
-    if missing:
-        return f"{flag} requires {' or '.join(' and '.join(sorted(flags)) for flags in missing)}"
-    *others, last = takers[0].options
-    return f"{', '.join(others)} and {last} apply to {takers[0].reads}, not to {chosen.reads}"
+def _misplaced(flag: str, chosen: set[str]) -> str:
+    if flag in _FOLLOWED and not chosen:
+        return f"{flag} requires --follow or --stream"
+    if flag in _FOLLOWED:
+        return "--drain, --poll and --idle-timeout apply to folders, not to --kafka"
+    if "--follow" in chosen:
+        return "--kafka, --kafka-option and --expansion-service apply to --kafka, not to folders"
+    return f"{flag} requires {' and '.join(sorted({'--kafka', '--stream'} - chosen))}"

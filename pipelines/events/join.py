@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ctr.data.kept_values import VALUE_PREFIX, without_values
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import sort_rows
+from ctr.data.sample_log import low_visibility_ids
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema, unpack_ids
@@ -23,14 +24,6 @@ LATE, ORPHAN = "late", "orphan"
 NOT_PUBLISHED = ("sampled_out", "duplicate_impressions", "conflicting_impressions")
 CLICK_COUNTERS = ("matched_clicks", "early_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
 UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), False)])
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Rule by which examples are sampled, and which ids of a feature, of a log's schema, mean low visibility."""
-
-    rule: SamplingConfig
-    low_visibility: tuple[Schema, str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,18 +86,22 @@ def join_partition(
     return joined
 
 
-def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: Sampling | None) -> Joined:
-    """Keeps the examples that the rule keeps, weights multiplied (FF 3.3); InputError without a teacher's logit."""
-    if sampling is None:
-        return joined
+def sample_joined(
+    rules: PartitionRules, start: int, joined: Joined, schema: Schema, rule: SamplingConfig
+) -> Joined:
+    """Keeps the examples that the rule keeps, weights multiplied (FF 3.3).
+
+    Raises InputError: an unknown feature or value, or a rule that requires a teacher's logit where there is none.
+    """
     rows = joined.examples
     low_visibility = None
-    if sampling.low_visibility is not None:
-        schema, feature, wanted = sampling.low_visibility
+    seldom_seen = None if rule.uninformative is None else rule.uninformative.low_visibility
+    if seldom_seen is not None:
+        wanted = low_visibility_ids(schema, seldom_seen)
         ids = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), schema)
-        low_visibility = np.isin(ids[:, schema.single_valued.index(feature)], wanted)
+        low_visibility = np.isin(ids[:, schema.single_valued.index(seldom_seen.feature)], wanted)
     ids, times, label = (rows.column(name).to_numpy() for name in ("example_id", "query_time", "label"))
-    decisions = decide(sampling.rule, ids, times, label, joined.teacher_logit, low_visibility)
+    decisions = decide(rule, ids, times, label, joined.teacher_logit, low_visibility)
     kept = rows.filter(pa.array(decisions.kept))
     for name in ("train_weight", "metric_weight"):
         at = kept.column_names.index(name)

@@ -31,13 +31,13 @@ from ctr.data.log import (
     publish_manifest,
 )
 from ctr.data.parquet_files import parquet_bytes
-from ctr.data.sample_log import RECORD, SampledLog, adopt_record, low_visibility_ids
+from ctr.data.sample_log import RECORD, SampledLog, adopt_record
 from ctr.data.shards import stage_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.pipelines.events.join import Joined, Sampling
+from ctr.pipelines.events.join import Joined
 from ctr.pipelines.events.tables import Kind
 
 MAPPING_FILE = "events.yaml"
@@ -69,17 +69,6 @@ def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[M
             manifest = parse_manifest(content, f"the staged partition from {start} on")
             publish_manifest(log, manifest)
             yield manifest
-
-
-def make_sampling(mapping: EventMapping) -> Sampling | None:
-    """Makes the sampling of a mapping. Raises InputError for an unknown feature or value."""
-    if mapping.sampling is None:
-        return None
-    rule, schema = mapping.sampling.rule, mapping.feature_schema
-    seldom_seen = None if rule.uninformative is None else rule.uninformative.low_visibility
-    if seldom_seen is None:
-        return Sampling(rule)
-    return Sampling(rule, (schema, seldom_seen.feature, low_visibility_ids(schema, seldom_seen)))
 
 
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:

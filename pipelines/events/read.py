@@ -1,28 +1,22 @@
 """Files of raw events: finds them, sees which are new and complete, and reads them to chunks of raw columns.
 
-What was read before is kept by the two drivers, each in its own way: ``FilesRead`` knows every file, ``ReadSoFar`` only
-the last one, because it is part of a runner's checkpoint.
+A watch knows every file that was read, by the reports in its spool; a stream only the last one, ``ReadSoFar``, because
+it is part of a runner's checkpoint.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.mapping import JsonlInput, ParquetInput, input_patterns
+from ctr.data.mapping import JsonlInput, input_patterns
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.tables import KINDS, Kind, source_of, wanted_columns
 from ctr.pipelines.rows.jsonl import JsonlReader
-from ctr.pipelines.rows.sources import Chunk, SourceFile, natural_order, with_constants
-from ctr.pipelines.rows.table_files import (
-    absent_columns,
-    read_parquet,
-    read_table_file,
-    row_group_sizes,
-    table_file_columns,
-)
+from ctr.pipelines.rows.sources import Chunk, SourceFile, natural_order
+from ctr.pipelines.rows.table_files import read_table_file, row_group_sizes
 
 BLOCK_BYTES = 16 << 20  # of a file that are read, parsed and transformed at a time
 
@@ -51,6 +45,14 @@ class Version:
         """Reads the version of a file. Raises OSError when it cannot."""
         stat = path.stat()
         return cls(stat.st_size, stat.st_mtime_ns)
+
+    @classmethod
+    def of(cls, path: Path) -> "Version | None":
+        """Reads the version of a file; None: it was deleted since the scan."""
+        try:
+            return cls.read(path)
+        except FileNotFoundError:
+            return None
 
 
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
@@ -113,14 +115,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     if isinstance(form, JsonlInput):
         yield from line_reader(mapping, unit.kind).read(source, block_bytes)
         return
-    absent = absent_columns(form, wanted, table_file_columns(unit.path, form))
-    own = [name for name in wanted if name not in absent]
-    if isinstance(form, ParquetInput):
-        chunks = read_parquet(source, own, unit.row_groups)
-    else:
-        chunks = read_table_file(source, form, own, block_bytes)
-    for chunk in chunks:
-        yield with_constants(chunk, dict.fromkeys(absent))
+    yield from read_table_file(source, form, wanted, block_bytes, row_groups=unit.row_groups)
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
@@ -135,39 +130,6 @@ def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
         texts |= {derived.source for derived in mapping.impressions.derive.values()}
         lists = mapping.list_sources
     return JsonlReader(wanted_columns(mapping, kind), sorted(numbers - texts), lists, all_needed=False)
-
-
-@dataclass(frozen=True)
-class NewFile:
-    """File to read, and its version when it was found."""
-
-    unit: Unit
-    version: Version
-
-
-class FilesRead:
-    """Files that were read, with their versions; reports once each file that has changed since."""
-
-    def __init__(self, report_change: Callable[[Unit], None]) -> None:
-        self._report_change = report_change
-        self._read: dict[tuple[Kind, str], Version] = {}
-        self._changed: set[tuple[Kind, str]] = set()
-
-    def add(self, kind: Kind, name: str, version: Version) -> None:
-        self._read[kind, name] = version
-
-    def unread(self, units: Sequence[Unit]) -> list[Unit]:
-        """Returns the units of which nothing was read."""
-        return [unit for unit in units if not self._is_read(unit)]
-
-    def _is_read(self, unit: Unit) -> bool:
-        key = unit.kind, unit.name
-        if key not in self._read:
-            return False
-        if key not in self._changed and _version(unit.path) not in (None, self._read[key]):
-            self._changed.add(key)
-            self._report_change(unit)
-        return True
 
 
 @dataclass(frozen=True)
@@ -208,33 +170,24 @@ class EventFolders:
         """Finds all files, in the order in which they count as arriving."""
         return find_events(self._mapping, self._folders)
 
-    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[NewFile], bool]:
+    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[tuple[Unit, Version]], bool]:
         """Chooses the files to read now of all unread ones; also whether files being written hold back others."""
-        versions = [(unit, _version(unit.path)) for unit in unread]
-        found = [NewFile(unit, version) for unit, version in versions if version is not None]
+        found = [(unit, version) for unit in unread if (version := Version.of(unit.path)) is not None]
         if self._settings.drain:
             return found, False
         before, self._waiting[kind] = self._waiting.get(kind, {}), {}
-        settled = [self._is_settled(file, before) for file in found]
+        settled = [self._is_settled(*file, before) for file in found]
         end = settled.index(False) if False in settled else len(found)
         return found[:end], end < len(found)
 
-    def _is_settled(self, file: NewFile, before: dict[str, tuple[Version, float]]) -> bool:
+    def _is_settled(self, unit: Unit, version: Version, before: dict[str, tuple[Version, float]]) -> bool:
         """Whether a file has not changed for long enough, by its own time or by what earlier scans have seen."""
         limit, now = self._settings.settle_seconds, time.monotonic()
-        if time.time_ns() - file.version.modified_ns >= limit * 1e9:
+        if time.time_ns() - version.modified_ns >= limit * 1e9:
             return True
         # The clock of its machine may be ahead of ours.
-        version, since = before.get(file.unit.name, (file.version, now))
-        if version != file.version:
+        seen, since = before.get(unit.name, (version, now))
+        if seen != version:
             since = now
-        self._waiting[file.unit.kind][file.unit.name] = file.version, since
+        self._waiting[unit.kind][unit.name] = version, since
         return now - since >= limit
-
-
-def _version(path: Path) -> Version | None:
-    """None: the file was deleted since the scan."""
-    try:
-        return Version.read(path)
-    except FileNotFoundError:
-        return None

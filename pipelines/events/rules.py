@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.times import duration_us
-from ctr.pipelines.events.tables import Kind
 from ctr.pipelines.spill import split_by_partition
 
 Times = TypeVar("Times", int, np.ndarray)
@@ -70,11 +69,6 @@ def partition_rules(mapping: EventMapping) -> PartitionRules:
         skew=mapping.clock_skew_us,
         show=mapping.show_window_us,
     )
-
-
-def route(rules: PartitionRules, kind: Kind, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Splits events by the partitions that need them; also returns those that are too late for their own one."""
-    return (route_impressions if kind == "impressions" else route_clicks)(rules, table)
 
 
 def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:

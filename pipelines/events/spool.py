@@ -5,54 +5,30 @@
     SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
     SPOOL/staged/START.json                   a partition's manifest, whose shards are complete; empty: no events
-    SPOOL/shared_ids.json                     of a batch: how many values of hashed features share an id
+    SPOOL/ids/HASH                            of a batch: which ids of hashed features a worker has met
 
 A unit that is read again writes the same files again, so that a worker may be killed anywhere.
 """
 
 import hashlib
 import json
+import pickle
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 
-from ctr.data.event_mapping import EventMapping
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
+from ctr.pipelines.collisions import Collisions
+from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
-from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events
+from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, KINDS, Kind
 from ctr.pipelines.rows.rejects import Reject
 
 SPOOL = ".events"  # inside a log that is made by following events
-
-_REJECTS_KEPT = 1000
-_SHARED_IDS = "shared_ids.json"
-
-
-@dataclass
-class UnitReport:
-    """Counts of the events of a unit: ``good`` ones are stored, ``late`` were too late, the others rejected."""
-
-    kind: Kind
-    name: str
-    size: int = 0  # of the file when it was read
-    modified_ns: int = 0
-    events: int = 0
-    good: int = 0
-    late: int = 0
-    last_arrival: int = -1  # -1 without good events
-    rejected: int = 0
-    rejects: list[Reject] = field(default_factory=list)  # the first of them
-    damaged: str = ""  # why the unit could not be read to its end
-
-    def add_rejects(self, rejects: Iterable[Reject]) -> None:
-        for reject in rejects:
-            self.rejected += 1
-            if len(self.rejects) < _REJECTS_KEPT:
-                self.rejects.append(reject)
 
 
 def is_followed(log: Path) -> bool:
@@ -111,19 +87,17 @@ def list_starts(spool: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def read_partition(
-    spool: Path, mapping: EventMapping, rules: PartitionRules, start: int
-) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Reads impressions, earlier impressions and clicks of a partition, as ``join_partition`` takes them."""
-    found = {kind: _read(_segments(spool, start, kind)) for kind in KINDS}
+def read_partition(spool: Path, rules: PartitionRules, start: int) -> dict[str, list[pa.Table]]:
+    """Reads impressions, earlier impressions and clicks of a partition, as ``stage_events`` takes them."""
+    found: dict[str, list[pa.Table]] = {kind: _read(_segments(spool, start, kind)) for kind in KINDS}
     first = known_from(rules, start)
-    earlier: list[pa.Table] = []
-    for other in list_starts(spool):
-        if other < start and other + rules.length > first:
-            tables = _read(_segments(spool, other, "impressions"))
-            earlier += [table.select(EARLIER_SCHEMA.names) for table in tables]
-    impressions, clicks = (concat_events(kind, mapping, found[kind]) for kind in KINDS)
-    return impressions, pa.concat_tables([EARLIER_SCHEMA.empty_table(), *earlier]), clicks
+    found[EARLIER] = [
+        table.select(EARLIER_SCHEMA.names)
+        for other in list_starts(spool)
+        if other < start and other + rules.length > first
+        for table in _read(_segments(spool, other, "impressions"))
+    ]
+    return found
 
 
 def count_impressions(spool: Path, starts: Sequence[int]) -> int:
@@ -155,26 +129,31 @@ def drop_partitions(spool: Path, before: int) -> None:
     """Deletes the segments and manifests of the partitions that begin before a time."""
     for start in list_starts(spool):
         if start < before:
-            staged_path(spool, start).unlink(missing_ok=True)
+            _staged_path(spool, start).unlink(missing_ok=True)
             shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
 
 
 def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
     """Reads the manifests of staged partitions, as ``publish_staged`` takes them."""
-    return [(start, staged_path(spool, start).read_bytes()) for start in starts]
+    return [(start, _staged_path(spool, start).read_bytes()) for start in starts]
 
 
-def write_shared_ids(spool: Path, shares: dict[str, float], warnings: Sequence[str]) -> None:
-    """Stores the shares of the values of features that share an id, and the warnings about them."""
-    write_atomic_bytes(spool / _SHARED_IDS, json.dumps([shares, warnings]).encode())
+def write_collisions(spool: Path, met: Collisions) -> None:
+    """Stores the ids that a worker has met."""
+    content = pickle.dumps(met)
+    write_atomic_bytes(spool / "ids" / hashlib.sha256(content).hexdigest(), content)
 
 
-def read_shared_ids(spool: Path) -> tuple[dict[str, float], list[str]]:
-    """Reads what ``write_shared_ids`` has stored."""
-    shares, warnings = json.loads((spool / _SHARED_IDS).read_bytes())
-    return shares, warnings
+def read_collisions(spool: Path) -> Iterator[Collisions]:
+    """Yields what ``write_collisions`` has stored."""
+    for path in sorted((spool / "ids").glob("*")):
+        yield pickle.loads(path.read_bytes())
 
 
-def staged_path(spool: Path, start: int) -> Path:
-    """Returns where the manifest of a partition waits to be published."""
+def write_staged(spool: Path, start: int, manifest: bytes) -> None:
+    """Stores a partition's manifest where it waits to be published."""
+    write_atomic_bytes(_staged_path(spool, start), manifest)
+
+
+def _staged_path(spool: Path, start: int) -> Path:
     return spool / "staged" / f"{start:019d}.json"

@@ -19,7 +19,6 @@ import os
 import shlex
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,26 +39,15 @@ from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
-from ctr.pipelines.beam import make_pipeline
-from ctr.pipelines.events.accounts import RecentReports, describe_rejects
-from ctr.pipelines.events.join import join_partition
+from ctr.pipelines.beam import input_errors_of_workers, make_pipeline, options_or_threads, runner_name
+from ctr.pipelines.events.accounts import RecentReports, UnitReport, describe_rejects
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
-from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules, route
-from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.events.steps import (
-    JoinedPartition,
-    SamplePartitions,
-    beam_options,
-    input_errors_of_workers,
-    runner_name,
-    stage_sampled,
-    with_pinned_teacher,
-)
-from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events, prepare
+from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules
+from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
+from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, KINDS, Kind
 from ctr.pipelines.rows.sources import Chunk
 from ctr.pipelines.spill import split_by_partition
 
-_EARLIER = "earlier"
 _MILLISECOND = 1000
 
 # How long after a partition closes its late events are still recorded; the runner drops later ones.
@@ -118,9 +106,7 @@ class PublishStream(beam.PTransform[Any, Any]):
                 allowed_lateness=LATE_FOR,
             )
             | "By partition" >> beam.GroupByKey()
-            | "Join" >> beam.ParDo(_Join(mapping, log))
-            | SamplePartitions(mapping)
-            | "Write" >> beam.Map(stage_sampled, mapping, log)
+            | "Stage" >> beam.ParDo(_Stage(mapping, log))
             | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
             | "In order" >> beam.GroupByKey()
             | "Publish" >> beam.FlatMap(_publish, log)
@@ -149,13 +135,9 @@ class _Route(beam.DoFn):
         self._recent = RecentReports(max_reject_share)
 
     def process(self, element: RawEvents) -> Iterator[Any]:
-        prepared = prepare(self._mapping, element.kind, element.chunk, time.time_ns() // 1000)
-        report = UnitReport(element.kind, element.name, events=prepared.count)
-        report.add_rejects(prepared.rejects)
+        report = UnitReport(element.kind, element.name)
+        routed = route_chunk(self._mapping, self._log, report, element.chunk)
         self._check_rejects(report)
-        routed, late = route(self._rules, element.kind, prepared.table)
-        if late.num_rows:
-            write_late(self._log, element.kind, late)
         for start, table in routed.items():
             yield from self._send(start, element.kind, table)
         if element.kind == "impressions":
@@ -173,7 +155,7 @@ class _Route(beam.DoFn):
                 there = times >= known_from(self._rules, starts)
                 parts = split_by_partition(known.filter(pa.array(there)), starts[there])
                 for start, part in parts.items():
-                    yield from self._send(start, _EARLIER, part)
+                    yield from self._send(start, EARLIER, part)
 
     def _send(self, start: int, what: str, table: pa.Table) -> Iterator[Any]:
         if start > self._last:
@@ -201,32 +183,25 @@ def _from_bytes(content: bytes) -> pa.Table:
         return reader.read_all()
 
 
-@beam.typehints.with_output_types(JoinedPartition)
-class _Join(beam.DoFn):
-    # Joins a partition when its window fires; events that come after that are too late, and are written apart.
+@beam.typehints.with_output_types(tuple[int, bytes])
+class _Stage(beam.DoFn):
+    # Stages a partition when its window fires; events that come after that are too late, and are written apart.
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
 
     def process(
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
-    ) -> Iterator[JoinedPartition]:
+    ) -> Iterator[tuple[int, bytes]]:
         start, parts = element
         found: dict[str, list[pa.Table]] = {}
         for what, content in parts:
             found.setdefault(what, []).append(_from_bytes(content))
-        if not found:
-            # A runner may fire once more, with nothing, when it forgets a window.
-            return
-        if pane.timing == PaneInfoTiming.LATE:
+        # A runner may fire once more, with nothing, when it forgets a window.
+        if found and pane.timing == PaneInfoTiming.LATE:
             self._write_late(start, found)
-            return
-        mapping, rules = self._mapping, partition_rules(self._mapping)
-        impressions, clicks = (concat_events(kind, mapping, found.get(kind, [])) for kind in KINDS)
-        earlier = pa.concat_tables([EARLIER_SCHEMA.empty_table(), *found.get(_EARLIER, [])])
-        yield JoinedPartition(
-            start, join_partition(mapping.feature_schema, rules, start, impressions, earlier, clicks)
-        )
+        elif found:
+            yield start, stage_events(self._log, self._mapping, start, found)[1]
 
     def _write_late(self, start: int, found: dict[str, list[pa.Table]]) -> None:
         rules = partition_rules(self._mapping)
@@ -288,7 +263,7 @@ _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 def streaming_options(given: str, drain: bool) -> PipelineOptions:
     """Reads Beam's options, or raises InputError; for Flink adds those that such a job needs where they are absent."""
-    options = beam_options(given, 1)
+    options = options_or_threads(given, 1)
     options.view_as(StandardOptions).streaming = True
     if runner_name(options) not in _FLINK:
         return options
@@ -297,7 +272,7 @@ def streaming_options(given: str, drain: bool) -> PipelineOptions:
     stay = {_SOURCES_STAY: f"={1 if drain else _FOR_EVER}"}
     needed = _ALWAYS | stay | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
     added = [name + value for name, value in needed.items() if name not in names]
-    options = beam_options(shlex.join([*arguments, *added]), 1)
+    options = options_or_threads(shlex.join([*arguments, *added]), 1)
     options.view_as(StandardOptions).streaming = True
     return options
 

@@ -100,16 +100,16 @@ class FollowFiles(beam.DoFn):
         units = [unit for unit in self._folders.scan() if unit.kind == kind]
         unread = position.unread(units)
         files, unsettled = self._folders.complete_files(kind, unread)
-        for number, file in enumerate(files[:_FILES_A_BUNDLE], len(units) - len(unread) + 1):
-            written = file.version.modified_ns / 1e9
-            position = replace(position, last=file.unit.name, files=number, written=written)
+        for number, (unit, version) in enumerate(files[:_FILES_A_BUNDLE], len(units) - len(unread) + 1):
+            written = version.modified_ns / 1e9
+            position = replace(position, last=unit.name, files=number, written=written)
             if not tracker.try_claim(position):
                 return
-            for chunk in _read(self._mapping, file.unit):
+            for chunk in _read(self._mapping, unit):
                 known = arrivals(self._mapping, kind, chunk, time.time_ns() // 1000)
                 first, last = known or (position.arrival, position.arrival)
                 position = replace(position, arrival=max(position.arrival, last))
-                yield TimestampedValue(RawEvents(kind, file.unit.name, chunk), Timestamp(micros=first))
+                yield TimestampedValue(RawEvents(kind, unit.name, chunk), Timestamp(micros=first))
             tracker.try_claim(position)
             # What was read has been output: all that follows arrives later.
             _advance(estimator, position.arrival - self._overlap)

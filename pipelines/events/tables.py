@@ -6,7 +6,7 @@ arrival`` (int64). Times are microseconds, UTC.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -21,16 +21,16 @@ from ctr.data.schema import MISSING_ID
 from ctr.data.shards import shard_schema
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, is_text, parse_weights
+from ctr.pipelines.rows.convert import is_text
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
     add_derived,
     check_numbers,
     checked_columns,
-    parse_column,
     read_ids,
     read_time_column,
+    read_weights,
 )
 from ctr.pipelines.rows.rejects import Reject, make_reject
 from ctr.pipelines.rows.sources import Chunk
@@ -38,30 +38,11 @@ from ctr.pipelines.rows.sources import Chunk
 Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")
 ARRIVAL = "arrival"
+EARLIER = "earlier"  # impressions of earlier partitions, which later clicks may be on
 CLICK_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("impression_id", "time", ARRIVAL)])
 EARLIER_SCHEMA = pa.schema(
     [pa.field(name, pa.int64(), False) for name in ("example_id", "query_time", "timestamp")]
 )
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Chunk of events, parsed: the good ones and the rejects."""
-
-    kind: Kind
-    table: pa.Table
-    rejects: list[Reject]
-
-    @property
-    def count(self) -> int:
-        """Events of the input that this accounts for."""
-        return self.table.num_rows + len(self.rejects)
-
-    @property
-    def last_arrival(self) -> int:
-        """The latest arrival of the good events, -1 without any."""
-        latest = pc.max(self.table.column(ARRIVAL)).as_py()
-        return -1 if latest is None else int(latest)
 
 
 def impression_schema(mapping: EventMapping) -> pa.Schema:
@@ -72,8 +53,10 @@ def impression_schema(mapping: EventMapping) -> pa.Schema:
     return pa.schema([*shard_schema(schema), *kept, pa.field(ARRIVAL, pa.int64(), False)])
 
 
-def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0) -> Prepared:
-    """Parses a chunk of raw events and transforms the features of impressions.
+def prepare(
+    mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0
+) -> tuple[pa.Table, list[Reject]]:
+    """Parses a chunk of raw events and transforms the features of impressions; returns the good ones and the rejects.
 
     At ``now_us`` an event cannot have arrived later than ``mapping.future`` after it. An arrival earlier than
     ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose type cannot be read
@@ -85,10 +68,12 @@ def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_
         why = " ".join(str(error).split())
         rows = chunk.rows.tolist()
         refused = [make_reject(chunk.file, row, "events", "unreadable", None, why) for row in rows]
-        return Prepared(kind, empty(kind, mapping), [*chunk.rejects, *refused])
+        return empty(kind, mapping), [*chunk.rejects, *refused]
 
 
-def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int) -> Prepared:
+def _prepare(
+    mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int
+) -> tuple[pa.Table, list[Reject]]:
     source = source_of(mapping, kind)
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, (), verdict)
@@ -99,12 +84,8 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
     if kind == "clicks":
         table = pa.table({"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA)
         table = table if verdict.good.all() else table.filter(pa.array(verdict.good))
-        return Prepared(kind, table, verdict.rejects)
-    weight = np.ones(len(ids), np.float32)
-    if mapping.impressions.weight is not None:
-        name = mapping.impressions.weight
-        weight, bad = parse_column(name, columns, parse_weights)
-        verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
+        return table, verdict.rejects
+    weight = read_weights(mapping.impressions.weight, columns, verdict)
     keys = {
         "query_time": times["time"],
         "timestamp": times.get("timestamp", times["time"]),
@@ -115,9 +96,9 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
         "metric_weight": weight,
     }
     pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
-    table, kept = pack(mapping, keys, columns, verdict)
-    table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]])
-    return Prepared(kind, table, verdict.rejects)
+    table = pack(mapping, keys, columns, verdict)
+    table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[verdict.good]])
+    return table, verdict.rejects
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
@@ -160,7 +141,7 @@ def _read_times(
 
 def _pack_raw(
     mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
-) -> tuple[pa.Table, np.ndarray]:
+) -> pa.Table:
     schema = mapping.feature_schema
     add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
     check_numbers(mapping.number_sources, columns, verdict)
@@ -168,12 +149,12 @@ def _pack_raw(
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     kept = tuple(value_columns(schema, mapping.kept_values))
-    return pack_table(schema, tables[0], tables[1], kept), verdict.good
+    return pack_table(schema, tables[0], tables[1], kept)
 
 
 def _pack_hashed(
     mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
-) -> tuple[pa.Table, np.ndarray]:
+) -> pa.Table:
     """Columns that hold ids already: their types must be those of a shard, and each id one of its feature."""
     schema = mapping.feature_schema
     target = shard_schema(schema)
@@ -196,7 +177,7 @@ def _pack_hashed(
     fault = rows_of_table(table, schema, 0).fault
     names = pa.array([FAULTS[code] for code in fault]) if fault.any() else pa.nulls(len(fault))
     verdict.refuse(fault > 0, "features", "not ids", names, "ids from 0 to below the feature's buckets")
-    return table if verdict.good.all() else table.filter(pa.array(verdict.good)), verdict.good
+    return table if verdict.good.all() else table.filter(pa.array(verdict.good))
 
 
 def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
@@ -270,14 +251,14 @@ def _refuse_future(
         verdict.refuse(ahead, "time", "after its arrival", column, allowed)
 
 
-def empty(kind: Kind, mapping: EventMapping) -> pa.Table:
+def empty(kind: str, mapping: EventMapping) -> pa.Table:
     """Makes a table without events."""
     return (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA).empty_table()
 
 
-def concat_events(kind: Kind, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenates events of one kind; raw values are null where the job kept none when it read them."""
-    first = empty(kind, mapping)
+def concat_events(what: str, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
+    """Concatenates events of a kind, or ``EARLIER``; raw values are null where the job kept none when it read them."""
+    first = EARLIER_SCHEMA.empty_table() if what == EARLIER else empty(what, mapping)
     return pa.concat_tables([first, *tables], promote_options="default").select(first.column_names)
 
 

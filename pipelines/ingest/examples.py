@@ -1,4 +1,4 @@
-"""Examples of raw rows: made chunk by chunk, and read from all input files in order, with threads that work ahead."""
+"""Reads and transforms: the examples of all input files in order, as Arrow tables, with threads that work ahead."""
 
 import time
 from collections import Counter, deque
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,24 +28,28 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import RawReader, SideTable
+from ctr.pipelines.rows.reader import SideTable, read_files
 from ctr.pipelines.rows.rejects import EARLY_ROWS, Reject, RejectLog
 from ctr.pipelines.rows.sources import Chunk, SourceFile
 
 # Columns beside those of a shard, with the source of each example; no feature can have such a name.
 FILE_COLUMN, ROW_COLUMN = "@file", "@row"
+_ORIGIN = (
+    pa.field(FILE_COLUMN, pa.int32(), nullable=False),
+    pa.field(ROW_COLUMN, pa.int64(), nullable=False),
+)
+
+Job = tuple[Chunk, tuple[SideTable, ...], int]  # of ``read_files``
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
     """Returns the columns of a shard, kept raw values (null if held back without), and numbers of file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.kept_values)
-    fields = [
-        *(pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()),
-        pa.field(FILE_COLUMN, pa.int32(), nullable=False),
-        pa.field(ROW_COLUMN, pa.int64(), nullable=False),
-    ]
-    return pa.schema([*shard_schema(schema), *fields])
+    kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
+    return pa.schema([*shard_schema(schema), *kept, *_ORIGIN])
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -56,70 +61,63 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Examples of a chunk, as a table under ``spill_schema``, and the rejected rows.
-
-    In a log that groups rows, ``query_id`` is still the group and ``query_time`` the row's own time.
-    """
-
-    table: pa.Table
-    rejects: list[Reject]
-    count: int
-
-
-class ExampleMaker:
-    """Maker of the examples of chunks; immutable, so that threads may share it."""
-
-    def __init__(self, mapping: Mapping, sources: Sequence[SourceFile]) -> None:
-        self._mapping = mapping
-        self._schema = mapping.feature_schema
-        self._spill_schema = spill_schema(mapping)
-        self._encoded = frozenset(mapping.value_sources)
-        self._kept = tuple(value_columns(self._schema, mapping.kept_values))
-        self._name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
-
-    def make(self, chunk: Chunk, sides: Iterable[SideTable], first: int) -> Examples:
-        """Makes the examples of a chunk after ``first`` lines; InputError for a column that its use cannot read."""
-        mapping, verdict = self._mapping, Verdict(chunk)
-        columns = checked_columns(chunk, sides, verdict, self._encoded)
-        times = read_times(mapping, columns, chunk, first, verdict)
-        labels = read_labels(mapping, columns, verdict)
-        weights = read_weights(mapping, columns, verdict)
-        ids, groups = read_keys(mapping, self._name_hashes[chunk.file], columns, chunk, times, verdict)
-        add_derived(mapping.derive, columns, times, verdict)
-        check_numbers(mapping.number_sources, columns, verdict)
-        keys = {
-            "query_time": times,
-            "timestamp": times,
-            "query_id": groups,
-            "example_id": ids,
-            "label": labels,
-            "train_weight": weights,
-            "metric_weight": weights,
-        }
-        origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
-        raw = {name: columns[name] for name in self._schema.sources}
-        return Examples(self._pack(keys, raw, origin, verdict.good), verdict.rejects, chunk.count)
-
-    def _pack(
-        self,
-        keys: dict[str, np.ndarray],
-        raw: dict[str, pa.Array],
-        origin: dict[str, np.ndarray],
-        good: np.ndarray,
-    ) -> pa.Table:
-        tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
-        if not good.all():
-            tables = [table.filter(pa.array(good)) for table in tables]
-        packed = pack_table(self._schema, tables[0], tables[1], self._kept)
-        for name in (FILE_COLUMN, ROW_COLUMN):
-            packed = packed.append_column(self._spill_schema.field(name), tables[2].column(name))
-        return packed
-
-
 _WORKERS = 2
-_AHEAD = 2
+_AHEAD = 3
+
+
+def make_examples(
+    mapping: Mapping, name_hash: int, chunk: Chunk, sides: Iterable[SideTable], first: int
+) -> tuple[pa.Table, list[Reject]]:
+    """Makes the examples of a chunk, under ``spill_schema``, and its rejects.
+
+    ``name_hash`` is of the file's name, ``first`` the number of lines of the files before it. In a log that groups
+    rows, ``query_id`` is still the group and ``query_time`` the row's own time. Raises InputError for a column that its
+    use cannot read.
+    """
+    schema, verdict = mapping.feature_schema, Verdict(chunk)
+    columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
+    times = read_times(mapping, columns, chunk, first, verdict)
+    labels = read_labels(mapping, columns, verdict)
+    weights = read_weights(mapping.weight, columns, verdict)
+    ids, groups = read_keys(mapping, name_hash, columns, chunk, times, verdict)
+    add_derived(mapping.derive, columns, times, verdict)
+    check_numbers(mapping.number_sources, columns, verdict)
+    keys = {
+        "query_time": times,
+        "timestamp": times,
+        "query_id": groups,
+        "example_id": ids,
+        "label": labels,
+        "train_weight": weights,
+        "metric_weight": weights,
+    }
+    raw = {name: columns[name] for name in schema.sources}
+    origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
+    tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
+    if not verdict.good.all():
+        tables = [table.filter(pa.array(verdict.good)) for table in tables]
+    packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.kept_values)))
+    for number, column in enumerate(tables[2].columns):
+        packed = packed.append_column(_ORIGIN[number], column)
+    return packed, verdict.rejects
+
+
+def work_ahead(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
+) -> Iterator[Result]:
+    """Yields the results of ``work`` in the order of the items; so many of the next ones are under way meanwhile."""
+    with ThreadPoolExecutor(workers, "ingest") as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 @contextmanager
@@ -130,6 +128,17 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
         yield
     finally:
         seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - started
+
+
+def timed_each(items: Iterable[Item], seconds: dict[str, float], stage: str) -> Iterator[Item]:
+    """Yields the items; the time that making them takes is added to that of a stage."""
+    iterator = iter(items)
+    while True:
+        with timed(seconds, stage):
+            item = next(iterator, None)
+        if item is None:
+            return
+        yield item
 
 
 @dataclass
@@ -165,84 +174,56 @@ class TimesFound:
 
 
 @dataclass
-class ExampleReader:
-    """Iterator over the examples of input files, in order; adds rejects, times and hashes of rows to what it is given.
+class Reading:
+    """What is known of the input so far; ``read_examples`` adds to it."""
+
+    rejects: RejectLog
+    times: TimesFound
+    repeats: Repeats | None  # None: rows are not hashed
+    seconds: dict[str, float]
+    rows: int = 0
+    rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
+    # The lines before each file and the number of its own, by its number; without blank files.
+    lines_of: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+def read_examples(
+    mapping: Mapping,
+    sources: Sequence[SourceFile],
+    found: Reading,
+    block_bytes: int,
+    line: int = 0,
+    first_lines: Sequence[int] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[pa.Table]:
+    """Yields the examples of input files, in order, under ``spill_schema``, and adds what else is found to ``found``.
 
     ``row_order`` counts the lines before each file: ``first_lines``, or else those of the files of ``sources`` before
     it, from ``line`` on. ``progress`` is called with the number of rows read since its last call.
     """
+    name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
 
-    mapping: Mapping
-    sources: Sequence[SourceFile]
-    rejects: RejectLog
-    times: TimesFound
-    repeats: Repeats | None  # None: rows are not hashed
-    progress: Callable[[int], None] | None
-    block_bytes: int
-    seconds: dict[str, float]
-    line: int = 0
-    first_lines: Sequence[int] | None = None
-    rows: int = 0  # of the input so far
-    rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
-    # The first line and the number of lines of each file, by its number.
-    lines_of: dict[int, tuple[int, int]] = field(default_factory=dict)
+    def make(job: Job) -> tuple[Job, pa.Table, list[Reject], np.ndarray]:
+        chunk, sides, before = job
+        with timed(found.seconds, "transform"):
+            table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
+            hashes = np.zeros(0) if found.repeats is None else hash_rows(mapping, table)
+            return job, table, rejects, hashes
 
-    def __post_init__(self) -> None:
-        self._reader = RawReader(self.mapping, self.block_bytes)
-        self._maker = ExampleMaker(self.mapping, self.sources)
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """Yields tables under ``spill_schema``; counts their rows, and adds their rejects, times and hashes."""
-        with ThreadPoolExecutor(_WORKERS, "ingest") as pool:
-            waiting: deque[Future[tuple[int, Examples, np.ndarray | None]]] = deque()
-            try:
-                for job in self._jobs():
-                    waiting.append(pool.submit(self._make, *job))
-                    if len(waiting) > _AHEAD + 1:
-                        yield self._count(*waiting.popleft().result())
-                while waiting:
-                    yield self._count(*waiting.popleft().result())
-            finally:
-                for future in waiting:
-                    future.cancel()
-        if self.repeats is not None:
-            self.repeats.finish()
-
-    def _jobs(self) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
-        line = self.line
-        for source in self.sources:
-            if self.first_lines is not None:
-                line = self.first_lines[source.number]
-            chunks = self._reader.read(source)
-            last = 0
-            while True:
-                with timed(self.seconds, "read"):
-                    found = next(chunks, None)
-                if found is None:
-                    break
-                chunk, sides = found
-                last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
-                yield chunk, sides, line
-            self.lines_of[source.number] = line, last
-            line += last
-
-    def _make(
-        self, chunk: Chunk, sides: tuple[SideTable, ...], line: int
-    ) -> tuple[int, Examples, np.ndarray | None]:
-        with timed(self.seconds, "transform"):
-            examples = self._maker.make(chunk, sides, line)
-            hashes = None if self.repeats is None else hash_rows(self.mapping, examples.table)
-            return chunk.file, examples, hashes
-
-    def _count(self, file: int, examples: Examples, hashes: np.ndarray | None) -> pa.Table:
-        self.rows += examples.count
-        self.rows_of[file] += examples.count
-        self.rejects.add(examples.rejects)
-        self.times.add(examples.table.column("query_time").to_numpy())
-        if self.repeats is not None and hashes is not None:
-            self.repeats.add(file, hashes)
-        if self.rows >= EARLY_ROWS:
-            self.rejects.check(self.rows)
-        if self.progress is not None:
-            self.progress(examples.count)
-        return examples.table
+    chunks = read_files(mapping, sources, block_bytes, None, first_lines, line)
+    jobs = timed_each(chunks, found.seconds, "read")
+    for (chunk, _, before), table, rejects, hashes in work_ahead(make, jobs, _WORKERS, _AHEAD):
+        found.rows += chunk.count
+        found.lines_of[chunk.file] = before, max(chunk.last_row, found.lines_of.get(chunk.file, (0, 0))[1])
+        found.rows_of[chunk.file] += chunk.count
+        found.rejects.add(rejects)
+        found.times.add(table.column("query_time").to_numpy())
+        if found.repeats is not None:
+            found.repeats.add(chunk.file, hashes)
+        if found.rows >= EARLY_ROWS:
+            found.rejects.check(found.rows)
+        if progress is not None:
+            progress(chunk.count)
+        yield table
+    if found.repeats is not None:
+        found.repeats.finish()

@@ -1,9 +1,7 @@
 """Makes the partitions of a log of rows: groups and sorts rows, compares them with published partitions."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +10,15 @@ import pyarrow as pa
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.kept_values import partition_values, values_path, write_values
 from ctr.data.log import Manifest, is_published
-from ctr.data.mapping import Mapping
+from ctr.data.mapping import Mapping, Query
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
 from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
-from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, is_temporary
-from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema, timed
+from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, timed, work_ahead
 from ctr.pipelines.rows.convert import mix_ids
-from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
-from ctr.pipelines.spill import ArrivalSpill, PartitionSpill
+from ctr.pipelines.rows.rejects import Reject, make_reject
+from ctr.pipelines.spill import PartitionSpill
 
 # Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries.
 GROUP_COLUMN = "@group"
@@ -40,31 +37,40 @@ def spill_rows(
     """
     folder.mkdir()
     spill = PartitionSpill(folder, mapping.partition_us)
-    if mapping.query is None:
-        for table in tables:
-            with timed(seconds, "spill"):
-                spill.append(table)
-        return spill
-    arrival = ArrivalSpill(folder, spill_schema(mapping))
+    for table in tables if mapping.query is None else _with_queries(mapping.query, tables, folder, seconds):
+        with timed(seconds, "spill"):
+            spill.append(table)
+    return spill
+
+
+def _with_queries(
+    query: Query, tables: Iterable[pa.Table], folder: Path, seconds: dict[str, float]
+) -> Iterator[pa.Table]:
+    """Yields the rows in order, once all have come, with their queries; the group becomes a column of its own."""
+    arrival = folder / "arrival"
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    with closing(arrival):
+    writer = None
+    with pa.OSFile(str(arrival), "wb") as file, ExitStack() as stack:
         for table in tables:
             with timed(seconds, "spill"):
-                arrival.append(table)
+                writer = writer or stack.enter_context(pa.ipc.new_stream(file, table.schema))
+                writer.write_table(table)
                 groups.append(table.column("query_id").to_numpy())
                 times.append(table.column("query_time").to_numpy())
+    if writer is None:
+        return
     with timed(seconds, "spill"):
-        session = mapping.query.session
-        query_ids, query_times = assign_queries(
-            np.concatenate(groups), np.concatenate(times), None if session is None else session.gap_us
-        )
-        first = 0
-        for table in arrival.read_back():
+        gap_us = None if query.session is None else query.session.gap_us
+        query_ids, query_times = assign_queries(np.concatenate(groups), np.concatenate(times), gap_us)
+    first = 0
+    with pa.memory_map(str(arrival)) as stored, pa.ipc.open_stream(stored) as reader:
+        for batch in reader:
+            table = pa.Table.from_batches([batch])
             last = first + table.num_rows
             table = table.append_column(GROUP_COLUMN, table.column("query_id"))
-            spill.append(_with_queries(table, query_ids[first:last], query_times[first:last]))
+            yield replace_columns(table, query_id=query_ids[first:last], query_time=query_times[first:last])
             first = last
-    return spill
+    arrival.unlink()
 
 
 def assign_queries(
@@ -94,8 +100,9 @@ def assign_queries(
     return query_ids, query_times
 
 
-def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarray) -> pa.Table:
-    for name, values in (("query_id", query_ids), ("query_time", query_times)):
+def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
+    """Replaces columns by others of their types."""
+    for name, values in columns.items():
         place = table.schema.get_field_index(name)
         table = table.set_column(place, table.schema.field(place), pa.array(values))
     return table
@@ -106,7 +113,7 @@ def ungrouped(mapping: Mapping, table: pa.Table) -> pa.Table:
     if mapping.query is None:
         return table
     groups, times = table.column(GROUP_COLUMN).to_numpy(), table.column("timestamp").to_numpy()
-    return _with_queries(table.drop_columns([GROUP_COLUMN]), groups, times)
+    return replace_columns(table.drop_columns([GROUP_COLUMN]), query_id=groups, query_time=times)
 
 
 def sorted_partitions(
@@ -114,16 +121,11 @@ def sorted_partitions(
 ) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
     """Yields sorted partitions in order, with their duplicates as rejects; the next one is sorted meanwhile."""
 
-    def load(start: int) -> tuple[pa.Table, list[Reject]]:
+    def load(start: int) -> tuple[int, pa.Table, list[Reject]]:
         with timed(seconds, "sort"):
-            return _sorted_once(spill.pop(start))
+            return start, *_sorted_once(spill.pop(start))
 
-    with ThreadPoolExecutor(1, "ingest-sort") as pool:
-        ahead = [pool.submit(load, start) for start in starts[:1]]
-        for number, start in enumerate(starts):
-            table, duplicates = ahead.pop().result()
-            ahead += [pool.submit(load, later) for later in starts[number + 1 : number + 2]]
-            yield start, table, duplicates
+    return work_ahead(load, starts, 1, 1)
 
 
 def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
@@ -215,57 +217,27 @@ def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) ->
                 path.unlink(missing_ok=True)
 
 
-class ClosedRows:
-    """Rows whose partition, of a length in microseconds, is published already with other rows."""
+def closed_rejects(rows: pa.Table) -> Iterator[Reject]:
+    """Makes rejects of rows whose partition is published already with other rows."""
+    for row in rows.to_pylist():
+        time, allowed = format_time(row["query_time"]), "times in partitions that are not published"
+        place = row[FILE_COLUMN], row[ROW_COLUMN]
+        yield make_reject(*place, "partition", "already published", time, allowed)
 
-    def __init__(self, names: Sequence[str], length: int) -> None:
-        self._names, self._length = names, length
-        self._tables: list[pa.Table] = []
 
-    @property
-    def count(self) -> int:
-        return sum(table.num_rows for table in self._tables)
-
-    def add(self, table: pa.Table) -> None:
-        self._tables.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
-
-    def reject(self, rejects: RejectLog, rows: int, out: Path, changed: Sequence[str]) -> None:
-        """Rejects the rows one by one; InputError where they are more of ``rows`` than ``rejects`` allow."""
-        if self.count > rejects.max_share * rows:
-            added = f". With other content {', '.join(changed)} was added before" if changed else ""
-            raise InputError(
-                f"{out}: nothing was added: {self.describe(rows)}{added}",
-                "ingest these files and those before them into a new output directory, in one command or in order of "
-                "time with --append (and --allowed-lateness DURATION for rows that come late)",
-            )
-        found = (row for table in self._tables for row in table.to_pylist())
-        reason, allowed = "already published", "times in partitions that are not published"
-        rejects.add(
-            make_reject(
-                row[FILE_COLUMN],
-                row[ROW_COLUMN],
-                "partition",
-                reason,
-                format_time(row["query_time"]),
-                allowed,
-            )
-            for row in found
-        )
-
-    def describe(self, rows: int) -> str:
-        table = pa.concat_tables(self._tables)
-        files, lines = table.column(FILE_COLUMN).to_numpy(), table.column(ROW_COLUMN).to_numpy()
-        times = table.column("query_time").to_numpy()
-        numbers, counts = np.unique(files, return_counts=True)
-        counted = Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-        named = [f"{self._names[file]} ({count})" for file, count in counted.most_common(_FILES_NAMED)]
-        if len(counted) > _FILES_NAMED:
-            named.append(f"{len(counted) - _FILES_NAMED} more files")
-        first = int(np.lexsort([lines, files])[0])
-        start = int(times[first]) // self._length * self._length
-        partitions = len(np.unique(times // self._length))
-        return (
-            f"{table.num_rows} of {rows} rows fall into {partitions} published partition{'s' * (partitions != 1)}: "
-            f"{', '.join(named)}; the first is {self._names[files[first]]} row {lines[first]} at "
-            f"{format_time(int(times[first]))}, in [{format_time(start)}, {format_time(start + self._length)})"
-        )
+def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -> str:
+    """Describes rows, of ``total``, whose partition, of a length in microseconds, is published already."""
+    files, lines, times = (rows.column(name).to_numpy() for name in (FILE_COLUMN, ROW_COLUMN, "query_time"))
+    numbers, counts = np.unique(files, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:_FILES_NAMED]
+    named = [f"{names[numbers[place]]} ({counts[place]})" for place in most]
+    if len(numbers) > _FILES_NAMED:
+        named.append(f"{len(numbers) - _FILES_NAMED} more files")
+    first = int(np.lexsort([lines, files])[0])
+    start = int(times[first]) // length * length
+    partitions = len(np.unique(times // length))
+    return (
+        f"{rows.num_rows} of {total} rows fall into {partitions} published partition{'s' * (partitions != 1)}: "
+        f"{', '.join(named)}; the first is {names[files[first]]} row {lines[first]} at "
+        f"{format_time(int(times[first]))}, in [{format_time(start)}, {format_time(start + length)})"
+    )

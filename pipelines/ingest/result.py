@@ -1,10 +1,16 @@
 """Result of an ingest, and its text for people."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ctr.data.times import format_time
+
+
+def few(names: Sequence[str]) -> str:
+    """Lists the first three names."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,7 @@ class IngestResult:
         text = f"{self.examples} examples, {self.queries} queries, {self.clicks} clicks"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
         if self.known_files:
-            shown = ", ".join(self.known_files[:3]) + (", ..." if len(self.known_files) > 3 else "")
-            count = len(self.known_files)
+            shown, count = few(self.known_files), len(self.known_files)
             text += f"\n{count} files are in the log already and were not added again: {shown}"
         if self.held_rows:
             start, end = self.held_partitions[0][0], self.held_partitions[-1][1]

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions, parse_manifest
+from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions
 from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -32,29 +32,32 @@ from ctr.io.files import file_sha256
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.ingest.examples import (
     FILE_COLUMN,
-    ExampleReader,
+    ROW_COLUMN,
+    Reading,
     TimesFound,
+    read_examples,
     spill_schema,
     timed,
     with_columns,
 )
 from ctr.pipelines.ingest.partitions import (
-    ClosedRows,
+    closed_rejects,
+    closed_text,
     find_published,
     new_shards_removed_on_failure,
     remove_leftovers,
+    replace_columns,
     sorted_partitions,
     spill_rows,
     stage,
     ungrouped,
 )
 from ctr.pipelines.ingest.repeats import Repeats
-from ctr.pipelines.ingest.result import IngestResult
+from ctr.pipelines.ingest.result import IngestResult, few
 from ctr.pipelines.ingest.state import (
     HeldRows,
     IngestState,
     InputFile,
-    Inputs,
     check_anything_to_do,
     check_rules,
     commit,
@@ -63,6 +66,7 @@ from ctr.pipelines.ingest.state import (
     finish_publishing,
     ingest_lock,
     label_text,
+    last_time,
     manifest_sha256,
     read_blocks,
     read_held,
@@ -119,15 +123,6 @@ def ingest(
     return work.result()
 
 
-def _rejects_path(out: Path, inputs: Inputs) -> Path:
-    # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
-    # Where no file is new, what is rejected is among the rows that were held back.
-    alone = inputs.held is not None and (not inputs.sources or inputs.again)
-    names = [source.name for source in inputs.sources]
-    names += [inputs.held.file] if inputs.held is not None and alone else []
-    return out / "rejects" / f"{digest_of(*names)}.jsonl"
-
-
 class _Ingest:
     def __init__(
         self,
@@ -148,9 +143,9 @@ class _Ingest:
         self._inputs = compare_inputs(given, self._state, append)
         self._refuse_changed_files()
         self._rejects = RejectLog(self._inputs.names, max_reject_share)
-        self._rejects_path = _rejects_path(out, self._inputs)
+        self._rejects_path = self._inputs.rejects_path(out)
         self._times = TimesFound(EARLY_US, time.time_ns() // 1000 if now_us is None else now_us)
-        self._last_before = self._last_time()
+        self._last_before = last_time(out, self._state)
         self._inputs_before = len(self._state.inputs)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
         self._repeats: Repeats | None = None
@@ -169,32 +164,13 @@ class _Ingest:
                 "directory"
             )
 
-    def _last_time(self) -> int | None:
-        """The latest time of the log before this ingest."""
-        if self._state.held is not None:
-            return self._state.held.last_time
-        partitions = list_partitions(self._out)
-        if not partitions:
-            return None
-        path = self._out / "manifests" / f"{partitions[-1][0]:019d}-{partitions[-1][1]:019d}.json"
-        shards = parse_manifest(path.read_bytes(), str(path)).shards
-        return shards[-1].last_query_time if shards else None
-
     def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
         mapping, inputs = self._mapping, self._inputs
         if not inputs.again:
             self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
-        reading = ExampleReader(
-            mapping,
-            inputs.sources,
-            self._rejects,
-            self._times,
-            self._repeats,
-            progress,
-            block_bytes,
-            self.seconds,
-            inputs.first_line,
-            inputs.first_lines,
+        reading = Reading(self._rejects, self._times, self._repeats, self.seconds)
+        tables = read_examples(
+            mapping, inputs.sources, reading, block_bytes, inputs.first_line, inputs.first_lines, progress
         )
         with ExitStack() as stack:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
@@ -202,7 +178,7 @@ class _Ingest:
             new = [] if inputs.again else inputs.sources
             hashes = [hashing.submit(file_sha256, source.path) for source in new]
             held = self._held_tables()
-            rows = self._collisions.watched(reading if inputs.again else chain(held, reading))
+            rows = self._collisions.watched(tables if inputs.again else chain(held, tables))
             read = spill_rows(mapping, rows, folder / "rows", self.seconds)
             merged = spill_rows(mapping, held, folder / "held", self.seconds) if inputs.again else read
             self._rows = reading.rows
@@ -210,17 +186,21 @@ class _Ingest:
             if inputs.sources:
                 self._require_examples()
             self._warn_of_empty_files(reading)
-            added = [
-                InputFile(
-                    name=source.name,
-                    bytes=source.path.stat().st_size,
-                    sha256=sha256.result(),
-                    rows=reading.rows_of[source.number],
-                    first_line=reading.lines_of[source.number][0],
-                    lines=reading.lines_of[source.number][1],
+            added: list[InputFile] = []
+            line = inputs.first_line
+            for source, sha256 in zip(inputs.sources, hashes, strict=False):
+                first, lines = reading.lines_of.get(source.number, (line, 0))
+                added.append(
+                    InputFile(
+                        name=source.name,
+                        bytes=source.path.stat().st_size,
+                        sha256=sha256.result(),
+                        rows=reading.rows_of[source.number],
+                        first_line=first,
+                        lines=lines,
+                    )
                 )
-                for source, sha256 in zip(inputs.sources, hashes, strict=False)
-            ]
+                line = first + lines
         create_log(self._out, mapping.feature_schema)
         with ingest_lock(self._out):
             self._refresh(added)
@@ -233,16 +213,14 @@ class _Ingest:
         target = spill_schema(self._mapping)
         for table in read_held(self._out, self._inputs.held):
             table = with_columns(table, target)
-            place = table.schema.get_field_index(FILE_COLUMN)
             numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
-            column = pa.array((numbers + len(self._inputs.sources)).astype(np.int32))
-            yield table.set_column(place, table.schema.field(place), column)
+            numbers = (numbers + len(self._inputs.sources)).astype(np.int32)
+            yield replace_columns(table, **{FILE_COLUMN: numbers})
 
     def _require_examples(self) -> None:
         if len(self._rejects.rejects) != self._rows:
             return
-        sources = self._inputs.sources
-        names = ", ".join(source.name for source in sources[:3]) + (", ..." if len(sources) > 3 else "")
+        names = few([source.name for source in self._inputs.sources])
         if not self._rows:
             raise InputError(f"{self._out}: nothing was added: no row in {names}")
         reason, count = next(iter(reject_reasons(self._rejects.rejects).items()))
@@ -251,11 +229,11 @@ class _Ingest:
             f"({count} rows); see {self._rejects_path}"
         )
 
-    def _warn_of_empty_files(self, reading: ExampleReader) -> None:
+    def _warn_of_empty_files(self, reading: Reading) -> None:
         empty = [source.name for source in self._inputs.sources if not reading.rows_of[source.number]]
         if empty:
-            shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
-            self._warnings.append(f"{len(empty)} of {len(self._inputs.sources)} files hold no rows: {shown}")
+            total = len(self._inputs.sources)
+            self._warnings.append(f"{len(empty)} of {total} files hold no rows: {few(empty)}")
 
     def _refresh(self, inputs: Sequence[InputFile]) -> None:
         """Reads the state again, and refuses what other ingests have added meanwhile if it concerns this one."""
@@ -273,12 +251,13 @@ class _Ingest:
         """Compares the rows of known files with the published partitions; returns those to publish again."""
         published = set(list_partitions(self._out))
         restored = []
-        for start, table, duplicates in sorted_partitions(read, _starts(read), self.seconds):
+        for start, table, duplicates in sorted_partitions(read, read.starts(), self.seconds):
             partition = (start, start + self._mapping.partition_us)
             with timed(self.seconds, "publish"):
                 manifest = None
                 if partition in published:
                     manifest = find_published(self._out, self._mapping, start, table)
+                    self._manifests += [] if manifest is None else [manifest]
                 elif recorded := self._state.published.get(f"{start:019d}-{partition[1]:019d}"):
                     planned = stage(self._out, self._mapping, start, table, write=False)
                     if manifest_sha256(planned) == recorded:
@@ -286,10 +265,8 @@ class _Ingest:
                         restored.append(manifest)
                 if manifest is None:
                     self._known_rows += table.num_rows + len(duplicates)
-                    continue
-                self._rejects.add(duplicates)
-                if partition in published:
-                    self._manifests.append(manifest)
+                else:
+                    self._rejects.add(duplicates)
         return restored
 
     def _publish(
@@ -297,7 +274,7 @@ class _Ingest:
     ) -> None:
         """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
         mapping, out = self._mapping, self._out
-        starts, published = _starts(merged), {start for start, _ in list_partitions(out)}
+        starts, published = merged.starts(), {start for start, _ in list_partitions(out)}
         length = mapping.partition_us
         for start in starts:
             check_no_overlap(out, start, start + length)
@@ -327,22 +304,32 @@ class _Ingest:
 
     def _publish_again(self, merged: PartitionSpill, starts: Sequence[int]) -> None:
         """Recognizes published partitions that consist of just these rows, and rejects the rows of all others."""
-        closed = ClosedRows(self._rejects.names, self._mapping.partition_us)
+        out, closed = self._out, []
         for start, table, duplicates in sorted_partitions(merged, starts, self.seconds):
             with timed(self.seconds, "publish"):
                 self._rejects.add(duplicates)
-                manifest = find_published(self._out, self._mapping, start, table)
+                manifest = find_published(out, self._mapping, start, table)
                 if manifest is None:
-                    closed.add(table)
+                    closed.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
                 else:
                     self._manifests.append(manifest)
-        if closed.count:
-            closed.reject(self._rejects, self._rows, self._out, self._inputs.changed)
-            told = closed.describe(self._rows)
-            self._warnings.append(f"{told}; they were rejected; for more files use --append")
-            self._rejects.check(self._rows)
-            if self._inputs.sources and not self._inputs.again:
-                self._require_examples()
+        if not closed:
+            return
+        rows = pa.concat_tables(closed)
+        text = closed_text(rows, self._rows, self._rejects.names, self._mapping.partition_us)
+        if rows.num_rows > self._rejects.max_share * self._rows:
+            changed = ", ".join(self._inputs.changed)
+            added = f". With other content {changed} was added before" if changed else ""
+            raise InputError(
+                f"{out}: nothing was added: {text}{added}",
+                "ingest these files and those before them into a new output directory, in one command or in order of "
+                "time with --append (and --allowed-lateness DURATION for rows that come late)",
+            )
+        self._rejects.add(closed_rejects(rows))
+        self._warnings.append(f"{text}; they were rejected; for more files use --append")
+        self._rejects.check(self._rows)
+        if self._inputs.sources and not self._inputs.again:
+            self._require_examples()
 
     def _store(
         self,
@@ -453,7 +440,3 @@ class _Ingest:
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)
         yield from self._collisions.warnings()
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))
-
-
-def _starts(spill: PartitionSpill) -> list[int]:
-    return [start for start, _ in spill.partitions()]

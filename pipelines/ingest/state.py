@@ -21,7 +21,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.log import Manifest, manifest_bytes, publish_manifest
+from ctr.data.log import Manifest, list_partitions, manifest_bytes, parse_manifest, publish_manifest
 from ctr.data.mapping import Mapping
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
@@ -171,6 +171,18 @@ def digest_of(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+def last_time(log: Path, state: IngestState) -> int | None:
+    """Returns the latest time of a row of the log, in microseconds; None: there is no row."""
+    if state.held is not None:
+        return state.held.last_time
+    partitions = list_partitions(log)
+    if not partitions:
+        return None
+    path = log / "manifests" / f"{partitions[-1][0]:019d}-{partitions[-1][1]:019d}.json"
+    shards = parse_manifest(path.read_bytes(), str(path)).shards
+    return shards[-1].last_query_time if shards else None
+
+
 def write_held(log: Path, file: str, schema: pa.Schema, tables: Iterator[pa.Table]) -> int:
     """Writes rows, which are held back once a commit names the file; returns their number."""
     rows = 0
@@ -251,6 +263,15 @@ class Inputs:
     def names(self) -> list[str]:
         """The names of all files with rows: those to read, then those of the rows that were held back."""
         return [*(source.name for source in self.sources), *self.held_files.values()]
+
+    def rejects_path(self, log: Path) -> Path:
+        """Returns where rejects are described."""
+        # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
+        # Where no file is new, what is rejected is among the rows that were held back.
+        alone = self.held is not None and (not self.sources or self.again)
+        names = [source.name for source in self.sources]
+        names += [self.held.file] if self.held is not None and alone else []
+        return log / "rejects" / f"{digest_of(*names)}.jsonl"
 
 
 def compare_inputs(given: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:

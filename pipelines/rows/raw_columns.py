@@ -116,12 +116,12 @@ def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndar
     return np.asarray(labels)
 
 
-def read_weights(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] float32 weights; 1 where the mapping has none."""
-    if mapping.weight is None:
+def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.ndarray:
+    """Reads [N] float32 weights of the column ``name``; 1 where there is none."""
+    if name is None:
         return np.ones(len(verdict.good), np.float32)
-    weights, bad = parse_column(mapping.weight, columns, parse_weights)
-    verdict.refuse(bad, "weight", "not a weight", columns[mapping.weight], WEIGHT_ALLOWED)
+    weights, bad = parse_column(name, columns, parse_weights)
+    verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
     return np.asarray(weights)
 
 

@@ -33,7 +33,7 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import RawReader, SideTable
+from ctr.pipelines.rows.reader import SideTable, read_files
 from ctr.pipelines.rows.sources import Chunk, SourceFile, mapped_files, require_columns
 from ctr.pipelines.rows.table_files import table_file_columns
 from ctr.serving.learned import TIME
@@ -156,14 +156,8 @@ def read_raw_rows(
     files = mapped_files(mapping, inputs)
     if is_plain:
         _check_plain(mapping, files[0].path, needed)
-    reader = RawReader(mapping, block_bytes, tuple(dict.fromkeys(needed)))
-    lines = 0
-    for file in files:
-        last = 0
-        for chunk, sides in reader.read(file):
-            last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
-            yield _make_rows(schema, mapping, file, chunk, sides, lines if timed else None, labeled)
-        lines += last
+    for chunk, sides, lines in read_files(mapping, files, block_bytes, tuple(dict.fromkeys(needed))):
+        yield _make_rows(schema, mapping, files[chunk.file], chunk, sides, lines if timed else None, labeled)
 
 
 def _check_plain(mapping: Mapping, path: Path, needed: Sequence[str]) -> None:
@@ -230,7 +224,7 @@ def _labeled_keys(
     # Without times no id is made of them.
     known = np.zeros(len(chunk.rows), np.int64) if times is None else times
     is_own = times is not None and mapping.time.column is not None
-    labels, weights = read_labels(mapping, columns, verdict), read_weights(mapping, columns, verdict)
+    labels, weights = read_labels(mapping, columns, verdict), read_weights(mapping.weight, columns, verdict)
     ids, queries = read_keys(mapping, name_hash, columns, chunk, known, verdict)
     values = {
         "query_id": queries,

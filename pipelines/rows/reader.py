@@ -20,7 +20,7 @@ from ctr.pipelines.rows.sources import (
     require_columns,
     with_constants,
 )
-from ctr.pipelines.rows.table_files import absent_columns, read_strictly, read_table_file, table_file_columns
+from ctr.pipelines.rows.table_files import read_strictly, read_table_file, table_file_columns
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,35 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
     return SideTable(join.key, keys, columns)
 
 
-@dataclass
-class RawReader:
-    """Reader of the input files of a mapping."""
+def read_files(
+    mapping: Mapping,
+    sources: Sequence[SourceFile],
+    block_bytes: int,
+    columns: tuple[str, ...] | None = None,
+    first_lines: Sequence[int] | None = None,
+    line: int = 0,
+) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
+    """Yields the chunks of input files, each with the side tables beside its file and the number of lines before that.
 
+    A chunk is about ``block_bytes`` of a file; a blank file has none. ``columns`` are the raw ones to read; None: those
+    that the mapping needs for examples. Lines are counted from ``line`` on; ``first_lines`` are given for each file
+    instead. Raises InputError where a file cannot be read.
+    """
+    reader = _Reader(mapping, block_bytes, columns)
+    for source in sources:
+        line = line if first_lines is None else first_lines[source.number]
+        last = 0
+        for chunk, sides in () if is_blank(source.path) else reader.read(source):
+            last = max(last, chunk.last_row)
+            yield chunk, sides, line
+        line += last
+
+
+@dataclass
+class _Reader:
     mapping: Mapping
-    block_bytes: int  # of a file that make a chunk; at most about this much is in memory a chunk
-    columns: tuple[str, ...] | None = None  # None: all raw columns that the mapping needs for examples
+    block_bytes: int
+    columns: tuple[str, ...] | None
     _sides: dict[Path, tuple[SideTable, ...]] = field(default_factory=dict)
     _news: dict[Path, News] = field(default_factory=dict)
 
@@ -86,10 +108,7 @@ class RawReader:
         return self.mapping.raw_columns if self.columns is None else self.columns
 
     def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
-        """Yields the chunks of a file with side tables, none of a blank one; InputError where one cannot be read."""
         form = self.mapping.input
-        if is_blank(source.path):
-            return
         if isinstance(form, MindInput):
             folder = source.path.parent
             if folder not in self._news:
@@ -120,10 +139,10 @@ class RawReader:
             if both := [name for name in joined if name in names]:
                 fault = f"the column {both[0]} is there and in a side table too"
                 raise InputError(f"{source.path}: {fault}: give the join a prefix")
-            absent: dict[str, str | None] = dict.fromkeys(absent_columns(form, wanted, names))
-            keys = absent | {name: value for name, value in keys.items() if name not in names}
+            keys = {name: value for name, value in keys.items() if name not in names}
             own = [name for name in wanted if name not in keys]
-            require_columns(source.path, own, (*names, *joined))
+            needed = [name for name in own if name not in form.optional]
+            require_columns(source.path, needed, (*names, *joined))
             # Only ingestion reads dictionaries; other readers show the columns as they are.
             encoded = self.mapping.value_sources if self.columns is None else ()
             chunks = read_table_file(source, form, own, self.block_bytes, encoded)

@@ -179,6 +179,11 @@ class Chunk:
         """Rows of the input that this chunk accounts for."""
         return self.table.num_rows + len(self.rejects)
 
+    @property
+    def last_row(self) -> int:
+        """The number of the last row that this chunk accounts for, 0 without any."""
+        return max([0, *self.rows[-1:].tolist(), *(reject.row for reject in self.rejects)])
+
 
 def with_constants(chunk: Chunk, values: dict[str, str | None]) -> Chunk:
     """Appends columns that have one value in all rows; None: it is missing."""

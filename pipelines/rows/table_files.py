@@ -11,7 +11,7 @@ from ctr.data.mapping import DelimitedInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
-from ctr.pipelines.rows.sources import Chunk, SourceFile, faults_named, require_columns
+from ctr.pipelines.rows.sources import Chunk, SourceFile, faults_named, require_columns, with_constants
 
 _BATCH_ROWS = 65_536
 
@@ -51,27 +51,30 @@ def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple
     return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
 
 
-def absent_columns(
-    form: DelimitedInput | ParquetInput, wanted: Sequence[str], found: Sequence[str]
-) -> list[str]:
-    """Returns the wanted columns that a file with the columns ``found`` lacks, and may lack."""
-    return [name for name in wanted if name in form.optional and name not in found]
-
-
 def read_table_file(
     source: SourceFile,
     form: DelimitedInput | ParquetInput,
     wanted: Sequence[str],
     block_bytes: int,
     encoded: Collection[str] = (),
+    row_groups: tuple[int, int] | None = None,
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
 
-    Of text, the columns of ``encoded`` come as dictionaries. Raises InputError: a missing column or a damaged file.
+    A column that the file lacks, and may lack, is null. Of text, the columns of ``encoded`` come as dictionaries.
+    Raises InputError: a missing column or a damaged file.
     """
+    absent: list[str] = []
+    if form.optional:
+        names = table_file_columns(source.path, form)
+        absent = [name for name in wanted if name in form.optional and name not in names]
+    own = [name for name in wanted if name not in absent]
     if isinstance(form, ParquetInput):
-        return read_parquet(source, wanted)
-    return read_delimited(source, form, wanted, block_bytes, encoded)
+        chunks = read_parquet(source, own, row_groups)
+    else:
+        chunks = read_delimited(source, form, own, block_bytes, encoded)
+    for chunk in chunks:
+        yield with_constants(chunk, dict.fromkeys(absent))
 
 
 def read_strictly(

@@ -25,8 +25,7 @@ import tensorflow  # noqa: F401
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_partitions
-from ctr.pipelines.events.batch import ingest_events
-from ctr.pipelines.events.watch import WatchSettings, watch_events
+from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
 
 LONGEST_SECONDS = 60.0
 

@@ -16,7 +16,7 @@ from apache_beam.utils.timestamp import Timestamp
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.io.files import is_temporary
-from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.events.publish import begin_log
 from ctr.pipelines.events.read import line_reader
 from ctr.pipelines.events.stream import PublishStream, RawEvents

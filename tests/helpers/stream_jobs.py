@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import java_services
 from ctr.config import parse_model
 from ctr.data.event_mapping import load_event_mapping
-from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.events.publish import begin_log
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate

@@ -17,7 +17,7 @@ from ctr.data.inspection_text import inspection_text
 from ctr.data.log import read_manifests
 from ctr.pipelines import collisions
 from ctr.pipelines.collisions import Collisions
-from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.ingest.run import ingest
 from log_files import rows_of
 

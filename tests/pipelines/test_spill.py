@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctr.pipelines.spill import ArrivalSpill, PartitionSpill, spill_folder
+from ctr.pipelines.spill import PartitionSpill, spill_folder
 
 SCHEMA = pa.schema([pa.field("query_time", pa.int64()), pa.field("place", pa.int64())])
 
@@ -34,7 +34,7 @@ def test_rows_come_back_by_partition_in_order_of_arrival(tmp_path, chunks, parti
             )
             for time, place in zip(chunk, places, strict=True):
                 expected.setdefault(time // partition * partition, []).append((time, place))
-        assert spill.partitions() == [(start, start + partition) for start in sorted(expected)]
+        assert spill.starts() == sorted(expected)
         for start, rows in expected.items():
             table = spill.pop(start)
             assert [(row["query_time"], row["place"]) for row in table.to_pylist()] == rows
@@ -46,20 +46,6 @@ def test_a_small_buffer_spills_to_disk(tmp_path):
         spill = PartitionSpill(folder, 10, buffer_bytes=0)
         spill.append(pa.table({"query_time": [3, 15, 4], "place": [0, 1, 2]}, schema=SCHEMA))
         assert len(list(folder.iterdir())) == 2
-
-
-def test_arrivals_come_back_in_order(tmp_path):
-    with spill_folder(tmp_path) as folder:
-        arrival = ArrivalSpill(folder, SCHEMA)
-        for first in (0, 3):
-            arrival.append(
-                pa.table({"query_time": [9, 8, 7], "place": range(first, first + 3)}, schema=SCHEMA)
-            )
-        arrival.close()
-        assert [p for table in arrival.read_back() for p in table.column("place").to_pylist()] == list(
-            range(6)
-        )
-        assert list(folder.iterdir()) == []
 
 
 def test_the_folder_goes_also_after_a_failure(tmp_path):

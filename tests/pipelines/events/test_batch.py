@@ -25,7 +25,7 @@ from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
-from ctr.pipelines.events.batch import EventsResult, ingest_events
+from ctr.pipelines.events.follow import EventsResult, ingest_events
 from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED
 from ctr.pipelines.events.rules import partition_rules
 from ctr.serving.metadata import find_model

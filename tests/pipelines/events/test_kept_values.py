@@ -9,8 +9,7 @@ import event_files
 import stream_helpers
 from ctr.data.kept_values import FOLDER, read_values
 from ctr.io.errors import InputError
-from ctr.pipelines.events.batch import ingest_events
-from ctr.pipelines.events.watch import WatchSettings, watch_events
+from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
 from log_files import ids_of_rows
 
 FEATURES = [

@@ -14,7 +14,7 @@ import pytest
 import event_files
 from ctr.config import dump_yaml
 from ctr.data.log import list_partitions
-from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.events.spool import list_reports
 
 FILES = 40

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,8 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.shards import pack_ids, unpack_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.events.read import Unit, line_reader, read_unit
-from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, Prepared, impression_schema, prepare
+from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, impression_schema, prepare
+from ctr.pipelines.rows.rejects import Reject
 from ctr.pipelines.rows.sources import Chunk
 
 NOW_US = 1_767_700_000_000_000
@@ -38,16 +39,21 @@ IN_TIME = "unit us, 1970-01-01 to 9999-12-31"
 LIMIT = 1_000
 
 
+class Prepared(NamedTuple):
+    table: pa.Table
+    rejects: list[Reject]
+
+
 def read(mapping: EventMapping, kind: Kind, path: Path, block_bytes: int = 1 << 20, **clock: int) -> Prepared:
     """All of a file; what it counts must add up."""
     parts = []
     for chunk in read_unit(mapping, Unit(kind, path.name, path), block_bytes):
-        part = prepare(mapping, kind, chunk, NOW_US, **clock)
-        assert part.count == chunk.count
+        part = Prepared(*prepare(mapping, kind, chunk, NOW_US, **clock))
+        assert part.table.num_rows + len(part.rejects) == chunk.count
         parts.append(part)
     table = pa.concat_tables([part.table for part in parts])
     assert table.schema == (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA)
-    return Prepared(kind, table, [reject for part in parts for reject in part.rejects])
+    return Prepared(table, [reject for part in parts for reject in part.rejects])
 
 
 def read_lines(mapping: EventMapping, kind: Kind, folder: Path, *lines: bytes | dict[str, Any]) -> Prepared:
@@ -144,7 +150,7 @@ def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(name: str, tmp_path
     mapping = event_files.mapping(largest_value=LIMIT)
     prepared = read_lines(mapping, "impressions", tmp_path, GOOD, b"", line, {**GOOD, "impression_id": 8})
     assert prepared.table.column("example_id").to_pylist() == [7, 8]
-    assert prepared.last_arrival == GOOD["arrival_time"]
+    assert max(prepared.table["arrival"].to_pylist()) == GOOD["arrival_time"]
     (reject,) = prepared.rejects
     assert (reject.row, reject.key, reject.reason, reject.allowed) == (3, key, reason, allowed)
     assert len(reject.value) <= 80
@@ -183,7 +189,7 @@ def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:
     assert prepared.table.num_rows == len(events)
     assert prepared.table.column("example_id").to_pylist()[2] == 2**63 - 1
     assert prepared.table.column("query_time").to_pylist()[3] == TIME + 300_000_000
-    assert prepared.last_arrival == NOW_US + 300_000_000
+    assert max(prepared.table["arrival"].to_pylist()) == NOW_US + 300_000_000
 
 
 def test_an_impression_is_shown_within_the_show_window_and_not_before_its_query(tmp_path: Path) -> None:
@@ -385,8 +391,9 @@ def test_no_type_of_a_column_stops_a_job(name: str, kind: pa.DataType) -> None:
     rows = 5
     mapping = event_files.mapping("parquet")
     table = pa.table({**good_columns(rows), name: column_of(kind, rows)})
-    prepared = prepare(mapping, "impressions", Chunk(0, table, np.arange(1, rows + 1), []), NOW_US)
-    assert prepared.count == rows
+    chunk = Chunk(0, table, np.arange(1, rows + 1), [])
+    prepared = Prepared(*prepare(mapping, "impressions", chunk, NOW_US))
+    assert prepared.table.num_rows + len(prepared.rejects) == rows
     assert len({reject.row for reject in prepared.rejects}) == len(prepared.rejects)
     assert prepared.table.schema == impression_schema(mapping)
 
@@ -404,8 +411,8 @@ def test_no_line_stops_a_job(lines: list[Any]) -> None:
     mapping = event_files.mapping()
     texts = [json.dumps({**GOOD, **line} if isinstance(line, dict) else line) for line in [GOOD, *lines]]
     chunk, *_ = line_reader(mapping, "impressions").read_block(0, "\n".join(texts).encode(), 1)
-    prepared = prepare(mapping, "impressions", chunk, NOW_US)
-    assert prepared.count == len(texts)
+    prepared = Prepared(*prepare(mapping, "impressions", chunk, NOW_US))
+    assert prepared.table.num_rows + len(prepared.rejects) == len(texts)
     places = Counter(reject.row for reject in prepared.rejects)
     assert max(places.values(), default=0) <= 1
     assert 1 not in places

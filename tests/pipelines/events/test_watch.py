@@ -14,9 +14,8 @@ from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.events import steps
-from ctr.pipelines.events.batch import ingest_events
-from ctr.pipelines.events.watch import Progress, WatchSettings, watch_events
+from ctr.pipelines.events import follow as follow_module
+from ctr.pipelines.events.follow import Progress, WatchSettings, ingest_events, watch_events
 from ctr.pipelines.rows import jsonl
 
 COUNT = 150
@@ -122,22 +121,6 @@ def test_files_in_any_interleaving_become_the_log_of_the_batch(
     assert event_files.published(log) == batch
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_watch_that_stops_and_starts_again_between_files_publishes_the_same(
-    seed: int, files: list[File], batch: dict[str, bytes], tmp_path: Path
-) -> None:
-    folder, log = tmp_path / "events", tmp_path / "log"
-    read = 0
-    for round_of in interleave(files, seed):
-        progress = follow(event_files.mapping(), folder, log, [round_of])
-        assert_conserved(log, progress)
-        assert progress.counts.impressions.read >= read
-        read = progress.counts.impressions.read
-    drain(event_files.mapping(), folder, log)
-    assert event_files.published(log) == batch
-
-
 def test_a_drain_reads_all_there_is_and_one_more_finds_nothing(
     files: list[File], batch: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -155,7 +138,7 @@ def test_many_files_are_read_in_the_order_of_their_names(
     events: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More than a round takes, so that the order of 2 and 10 matters to the clock.
-    monkeypatch.setattr("ctr.pipelines.events.watch._FILES_A_ROUND", 5)
+    monkeypatch.setattr("ctr.pipelines.events.follow._FILES_A_ROUND", 5)
     folder = event_files.write_events(tmp_path / "events", events, files=11)
     drain(event_files.mapping(), folder, tmp_path / "log")
     ingest_events(event_files.mapping(), [folder], tmp_path / "at once", max_reject_share=0)
@@ -195,6 +178,22 @@ def test_nothing_is_published_before_both_kinds_have_reached_its_end(
     follow(event_files.mapping(), folder, log, [[file for file in files if file not in shown]])
     drain(event_files.mapping(), folder, log)
     assert event_files.published(log) == batch
+
+
+@pytest.mark.parametrize(("after_us", "published"), [(-1, 0), (0, 1)])
+def test_a_partition_is_published_when_the_clock_reaches_its_close(
+    after_us: int, published: int, tmp_path: Path
+) -> None:
+    event = event_files.draw_events(3)["impressions"][0]
+    partition, window_and_delay = 20 * event_files.SECOND_US, 15 * event_files.SECOND_US
+    closes = event["event_time"] // partition * partition + partition + window_and_delay
+    later = {**event, "impression_id": 1, "event_time": closes + after_us, "arrival_time": closes + after_us}
+    first = {**event, "arrival_time": event["event_time"]}
+    click = {name: later[name] for name in ("impression_id", "event_time", "arrival_time")}
+    files = [("impressions/0.jsonl", [first, later]), ("clicks/0.jsonl", [click])]
+    rounds = [[(name, event_files.encode(events, "jsonl")) for name, events in files]]
+    progress = follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", rounds)
+    assert progress.published == published
 
 
 def test_a_kind_that_is_silent_for_long_holds_nothing_back(files: list[File], tmp_path: Path) -> None:
@@ -276,14 +275,14 @@ def test_a_file_that_changes_after_it_was_read_is_told(
 def test_a_file_that_changes_while_it_is_read_is_told(
     files: list[File], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_and_add(mapping: EventMapping, unit: Any, block_bytes: int) -> Any:
-        yield from read_unit(mapping, unit, block_bytes)
+    def read_and_add(mapping: EventMapping, unit: Any) -> Any:
+        yield from read_unit(mapping, unit)
         if unit.name == files[0][0]:
             with unit.path.open("ab") as file:
                 file.write(b"{}\n")
 
-    read_unit = steps.read_unit
-    monkeypatch.setattr(steps, "read_unit", read_and_add)
+    read_unit = follow_module.read_unit
+    monkeypatch.setattr(follow_module, "read_unit", read_and_add)
     follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", [files[:2], [], files[2:]])
     (reported,) = raw_logs.read_rejects(tmp_path / "log")
     assert "changed after it was read" in reported["damaged"]
@@ -310,14 +309,14 @@ def test_a_damaged_file_is_set_aside_and_the_job_goes_on(events: Any, tmp_path: 
 def test_a_file_that_vanishes_before_it_is_read_is_told(
     files: list[File], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanish_first(self: Any, unit: Any) -> Any:
+    def vanish_first(unit: Any, *given: Any) -> None:
         if unit.name == "clicks/1.jsonl":
             unit.path.unlink()
-        return process(self, unit)
+        spool_unit(unit, *given)
 
-    process = steps.ReadEvents.process
+    spool_unit = follow_module._spool_unit
     folder = event_files.write_files(tmp_path / "events", files)
-    monkeypatch.setattr(steps.ReadEvents, "process", vanish_first)
+    monkeypatch.setattr(follow_module, "_spool_unit", vanish_first)
     progress = drain(event_files.mapping(), folder, tmp_path / "log")
     assert progress.counts.damaged == 1
     assert [reported["file"] for reported in raw_logs.read_rejects(tmp_path / "log")] == ["clicks/1.jsonl"]
@@ -528,13 +527,6 @@ def test_a_second_process_is_refused(files: list[File], tmp_path: Path) -> None:
     drain(event_files.mapping(), folder, tmp_path / "log")
 
 
-def test_a_log_of_another_mapping_is_refused(files: list[File], tmp_path: Path) -> None:
-    folder = event_files.write_files(tmp_path / "events", files)
-    drain(event_files.mapping(), folder, tmp_path / "log")
-    with pytest.raises(InputError, match="started with another configuration"):
-        drain(event_files.mapping(partition="40s"), folder, tmp_path / "log")
-
-
 def test_a_log_that_was_made_at_once_is_not_followed(
     files: list[File], batch: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -546,11 +538,6 @@ def test_a_log_that_was_made_at_once_is_not_followed(
         drain(event_files.mapping(), folder, tmp_path / "log")
     assert len(str(caught.value).splitlines()) == 1
     assert event_files.published(tmp_path / "log") == batch
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere: no such folder"):
-        drain(event_files.mapping(), tmp_path / "nowhere", tmp_path / "log")
 
 
 def test_no_events_are_no_partition(tmp_path: Path) -> None:

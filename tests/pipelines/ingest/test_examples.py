@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raw_logs
-from ctr.pipelines.ingest.examples import ExampleMaker
+from ctr.pipelines.ingest.examples import make_examples
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.sources import Chunk, SourceFile
+from ctr.pipelines.rows.sources import Chunk
 
 
 @given(st.lists(st.integers(0, 253_402_300_799), min_size=1, max_size=5))
-def test_parts_of_the_time(tmp_path_factory, seconds):
+def test_parts_of_the_time(seconds):
     periods = sorted({str(second // 21_600) for second in seconds})
     features = [
         {"name": "hour", "kind": "category", "source": "h", "vocabulary": [str(n) for n in range(24)]},
@@ -30,11 +30,10 @@ def test_parts_of_the_time(tmp_path_factory, seconds):
     mapping = raw_logs.make_mapping(
         joins=None, query=None, example_id=None, weight=None, label="click", derive=derive, features=features
     )
-    path = tmp_path_factory.getbasetemp() / "x"
     table = pa.table({"time": seconds, "click": [1] * len(seconds)})
     chunk = Chunk(0, table, np.arange(len(seconds)), [])
-    made = ExampleMaker(mapping, [SourceFile(0, path, "x")]).make(chunk, (), 0)
-    ids = np.frombuffer(b"".join(made.table.column("ids").to_pylist()), np.int32).reshape(-1, 3)
+    table, _ = make_examples(mapping, 0, chunk, (), 0)
+    ids = np.frombuffer(b"".join(table.column("ids").to_pylist()), np.int32).reshape(-1, 3)
     moments = [datetime.fromtimestamp(second, UTC) for second in seconds]
     assert ids[:, :2].tolist() == [[1 + moment.hour, 1 + moment.weekday()] for moment in moments]
     assert ids[:, 2].tolist() == [1 + periods.index(str(second // 21_600)) for second in seconds]

@@ -14,9 +14,9 @@ import raw_logs
 from ctr.data.log import list_partitions
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
+from ctr.pipelines.ingest import examples as examples_module
 from ctr.pipelines.ingest import partitions as partitions_module
 from ctr.pipelines.ingest import state as state_module
-from ctr.pipelines.ingest.examples import ExampleMaker
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.spill import PartitionSpill
 
@@ -214,7 +214,7 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch, 
     mapping = raw_logs.make_mapping()
     ingest(mapping, [path], tmp_path / "whole", block_bytes=5000)
     target, name = {
-        "transform": (ExampleMaker, "make"),
+        "transform": (examples_module, "make_examples"),
         "spill": (PartitionSpill, "append"),
         "load": (PartitionSpill, "pop"),
         "stage": (partitions_module, "stage_partition"),

@@ -28,16 +28,3 @@ def test_the_order_of_rows_does_not_matter(events, gap, source):
     straight = np.stack(assign_queries(*split(events), gap))
     turned = np.stack(assign_queries(*split([events[place] for place in shuffled]), gap))
     assert (straight[:, shuffled] == turned).all()
-
-
-def test_a_pause_of_just_the_gap_does_not_end_a_session():
-    groups, times = np.zeros(4, np.int64), np.array([0, 30, 61, 91])
-    ids, query_times = assign_queries(groups, times, 30)
-    assert query_times.tolist() == [30, 30, 91, 91]
-    assert ids[0] == ids[1] != ids[2] == ids[3]
-
-
-def test_a_group_is_one_query_without_a_gap():
-    ids, times = assign_queries(np.array([5, 7, 5]), np.array([900, 1, 2]), None)
-    assert ids.tolist() == [5, 7, 5]
-    assert times.tolist() == [900, 1, 900]

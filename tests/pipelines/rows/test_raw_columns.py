@@ -3,7 +3,6 @@
 import itertools
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +18,9 @@ from ctr.data.ids.graph import transform_tensors
 from ctr.data.mapping import Mapping
 from ctr.data.spelling import float_text
 from ctr.io.errors import InputError
-from ctr.pipelines.ingest.examples import ExampleMaker
+from ctr.pipelines.ingest.examples import make_examples
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.sources import Chunk, SourceFile
+from ctr.pipelines.rows.sources import Chunk
 from ctr.serving.raw_values import make_numbers, make_texts, make_times
 
 CONTENT = {
@@ -86,14 +85,13 @@ def ingested(columns: dict[str, pa.Array], times: list[int], mapping: Mapping = 
     table = pa.table(
         {**columns, "shown": pa.array(times, pa.int64()), "click": pa.array([1] * count, pa.int8())}
     )
-    maker = ExampleMaker(mapping, [SourceFile(0, Path("x"), "x")])
-    made = maker.make(Chunk(0, table, np.arange(count), []), (), 0)
+    made, _ = make_examples(mapping, 0, Chunk(0, table, np.arange(count), []), (), 0)
     schema = mapping.feature_schema
     width = len(schema.single_valued)
-    matrix = np.frombuffer(b"".join(made.table.column("ids").to_pylist()), schema.id_type).reshape(-1, width)
+    matrix = np.frombuffer(b"".join(made.column("ids").to_pylist()), schema.id_type).reshape(-1, width)
     ids = dict(zip(schema.single_valued, matrix.T.tolist(), strict=True))
-    ids |= {name: made.table.column(name).to_pylist() for name in schema.multivalent}
-    return ids, made.table.column("@row").to_pylist()
+    ids |= {name: made.column(name).to_pylist() for name in schema.multivalent}
+    return ids, made.column("@row").to_pylist()
 
 
 def in_graph(values: dict[str, list], times: list[int | None]):

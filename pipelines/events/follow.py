@@ -1,0 +1,427 @@
+"""Joins the events of folders to a log, partition by partition: all that are there at once, or as they arrive.
+
+::
+
+    LOG/.events/            the spool of a job that follows folders, which outlives the process
+    LOG/.events/clock.json  the arrival that its clock has reached, and so which partitions are closed
+
+A round reads files, stores their events in a spool (``ctr.pipelines.events.spool``), moves the clock to the arrival
+that both kinds have reached, and publishes the partitions that are closed by it, in order. A batch is one round of all
+files whose clock is then moved to the end, with a spool that is removed with the process. A round that is killed is
+done again with the same result: files are read again until their report is there, partitions are staged again until
+their manifest is.
+
+Memory holds the partition that each worker joins and the chunk that it reads; the disk holds the events of partitions
+that may still be needed.
+"""
+
+# Beam types its classes, few of its functions.
+# mypy: allow-untyped-calls
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+
+from ctr.data.event_mapping import EventMapping
+from ctr.data.kept_values import FOLDER as VALUES
+from ctr.data.log import Manifest, read_manifests
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
+from ctr.io.locks import hold
+from ctr.pipelines.beam import options_or_threads, run_pipeline
+from ctr.pipelines.collisions import Collisions
+from ctr.pipelines.events.accounts import (
+    EventCounts,
+    RecentReports,
+    UnitReport,
+    check_conservation,
+    check_rejects,
+    sum_counters,
+    write_rejects,
+)
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.publish import (
+    CONFLICTING,
+    LATE_EVENTS,
+    UNMATCHED,
+    begin_log,
+    last_published,
+    publish_staged,
+)
+from ctr.pipelines.events.read import EventFolders, Unit, Version, find_events, read_unit, split_units
+from ctr.pipelines.events.rules import known_from, partition_rules
+from ctr.pipelines.events.spool import (
+    SPOOL,
+    count_impressions,
+    drop_partitions,
+    drop_unfinished,
+    is_followed,
+    list_reports,
+    list_starts,
+    read_collisions,
+    read_partition,
+    read_report,
+    read_staged,
+    write_collisions,
+    write_report,
+    write_segment,
+    write_staged,
+)
+from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
+from ctr.pipelines.events.tables import KINDS, Kind
+from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
+from ctr.pipelines.spill import spill_folder
+
+_CLOCK = "clock.json"
+_BATCH_WORKERS = 2
+_FILES_A_ROUND = 32
+_RECENT_FILES = 1000
+_CHANGED = "changed after it was read: the added part is not read; put new events into a new file"
+
+
+@dataclass(frozen=True)
+class EventsResult:
+    """Result of a batch."""
+
+    counts: EventCounts
+    partitions: int
+    examples: int
+    clicks: int  # examples with label 1
+    counters: dict[str, int]  # the sums of the partitions' counters
+    # Of each feature with ``buckets`` the estimated share of its values that share their id.
+    shared_ids: dict[str, float]
+    warnings: list[str]
+    seconds: dict[str, float]  # of each stage
+
+
+@dataclass(frozen=True)
+class WatchSettings(FollowSettings):
+    """Settings of a watch; ``beam_options`` are of another runner, whose workers see the folders under their paths."""
+
+    max_reject_share: float = 0.01  # of the latest events; more of them end the job
+    workers: int = 1  # threads of the runner inside this process
+    beam_options: str = ""
+
+
+@dataclass
+class Progress:
+    """Work of a watch so far, also before this process."""
+
+    counts: EventCounts = field(default_factory=EventCounts)
+    clock_us: int = -1  # the arrival that the clock has reached, -1 before the first
+    pending: int = 0  # impressions that wait in open partitions
+    published: int = 0  # partitions, by this process
+    rows: int = 0  # of these partitions
+
+
+def ingest_events(
+    mapping: EventMapping,
+    folders: Sequence[Path],
+    log: Path,
+    *,
+    max_reject_share: float = 0.01,
+    options: str = "",
+) -> EventsResult:
+    """Publishes the examples that the events of ``folders`` make as the log ``log``, in one round.
+
+    Every partition with events is closed: it cannot be published with others later. The workers of another runner,
+    given by Beam's ``options``, must see the same folders under the same paths. A job that was killed can be run again:
+    it publishes the same bytes. Raises InputError: no events, a damaged file, a missing column, too many rejects, a log
+    of something else, or not a single example.
+    """
+    begun = time.perf_counter()
+    mapping = with_pinned_teacher(mapping, log)
+    runner = options_or_threads(options, _BATCH_WORKERS)
+    files = find_events(mapping, folders)
+    if not files:
+        raise InputError(f"events {', '.join(map(str, folders))}: no files of impressions or clicks found")
+    if is_followed(log):
+        raise InputError(f"{log}: this log was made by following events: continue it with --follow")
+    units = split_units(files)
+    begin_log(log, mapping)
+    seconds = {}
+    with spill_folder(log) as spool:
+        job = _Job(mapping, log, spool, runner)
+        reports = job.read(units, keep_going=False)
+        write_rejects(log, reports)
+        check_rejects(reports, max_reject_share)
+        seconds["spool"] = time.perf_counter() - begun
+        job.progress.clock_us = job.drained_clock()
+        published = job.publish(count_ids=True)
+        collisions = Collisions(mapping.feature_schema)
+        for met in read_collisions(spool):
+            collisions.merge(met)
+    seconds["join"] = time.perf_counter() - begun - seconds["spool"]
+    seconds["total"] = time.perf_counter() - begun
+    counters = sum_counters(published)
+    check_conservation(job.progress.counts, counters, 0)
+    if not job.progress.rows:
+        shown = job.progress.counts.impressions
+        fate = f"{shown.rejected} were rejected and {shown.late} came too late"
+        see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
+        raise InputError(f"{log}: none of {shown.read} impressions became an example: {fate}; {see}")
+    return EventsResult(
+        job.progress.counts,
+        len(published),
+        job.progress.rows,
+        sum(manifest.clicks for manifest in published),
+        counters,
+        collisions.shares(),
+        list(collisions.warnings()),
+        seconds,
+    )
+
+
+def watch_events(
+    mapping: EventMapping,
+    folders: Sequence[Path],
+    log: Path,
+    settings: WatchSettings,
+    stop: Callable[[], bool],
+    report: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
+) -> Progress:
+    """Publishes partitions as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
+
+    ``stop`` is called between rounds, ``report`` after each round with what it published. Raises InputError: too many
+    rejects, another mapping or another process at work on the log, or wrong options.
+    """
+    mapping = with_pinned_teacher(mapping, log)
+    runner = options_or_threads(settings.beam_options, settings.workers)
+    begin_log(log, mapping)
+    make_folder(log / SPOOL)
+    with hold(log / SPOOL, f"{log}: another process publishes events there"):
+        job = _Job(mapping, log, log / SPOOL, runner)
+        watch = _Watch(job, EventFolders(mapping, folders, settings), settings)
+        while not stop():
+            new = watch.new_units()
+            if new:
+                watch.count(job.read(new, keep_going=True))
+            watch.move_clock(drained=settings.drain and not new)
+            report(job.progress, job.publish())
+            if settings.drain and not new:
+                break
+            if not new:
+                time.sleep(settings.poll_seconds)
+        watch.finish()
+        return job.progress
+
+
+class _Job:
+    """Rounds of a batch or a watch over a spool."""
+
+    def __init__(self, mapping: EventMapping, log: Path, spool: Path, runner: Any) -> None:
+        self.mapping, self.log, self.spool, self._runner = mapping, log, spool, runner
+        self.rules = partition_rules(mapping)
+        self.progress = Progress()
+        self.last_published = -1  # the start of that partition
+
+    def read(self, units: Sequence[Unit], keep_going: bool) -> list[UnitReport]:
+        """Stores the events of units in the spool; returns their reports. Raises InputError for a runner elsewhere.
+
+        Arrivals before the present clock are too late for what is closed by it, whenever they are read. With
+        ``keep_going`` a unit that cannot be read is recorded as damaged instead of ending the job.
+        """
+        given = (self.mapping, self.log, self.spool, self.progress.clock_us, keep_going)
+        run_pipeline(
+            self._runner,
+            lambda pipeline: (
+                pipeline
+                | "Units" >> beam.Create(list(units), reshuffle=False)
+                | "Spread" >> beam.Reshuffle()
+                | "Store" >> beam.Map(_spool_unit, *given)
+            ),
+        )
+        reports = [report for unit in units if (report := read_report(self.spool, unit)) is not None]
+        if len(reports) != len(units):
+            raise InputError("--beam-options: workers must see the log's folder under the same path")
+        for report in reports:
+            self.progress.counts.add(report)
+        return reports
+
+    def drained_clock(self) -> int:
+        """Returns the arrival at which all partitions with events are closed, -1 without any."""
+        return max((int(self.rules.closes_at(start)) for start in list_starts(self.spool)), default=-1)
+
+    def publish(self, count_ids: bool = False) -> list[Manifest]:
+        """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs.
+
+        With ``count_ids``, also stores which ids the examples have (``read_collisions``).
+        """
+        starts = [
+            start
+            for start in list_starts(self.spool)
+            if start > self.last_published and self.rules.closes_at(start) <= self.progress.clock_us
+        ]
+        if not starts:
+            return []
+
+        run_pipeline(
+            self._runner,
+            lambda pipeline: (
+                pipeline
+                | "Partitions" >> beam.Create(starts, reshuffle=False)
+                | "Spread" >> beam.Reshuffle()
+                | "Stage" >> beam.ParDo(_Stage(self.mapping, self.log, self.spool, count_ids))
+            ),
+        )
+        published = list(publish_staged(self.log, read_staged(self.spool, starts)))
+        self.last_published = max([self.last_published, *starts])
+        self.progress.published += len(published)
+        self.progress.rows += sum(manifest.rows for manifest in published)
+        # The next partition to be published begins after these.
+        length = self.rules.length
+        drop_partitions(self.spool, known_from(self.rules, self.last_published + length) - length)
+        return published
+
+
+def _spool_unit(
+    unit: Unit, mapping: EventMapping, log: Path, spool: Path, clock_us: int, keep_going: bool
+) -> None:
+    """Stores the events of a unit in the spool by partition, and at its end its report."""
+    report = UnitReport(unit.kind, unit.name)
+    for number, chunk in enumerate(_chunks(unit, mapping, report, keep_going)):
+        for start, table in route_chunk(mapping, log, report, chunk, clock_us).items():
+            write_segment(spool, unit, number, start, table)
+    write_report(spool, unit, report)
+
+
+def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: bool) -> Iterator[Chunk]:
+    try:
+        # Before it is read: what is added while it is read must show as a change.
+        with faults_named(unit.path):
+            version = Version.read(unit.path)
+        report.size, report.modified_ns = version.size, version.modified_ns
+        yield from read_unit(mapping, unit)
+    except UnreadableNowError:
+        raise
+    except InputError as error:
+        if not keep_going:
+            raise
+        report.damaged = str(error)
+
+
+class _Stage(beam.DoFn):
+    # Stages partitions whose events are in the spool; of each bundle stores the ids of its examples.
+
+    def __init__(self, mapping: EventMapping, log: Path, spool: Path, count_ids: bool) -> None:
+        self._mapping, self._log, self._spool, self._count_ids = mapping, log, spool, count_ids
+
+    def start_bundle(self) -> None:
+        self._met = Collisions(self._mapping.feature_schema)
+
+    def process(self, start: int) -> None:
+        events = read_partition(self._spool, partition_rules(self._mapping), start)
+        examples, manifest = stage_events(self._log, self._mapping, start, events)
+        if self._count_ids:
+            self._met.add(examples)
+        write_staged(self._spool, start, manifest)
+
+    def finish_bundle(self) -> None:
+        if self._count_ids:
+            write_collisions(self._spool, self._met)
+
+
+class _Watch:
+    """What a watch knows beside its job: the files that were read, and how far the arrivals of each kind have come."""
+
+    def __init__(self, job: _Job, folders: EventFolders, settings: WatchSettings) -> None:
+        self._job, self._folders, self._settings = job, folders, settings
+        self._versions: dict[tuple[Kind, str], Version] = {}
+        self._changed: set[tuple[Kind, str]] = set()
+        self._recent = RecentReports(settings.max_reject_share, _RECENT_FILES)
+        self._arrived: dict[Kind, int] = dict.fromkeys(KINDS, -1)
+        self._seen: dict[Kind, float] = dict.fromkeys(KINDS, time.monotonic())
+        job.last_published = last_published(job.log)
+        self._restore(job.log, job.spool)
+
+    def _restore(self, log: Path, spool: Path) -> None:
+        """Continues where the process before this one has stopped, or was killed."""
+        clock = spool / _CLOCK
+        if clock.exists():
+            self._job.progress.clock_us = json.loads(clock.read_bytes())["clock_us"]
+        elif self._job.last_published >= 0:
+            # Clicks would not find their impressions in the spool, and the counts would not add up.
+            raise InputError(
+                f"{log}: this log was not made by following events, and its events are not in its spool: use another "
+                "output directory"
+            )
+        drop_unfinished(spool)
+        for folder in ("manifests", "shards", VALUES, UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
+            remove_temporaries(log / folder)
+        reports = sorted(list_reports(spool), key=lambda report: report.modified_ns)
+        for report in reports:
+            self._job.progress.counts.add(report)
+        # A process may have been killed between a report and the description of its rejects.
+        self._add_reports(reports, [report for report in reports if report.rejected or report.damaged])
+
+    def _add_reports(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
+        """Describes the rejects of some units, and checks that there are not too many."""
+        for report in reports:
+            self._versions[report.kind, report.name] = Version(report.size, report.modified_ns)
+            self._recent.add(report)
+            self._arrived[report.kind] = max(self._arrived[report.kind], report.last_arrival)
+        write_rejects(self._job.log, described)
+        self._recent.check_damaged()
+        self._recent.check_rejects()
+
+    def new_units(self) -> list[Unit]:
+        """Returns the next files to read, some at a time; of each kind those that arrived first."""
+        unread = [unit for unit in self._folders.scan() if not self._is_read(unit)]
+        units: list[Unit] = []
+        for kind in KINDS:
+            of_kind = [unit for unit in unread if unit.kind == kind]
+            files, unsettled = self._folders.complete_files(kind, of_kind)
+            if unsettled:
+                # A file is on its way: its kind is not idle.
+                self._seen[kind] = time.monotonic()
+            units += [unit for unit, _ in files[:_FILES_A_ROUND]]
+        return units
+
+    def _is_read(self, unit: Unit) -> bool:
+        key = unit.kind, unit.name
+        if key not in self._versions:
+            return False
+        if key not in self._changed and Version.of(unit.path) not in (None, self._versions[key]):
+            # What was added to a file is not read; that is among the rejects.
+            self._changed.add(key)
+            if (report := read_report(self._job.spool, unit)) is not None:
+                write_rejects(self._job.log, [replace(report, damaged=_CHANGED)])
+        return True
+
+    def count(self, reports: Sequence[UnitReport]) -> None:
+        """Counts units that are in the spool now; InputError for too many rejects."""
+        for report in reports:
+            self._seen[report.kind] = time.monotonic()
+        self._add_reports(reports, reports)
+
+    def move_clock(self, drained: bool) -> None:
+        """Moves the clock to the arrival that every kind but the idle ones has reached."""
+        now = time.monotonic()
+        limit = self._settings.idle_seconds
+        idle = {kind: limit is not None and now - self._seen[kind] > limit for kind in KINDS}
+        reached = [self._arrived[kind] for kind in KINDS if not idle[kind]]
+        if drained:
+            clock = self._job.drained_clock()
+        elif reached:
+            clock = min(reached) - self._job.rules.overlap
+        else:
+            since = now - max(self._seen.values())
+            clock = max(self._arrived.values()) + round(since * 1e6)
+        if clock > self._job.progress.clock_us:
+            self._job.progress.clock_us = clock
+            # Before anything is closed by it: a process after this one must judge arrivals by the same clock.
+            write_atomic_bytes(self._job.spool / _CLOCK, json.dumps({"clock_us": clock}).encode())
+
+    def finish(self) -> None:
+        """Checks that every impression ever read is accounted for, and in a drained job the share of rejects."""
+        job = self._job
+        open_starts = [start for start in list_starts(job.spool) if start > job.last_published]
+        job.progress.pending = count_impressions(job.spool, open_starts)
+        check_conservation(job.progress.counts, sum_counters(read_manifests(job.log)), job.progress.pending)
+        if self._settings.drain:
+            self._recent.check_rejects(at_least=1)
