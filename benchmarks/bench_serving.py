@@ -28,6 +28,7 @@ from ctr.serving.export import publish
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
+from ctr.training.run.rollback import Position
 from ctr.training.run.snapshot import Snapshot
 from ctr.training.state import TrainState
 
@@ -63,7 +64,7 @@ def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str) -> 
     dtype = resolve_compute_dtype(config)
     layouts = config.table_layouts(schema)
     state = TrainState(layouts, config, dtype)
-    position = {"examples": 1, "batches": 1, "trained_examples": 10**9}
+    position = vars(Position(1, batches=1, trained_examples=10**9))
     progress = {"position": position, "window_times": [0, 0], "consumed": []}
     parts = state.tables.weights, {}, {}, state.architecture, state.weights
     snapshot = Snapshot(folder, config, schema, dtype, layouts, *parts, progress)
