@@ -17,7 +17,7 @@ from ctr.serving.row_model import RowModel, probabilities, transfers_of
 from ctr.serving.weights import read_weights, stored_weights
 
 if TYPE_CHECKING:
-    from ctr.serving.program import Program
+    from ctr.serving.graph import Program
 
 _FEW_ROWS = 8  # up to which Python is faster than a call of TensorFlow (``benchmarks/bench_serving.py``)
 
@@ -42,7 +42,7 @@ class Scorer:
 
     Raises:
         InputError: no model, a damaged one, a delta without what it builds on, or one that could do more than compute
-            (``ctr.serving.program``).
+            (``ctr.serving.graph``).
 
     Example, of a model whose features read the columns user, price and position:
         >>> scorer = Scorer(folder)
@@ -96,7 +96,7 @@ class Scorer:
             if self._loaded is None:
                 if self._on_load is not None:
                     self._on_load()
-                from ctr.serving.program import Program
+                from ctr.serving.graph import Program
 
                 self._loaded = Program(self._chain, self._inputs, self._changed)
                 self._few = _FEW_ROWS

@@ -31,7 +31,7 @@ _TABLE, _KEYS = "rows/", "keys/"
 _HALF = "bfloat16"
 _PREFIX = Path("variables") / "variables"
 # TensorFlow's own record of the objects that hold the variables.
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def hash_weights(weights: Weights) -> str:
@@ -190,9 +190,9 @@ def write_weights(folder: Path, full: Path, names: Sequence[str], weights: Weigh
 
     prefix = folder / _PREFIX
     prefix.parent.mkdir(exist_ok=True)
-    objects = tf.train.load_checkpoint(str(full / _PREFIX)).get_tensor(_OBJECT_GRAPH)
+    objects = tf.train.load_checkpoint(str(full / _PREFIX)).get_tensor(OBJECT_GRAPH)
     stored = {_stored_name(number): weights[name] for number, name in enumerate(names)}
-    stored[_OBJECT_GRAPH] = objects
+    stored[OBJECT_GRAPH] = objects
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
         tensor_names=list(stored),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
 
 from ctr.serving.export import publish
-from ctr.serving.saved_model import make_canonical
+from ctr.serving.graph import make_canonical
 from ctr.serving.scorer import Scorer
 
 WRITER = """

@@ -1,18 +1,21 @@
-"""Graph of an exported model in TensorFlow: checked before it is loaded, and called without TensorFlow's overhead."""
+"""The graph of an exported model in TensorFlow: made canonical when it was written; checked, loaded and called."""
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
+from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 
 from ctr.io.errors import InputError, one_line
 from ctr.serving.metadata import Chain
 from ctr.serving.raw_values import FunctionInputs, make_texts
-from ctr.serving.weights import Weights
+from ctr.serving.weights import OBJECT_GRAPH, Weights
 
 OPERATIONS = frozenset((
     "Abs", "AddN", "AddV2", "All", "AsString", "Assert", "AssignVariableOp", "BatchMatMulV2", "BiasAdd",
@@ -37,8 +40,108 @@ _KINDS = frozenset(("bare_concrete_function", "captured_tensor", "constant", "us
 _OBJECTS = frozenset(("_generic_user_object", "signature_map", "trackable_list_wrapper"))
 _REGISTERED = frozenset(("", "tf.TrackableConstant"))
 _MOST_BYTES = 256 << 20
-# TensorFlow's own record of the objects that hold the variables.
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_COUNTED = re.compile(r"[-_]\d+$")
+_GRADIENT = "_gradient_op_type"
+_ARGUMENT = "_user_specified_name"
+
+
+def make_canonical(model: Path) -> None:
+    """Gives a model of one graph, which TensorFlow has just saved, the same bytes whichever process wrote it.
+
+    TensorFlow names functions by a counter of the process, stores them in the order of a hash table, and draws a random
+    number for each model. Here functions are numbered in the order in which the signatures reach them, and the random
+    number is replaced by a hash of the content. What is computed stays the same.
+    """
+    path = model / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    (graph,) = saved.meta_graphs
+    _rename_functions(graph)
+    path.write_bytes(saved.SerializeToString(deterministic=True))
+    # Hashes of the files as they now are, and a new random number.
+    fingerprint = fingerprint_pb2.FingerprintDef.FromString(fingerprinting.CreateFingerprintDef(str(model)))
+    fingerprint.ClearField("uuid")
+    digest = hashlib.sha256(fingerprint.SerializeToString(deterministic=True)).digest()
+    # As TensorFlow writes it: 64 bits in decimal.
+    fingerprint.uuid = str(int.from_bytes(digest[:8], "little"))
+    (model / "fingerprint.pb").write_bytes(fingerprint.SerializeToString(deterministic=True))
+
+
+def _rename_functions(graph: Any) -> None:
+    library, objects = graph.graph_def.library, graph.object_graph_def
+    by_name = {function.signature.name: function for function in library.function}
+    nodes_of = {name: function.node_def for name, function in by_name.items()}
+    # Functions that compute the gradient of an operation (swish has one), by the name that operations know it under.
+    own = {one.registered_op_type: one.gradient_func for one in library.registered_gradients}
+    names = _numbered(_reached(_called(graph.graph_def.node, own), nodes_of, own), "_")
+    bodies = [graph.graph_def.node, *(nodes_of[name] for name in names)]
+    nodes = [node for body in bodies for node in body]
+    gradients = _numbered((node.attr[_GRADIENT].s.decode() for node in nodes if _GRADIENT in node.attr), "-")
+    for node in nodes:
+        for reference in _references(node):
+            reference.name = names[reference.name]
+        if _GRADIENT in node.attr:
+            node.attr[_GRADIENT].s = gradients[node.attr[_GRADIENT].s.decode()].encode()
+    for number, argument in ((n, a) for name in names for n, a in by_name[name].arg_attr.items()):
+        # What a function captures, a variable for instance, has its address in the counter for a name.
+        if argument.attr[_ARGUMENT].s.isdigit():
+            argument.attr[_ARGUMENT].s = str(number).encode()
+    kept = sorted((gradients[name], names[function]) for name, function in own.items() if name in gradients)
+    del library.registered_gradients[:]
+    for name, function in kept:
+        library.registered_gradients.add(registered_op_type=name, gradient_func=function)
+    ordered = [by_name[name].SerializeToString() for name in names]
+    del library.function[:]
+    for name, content in zip(names.values(), ordered, strict=True):
+        library.function.add().ParseFromString(content)
+        library.function[-1].signature.name = name
+    # A new name may be the former name of another function.
+    described = {names[name]: one.SerializeToString() for name, one in objects.concrete_functions.items()}
+    objects.concrete_functions.clear()
+    for name, content in described.items():
+        objects.concrete_functions[name].ParseFromString(content)
+    for node in objects.nodes:
+        if node.WhichOneof("kind") == "bare_concrete_function":
+            bare = node.bare_concrete_function
+            bare.concrete_function_name = names[bare.concrete_function_name]
+        elif node.WhichOneof("kind") == "captured_tensor":
+            node.captured_tensor.concrete_function = names[node.captured_tensor.concrete_function]
+
+
+def _numbered(names: Iterable[str], mark: str) -> dict[str, str]:
+    """Maps names to new ones, with a number of their own in place of the counter's."""
+    numbers = enumerate(dict.fromkeys(names))
+    return {name: f"{_COUNTED.sub('', name)}{mark}{number}" for number, name in numbers}
+
+
+def _reached(
+    names: Iterable[str], functions: Mapping[str, Iterable[Any]], gradients: Mapping[str, str]
+) -> dict[str, None]:
+    """The functions of these names, each followed by those that its nodes call or have as gradients."""
+    found: dict[str, None] = {}
+    ways = [iter(names)]
+    while ways:
+        name = next(ways[-1], None)
+        if name is None:
+            ways.pop()
+        elif name not in found:
+            found[name] = None
+            ways.append(_called(functions.get(name, ()), gradients))
+    return found
+
+
+def _called(nodes: Iterable[Any], gradients: Mapping[str, str]) -> Iterator[str]:
+    for node in nodes:
+        yield from (reference.name for reference in _references(node))
+        if _GRADIENT in node.attr and (own := gradients.get(node.attr[_GRADIENT].s.decode())) is not None:
+            yield own
+
+
+def _references(node: Any) -> Iterator[Any]:
+    for key in sorted(node.attr):
+        value = node.attr[key]
+        if value.HasField("func"):
+            yield value.func
+        yield from value.list.func
 
 
 def check_model(model: Path) -> None:
@@ -74,9 +177,9 @@ def _check_graph(path: Path, graph: Any) -> None:
         )
     if graph.asset_file_def:
         raise InputError(f"{path}: refers to asset files; exports have none")
-    callable_names = _reached(graph.object_graph_def.concrete_functions, functions)
+    reached = _reached(graph.object_graph_def.concrete_functions, functions, {})
     for name, nodes in (("", graph.graph_def.node), *functions.items()):
-        allowed = OPERATIONS if name in callable_names else OPERATIONS | SAVING
+        allowed = OPERATIONS if not name or name in reached else OPERATIONS | SAVING
         for node in nodes:
             if node.op not in allowed:
                 raise InputError(
@@ -97,20 +200,6 @@ def _check_graph(path: Path, graph: Any) -> None:
             )
 
 
-def _reached(names: Iterable[str], functions: dict[str, Any]) -> set[str]:
-    reached: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name in reached:
-            continue
-        reached.add(name)
-        for node in functions.get(name, ()):
-            for value in node.attr.values():
-                waiting += [value.func.name, *(function.name for function in value.list.func)]
-    return reached
-
-
 def _check_variables(prefix: Path) -> None:
     """Refuses variables that are larger than their files: a few bytes could request any amount of memory."""
     try:
@@ -120,8 +209,8 @@ def _check_variables(prefix: Path) -> None:
     except Exception as error:
         raise InputError(f"{prefix}: not the variables of a model: {one_line(error)[:300]}") from None
     held = sum(path.stat().st_size for path in prefix.parent.glob(f"{prefix.name}.data-*"))
-    required = sum(size for name, size in sizes.items() if name != _OBJECT_GRAPH)
-    if required > held or any(types[name] == tf.string for name in sizes if name != _OBJECT_GRAPH):
+    required = sum(size for name, size in sizes.items() if name != OBJECT_GRAPH)
+    if required > held or any(types[name] == tf.string for name in sizes if name != OBJECT_GRAPH):
         raise InputError(f"{prefix}: declares {required} bytes of numbers, but its files have {held}")
 
 
@@ -130,6 +219,7 @@ class Program:
 
     def __init__(self, chain: Chain, inputs: Mapping[str, FunctionInputs], weights: Weights | None) -> None:
         check_model(chain.full)
+        self._inputs = inputs
         try:
             # Functions are held by the loaded object.
             self._loaded = tf.saved_model.load(str(chain.full))
@@ -137,7 +227,7 @@ class Program:
                 for variable, value in zip(self._loaded.weights, weights.values(), strict=True):
                     variable.assign(value)
             signatures = self._loaded.signatures
-            self._functions = {name: _Function(signatures[name], of) for name, of in inputs.items()}
+            self._functions = {name: _function(signatures[name], of.dtypes) for name, of in inputs.items()}
         except InputError:
             raise
         except Exception as error:
@@ -147,19 +237,18 @@ class Program:
     def __call__(
         self, name: str, columns: Mapping[str, Any], separators: Mapping[str, str | None]
     ) -> dict[str, np.ndarray]:
-        function = self._functions[name]
-        inputs = function.inputs
+        inputs = self._inputs[name]
         numbers = {**inputs.numbers, **inputs.times}
         tensors = {key: tf.constant(columns[source]) for key, source in numbers.items()}
         if inputs.texts:
             sources = list(inputs.texts.values())
             parts = tf.unstack(_matrix(sources, [columns[source] for source in sources], separators))
             tensors |= dict(zip(inputs.texts, parts, strict=True))
-        return function(tensors)
+        return self._functions[name](tensors)
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        function = self._functions["predict_ids"]
-        return function({key: tf.constant(packed[column]) for key, column in function.inputs.columns.items()})
+        columns = self._inputs["predict_ids"].columns
+        return self._functions["predict_ids"]({key: tf.constant(packed[one]) for key, one in columns.items()})
 
 
 def _matrix(
@@ -177,21 +266,21 @@ def _matrix(
     return tf.constant(texts, tf.string, shape=(len(texts), len(texts[0])))
 
 
-class _Function:
-    def __init__(self, signature: Any, inputs: FunctionInputs) -> None:
-        self.inputs = inputs
-        self._signature = signature
-        specs = signature.structured_input_signature[1]
-        if {name: spec.dtype.name for name, spec in specs.items()} != inputs.dtypes:
-            raise ValueError("the inputs of a function are not those that its description names")
-        self._order = tuple(getattr(signature, "_arg_keywords", None) or ())
-        # Keyword arguments are matched and checked one by one, which takes as long as scoring a row does.
-        is_known = set(self._order) == set(inputs.dtypes)
-        self._flat = getattr(signature, "_call_flat", None) if is_known else None
+def _function(
+    signature: Any, dtypes: Mapping[str, str]
+) -> Callable[[Mapping[str, tf.Tensor]], dict[str, np.ndarray]]:
+    specs = signature.structured_input_signature[1]
+    if {name: spec.dtype.name for name, spec in specs.items()} != dtypes:
+        raise ValueError("the inputs of a function are not those that its description names")
+    order = tuple(getattr(signature, "_arg_keywords", None) or ())
+    # Keyword arguments are matched and checked one by one, which takes as long as scoring a row does.
+    flat = getattr(signature, "_call_flat", None) if set(order) == set(dtypes) else None
 
-    def __call__(self, tensors: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        if self._flat is not None:
-            outputs = self._flat([tensors[name] for name in self._order], self._signature.captured_inputs)
+    def call(tensors: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+        if flat is not None:
+            outputs = flat([tensors[name] for name in order], signature.captured_inputs)
         else:
-            outputs = self._signature(**tensors)
+            outputs = signature(**tensors)
         return {key: value.numpy() for key, value in outputs.items()}
+
+    return call
