@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 
 from ctr.io.errors import InputError, one_line
 from ctr.serving.metadata import Chain
-from ctr.serving.raw_values import FunctionInputs, make_texts
+from ctr.serving.raw_values import FunctionInputs
 from ctr.serving.weights import OBJECT_GRAPH, Weights
 
 OPERATIONS = frozenset((
@@ -234,16 +234,12 @@ class Program:
             # What TensorFlow raises for what it did not write itself has no common kind.
             raise InputError(f"{chain.model}: cannot be loaded: {one_line(error)[:300]}") from None
 
-    def __call__(
-        self, name: str, columns: Mapping[str, Any], separators: Mapping[str, str | None]
-    ) -> dict[str, np.ndarray]:
+    def __call__(self, name: str, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         inputs = self._inputs[name]
         numbers = {**inputs.numbers, **inputs.times}
         tensors = {key: tf.constant(columns[source]) for key, source in numbers.items()}
         if inputs.texts:
-            sources = list(inputs.texts.values())
-            parts = tf.unstack(_matrix(sources, [columns[source] for source in sources], separators))
-            tensors |= dict(zip(inputs.texts, parts, strict=True))
+            tensors |= dict(zip(inputs.texts, tf.unstack(_matrix(inputs, columns)), strict=True))
         return self._functions[name](tensors)
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -251,18 +247,15 @@ class Program:
         return self._functions["predict_ids"]({key: tf.constant(packed[one]) for key, one in columns.items()})
 
 
-def _matrix(
-    names: Sequence[str], columns: list[list[Any]], separators: Mapping[str, str | None]
-) -> tf.Tensor:
+def _matrix(inputs: FunctionInputs, columns: Mapping[str, Any]) -> tf.Tensor:
     """One tensor [S, N] of all texts: a tensor for each column would take longer than a small model."""
     try:
-        matrix = tf.constant(columns, tf.string)
+        matrix = tf.constant([columns[source] for source in inputs.texts.values()], tf.string)
         if matrix.shape.rank == 2:
             return matrix
     except (TypeError, ValueError):
         pass
-    named = zip(names, columns, strict=True)
-    texts = [make_texts(name, column, separators.get(name)) for name, column in named]
+    texts = inputs.all_texts(columns)
     return tf.constant(texts, tf.string, shape=(len(texts), len(texts[0])))
 
 

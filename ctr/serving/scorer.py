@@ -65,7 +65,6 @@ class Scorer:
         self._changed = read_weights(self._chain) if self._chain.deltas else None
         if self._changed is None:
             check_files(self.path, self.metadata)
-        self._separators = self.schema.list_separators
         self._cache: RowCache | None = None
         self._on_load = on_load
         self._loading = threading.Lock()
@@ -73,7 +72,10 @@ class Scorer:
         self._few = _SOME_ROWS if lazy else _FEW_ROWS
         try:
             signatures = self.metadata["signatures"]
-            self._inputs = {name: FunctionInputs(name, of["inputs"]) for name, of in signatures.items()}
+            self._inputs = {
+                name: FunctionInputs(name, of["inputs"], self.schema.list_separators)
+                for name, of in signatures.items()
+            }
             self.raw_schema = self.schema.made_of(set(self._inputs["predict"].columns.values()))
             self._transfers = transfers_of(self.metadata["model"])
             self.factorized = "ui" in signatures
@@ -169,7 +171,7 @@ class Scorer:
     def _read(self, name: str, features: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         # Keys of the cache are texts, too.
         few = self._few if name != "ui" or self._cache is None else 2**62
-        return self._inputs[name].read(features, self._separators, few)
+        return self._inputs[name].read(features, few)
 
     def _are_few(self, rows: int) -> bool:
         """Whether so many rows are scored without TensorFlow, of which there are then fewer left."""
@@ -188,9 +190,9 @@ class Scorer:
             except OtherWayError:
                 pass
             except UnicodeEncodeError:
-                self._inputs[name].refuse_texts(columns, self._separators)
+                self._inputs[name].all_texts(columns)
                 raise
-        return self._program(name, columns, self._separators)
+        return self._program(name, columns)
 
 
 def _hashable(column: Any) -> list[Any]:
