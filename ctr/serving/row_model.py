@@ -38,7 +38,8 @@ class _Features(NamedTuple):
     """Where features' ids are in a table: of several features arrays [F], of one numbers."""
 
     starts: np.ndarray
-    sizes: np.ndarray
+    shared: np.ndarray  # uint64, how many rows ids that grow share
+    last: np.ndarray  # uint64: a negative id is larger
     growing: np.ndarray
     salts: np.ndarray
 
@@ -65,7 +66,9 @@ class RowTable:
         fits = rows.shape == (self._fixed + grown, self._copies * (self._width + 1))
         if not fits or growing.any() != (keys is not None):
             raise ValueError(f"table {described['name']} has the shape {list(rows.shape)}")
-        features = np.cumsum(sizes) - sizes, sizes, growing, salts
+        last = np.where(growing, np.uint64(2**64 - 1), (sizes - 1).view(np.uint64))
+        shared = np.maximum(sizes - 1, 1).view(np.uint64)
+        features = np.cumsum(sizes) - sizes, shared, last, growing, salts
         single = [number for number, feature in enumerate(given) if feature["single"]]
         self._single = _Features(*(values[single] for values in features))
         self._single_names = [self.features[number] for number in single]
@@ -91,7 +94,7 @@ class RowTable:
         return [(own[:, :, :width].reshape(rows, -1), own[:, :, width].sum(axis=1)) for own in columns]
 
     def _rows_of(self, features: _Features, ids: np.ndarray) -> np.ndarray:
-        if (((ids < 0) | (ids >= features.sizes)) & ~features.growing).any():
+        if (ids.view(np.uint64) > features.last).any():
             raise ValueError("an id is none of its feature's")
         # Those of an id that is missing are always there.
         fixed = ids + features.starts
@@ -100,8 +103,7 @@ class RowTable:
         sought = ids ^ features.salts
         places = np.searchsorted(self._keys, sought)
         found = (self._keys[places] == sought) & (sought != _LAST_KEY)
-        spread = np.maximum(features.sizes - 1, 1).astype(np.uint64)
-        shared = (splitmix64(ids.view(np.uint64)) % spread).astype(np.int64)
+        shared = (splitmix64(ids.view(np.uint64)) % features.shared).astype(np.int64)
         rows = np.where(found, self._fixed + places, features.starts + 1 + shared)
         return np.where(features.growing & (ids != MISSING_ID), rows, fixed)
 
