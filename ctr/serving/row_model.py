@@ -193,12 +193,11 @@ class RowModel:
         self, metadata: Mapping[str, Any], schema: Schema, weights: Mapping[str, np.ndarray]
     ) -> None:
         described, model = metadata[NETWORK], metadata["model"]
-        factors = described["architecture"]["factors"]
-        self._architecture = shape = Architecture(
-            **{**described["architecture"], "factors": None if factors is None else Factors(**factors)}
-        )
-        if any(shape.sources):
+        given = described["architecture"]
+        if any(given["sources"]):
             raise ValueError("a supernet")
+        factors = None if given["factors"] is None else Factors(**given["factors"])
+        self._architecture = shape = Architecture(**{**given, "factors": factors})
         alpha2 = np.float32(weights.get("alpha2", model["alpha2"]))
         dense = {
             name: np.asarray(value, np.float32)

@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import compress
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,7 +215,8 @@ class RowCache:
             raise ValueError(f"capacity: {capacity} is not allowed; allowed: at least 1")
         self._capacity = capacity
         self._rows = np.empty((capacity, *shape), np.float32)
-        self._places: OrderedDict[Hashable, int] = OrderedDict()  # the longest unused first
+        self._places: dict[Hashable, int] = {}
+        self._keys: OrderedDict[int, Hashable] = OrderedDict()  # by place, the longest unused first
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -224,12 +225,11 @@ class RowCache:
     def get(self, keys: Sequence[Hashable], compute: ComputeRows) -> np.ndarray:
         """Returns the rows of N keys; ``compute`` makes those at some positions, of unknown keys, none twice."""
         with self._lock:
-            find = self._places.get
-            places = np.array([find(key, -1) for key in keys], np.int64)
-            known = places >= 0
-            deque(map(self._places.move_to_end, keys if known.all() else compress(keys, known)), maxlen=0)
+            places = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
+            missing = np.flatnonzero(places < 0).tolist()
+            # A loop that is not in Python.
+            deque(map(self._keys.move_to_end, places[places >= 0].tolist()), maxlen=0)
             rows = self._rows[places]
-        missing = np.flatnonzero(~known).tolist()
         if not missing:
             return rows
         begins: dict[Hashable, int] = {}
@@ -244,7 +244,9 @@ class RowCache:
         return rows
 
     def _new_place(self, key: Hashable) -> int:
-        is_full = len(self._places) == self._capacity
-        place = self._places.popitem(last=False)[1] if is_full else len(self._places)
-        self._places[key] = place
+        place = len(self._places)
+        if place == self._capacity:
+            place, oldest = self._keys.popitem(last=False)
+            del self._places[oldest]
+        self._places[key], self._keys[place] = place, key
         return place
