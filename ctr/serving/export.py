@@ -20,7 +20,7 @@ from ctr import __version__
 from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic
-from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
+from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, delete_version, version_number, versions
 from ctr.models.click_model import transfers_as_pieces
 from ctr.serving.calls import calls_text
 from ctr.serving.metadata import (
@@ -34,7 +34,7 @@ from ctr.serving.metadata import (
 )
 from ctr.serving.saved_model import rewrite_model, snapshot_weights, weights_hash, write_metadata, write_model
 from ctr.serving.weights import VARIABLES, change_counts, find_changes, read_weights
-from ctr.training.run.directory import check_models_folder, delete_model, only_publisher
+from ctr.training.run.directory import check_models_folder, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def _delete_all_but(out: Path, keep: int) -> None:
             needed |= {one.name for one in (chain.full, *chain.deltas)}
     for path in reversed(found):
         if path.name not in needed:
-            delete_model(path)
+            delete_version(path)
 
 
 def _delta_writer(
