@@ -1,8 +1,11 @@
-"""The shape of the dense part of the click model."""
+"""The shape of the dense part of the click model, and what follows from it alone, for TensorFlow and for NumPy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+Array = Any
+"""A tensor or an array."""
 
 
 class Expert(NamedTuple):
@@ -106,6 +109,11 @@ class Architecture:
         return bool(self.cross_layers or self.deep_units)
 
     @property
+    def prefixes(self) -> list[str]:
+        """What the names of each component's weights begin with."""
+        return [f"component_{number}/" for number in range(self.components)] if self.components > 1 else [""]
+
+    @property
     def experts(self) -> tuple[Expert, ...]:
         """The experts of a gated model, the linear weights first; none where there is one model."""
         if not self.gated:
@@ -126,6 +134,32 @@ class Architecture:
     def _tower(self, name: str, crosses: int, units: tuple[int, ...], ranks: tuple[int, ...]) -> Tower:
         sources = self.sources.get(name) or ((),) * (len(units) + 1)
         return Tower(crosses, self.cross_rank, units, ranks or (0,) * len(units), sources)
+
+    def by_component(self, weights: Mapping[str, Array]) -> list[dict[str, Array]]:
+        """Returns the weights of each component by the names that they have in a model of one."""
+        return [
+            {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+            for prefix in self.prefixes
+        ]
+
+    def combine_experts(
+        self, weights: Mapping[str, Array], logits: Array, models: Mapping[str, Array]
+    ) -> tuple[Array, dict[str, Array]]:
+        """Moves the first expert's logits towards those of each other expert by its gate.
+
+        Args:
+            logits: of the first expert, with its bias and the offset.
+            models: the logits of each expert, of the first one with its bias.
+
+        Returns:
+            The logits of the model, and those of each expert with its bias.
+        """
+        first, *others = self.experts
+        experts = {first.name: models[first.name]}
+        for expert in others:
+            own = experts[expert.name] = models[expert.name] + weights[expert.bias]
+            logits = logits + weights[expert.gate] * (own - experts[first.name])
+        return logits, experts
 
     def input_dtype(self, tower: str) -> str:
         """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""

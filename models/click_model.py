@@ -20,7 +20,6 @@ import tensorflow as tf
 from ctr.models.architecture import Architecture
 from ctr.models.crosses import Multiply
 from ctr.models.dcn import Weights, stacked, tower_outputs
-from ctr.models.initial_weights import component_prefixes
 from ctr.models.transfer import Pieces, transfer, transfer_pieces
 
 
@@ -66,7 +65,7 @@ def forward(
         alpha2: float32 scalar in [0, 1].
         compiled, multiply: see ``ctr.models.dcn.hidden_layers``.
     """
-    a, own = architecture, by_component(architecture, weights)
+    a, own = architecture, architecture.by_component(weights)
     if a.factors is None:
         return _plain_scores(a, own, inputs["quality"], alpha2, compiled, multiply)
     q, *ranked = tower_outputs(a, own, "quality", inputs["quality"].e0, alpha2, compiled, multiply)
@@ -75,14 +74,6 @@ def forward(
     logits = _transfers(a, own, tf.reduce_sum(both[0] * both[1], axis=2))
     # The ranking has its own Q for the same U.
     return Scores(logits, tf.reduce_sum(ranked[0] * u, axis=2) if ranked else logits)
-
-
-def by_component(architecture: Architecture, weights: Weights) -> list[Weights]:
-    """Returns the weights of each component by the names that they have in a model of one."""
-    return [
-        {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
-        for prefix in component_prefixes(architecture)
-    ]
 
 
 def rounded_weights(architecture: Architecture, weights: Weights) -> dict[str, tf.Tensor]:
@@ -110,33 +101,22 @@ def _plain_scores(
     outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
     network, *ranked = [tf.squeeze(output, axis=2) for output in outputs]
     if a.experts:
-        return _combined(a, components[0], logits, {"linear": linear, "network": network})
+        logits, experts = a.combine_experts(components[0], logits, {"linear": linear, "network": network})
+        return Scores(logits, logits, experts)
     logits += network
     return Scores(logits, ranked[0] if ranked else logits)
 
 
-def _combined(
-    a: Architecture, weights: Weights, logits: tf.Tensor, models: Mapping[str, tf.Tensor]
-) -> Scores:
-    """Moves the first expert's logits [1, B], with the offset, towards each other expert by its gate."""
-    first, *others = a.experts
-    experts = {first.name: models[first.name]}
-    for expert in others:
-        own = experts[expert.name] = models[expert.name] + weights[expert.bias]
-        logits += weights[expert.gate] * (own - experts[first.name])
-    return Scores(logits, logits, experts)
-
-
 def quality(architecture: Architecture, weights: Weights, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
     """Computes Q of a factorized model, float32 [B, n, K + 2], with the K learned numbers first."""
-    own = by_component(architecture, weights)
+    own = architecture.by_component(weights)
     learned = tower_outputs(architecture, own, "quality", inputs.e0, alpha2)[0]
     return tf.transpose(_with_linear(learned, inputs.linear, True), [1, 0, 2])
 
 
 def ui(architecture: Architecture, weights: Weights, inputs: TowerInput) -> tf.Tensor:
     """Computes U of a factorized model, float32 [B, n, K + 2]."""
-    own = by_component(architecture, weights)
+    own = architecture.by_component(weights)
     (learned,) = tower_outputs(architecture, own, "ui", inputs.e0, tf.constant(0.0))
     return tf.transpose(_with_linear(learned, inputs.linear, False), [1, 0, 2])
 
@@ -149,7 +129,7 @@ def combine(architecture: Architecture, weights: Weights, quality: tf.Tensor, ui
         ui: U, in the same form.
     """
     products = tf.transpose(tf.reduce_sum(quality * ui, axis=2))
-    return _transfers(architecture, by_component(architecture, weights), products)
+    return _transfers(architecture, architecture.by_component(weights), products)
 
 
 def _with_linear(learned: tf.Tensor, linear: tf.Tensor, is_quality: bool) -> tf.Tensor:
@@ -168,7 +148,7 @@ def transfers_as_pieces(architecture: Architecture, weights: Weights) -> list[Pi
     """Returns the components' transfer functions; none of a plain model."""
     if architecture.factors is None:
         return []
-    return [transfer_pieces(architecture.factors, own) for own in by_component(architecture, weights)]
+    return [transfer_pieces(architecture.factors, own) for own in architecture.by_component(weights)]
 
 
 def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:

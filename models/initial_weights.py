@@ -64,7 +64,7 @@ def init_weights(architecture: Architecture, widths: Mapping[str, int], seed: in
     """
     seeds, starts = random.Random(seed), _starts(architecture, widths)
     found: dict[str, tf.Tensor] = {}
-    for prefix in component_prefixes(architecture):
+    for prefix in architecture.prefixes:
         matrices = [name for name, start in starts.items() if callable(start.values)]
         numbers = {name: seeds.randint(1, 10**9) for name in sorted(matrices, key=_turn)}
         for name, (shape, values) in starts.items():
@@ -77,16 +77,8 @@ def weight_shapes(architecture: Architecture, widths: Mapping[str, int]) -> dict
     """Returns the shapes of the weights that ``init_weights`` draws."""
     starts = _starts(architecture, widths)
     return {
-        f"{prefix}{name}": start.shape
-        for prefix in component_prefixes(architecture)
-        for name, start in starts.items()
+        f"{prefix}{name}": start.shape for prefix in architecture.prefixes for name, start in starts.items()
     }
-
-
-def component_prefixes(architecture: Architecture) -> list[str]:
-    """Returns what the names of each component's weights begin with."""
-    count = architecture.components
-    return [f"component_{number}/" for number in range(count)] if count > 1 else [""]
 
 
 def fitted_names(architecture: Architecture) -> list[str]:

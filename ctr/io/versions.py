@@ -4,6 +4,7 @@ The name of a delta, which says only how the version differs from an earlier one
 of a version that is not complete has ``PARTIAL`` at its end. TensorFlow Serving, which looks for numbers, ignores both.
 """
 
+import shutil
 from pathlib import Path
 
 DELTA = ".delta"
@@ -25,6 +26,12 @@ def is_version(name: str) -> bool:
 def is_partial(name: str) -> bool:
     """Returns whether a folder of this name is a version that is not complete."""
     return name.endswith(PARTIAL) and is_version(name.removesuffix(PARTIAL))
+
+
+def delete_version(path: Path) -> None:
+    """Deletes a version, or a checkpoint, in a folder that this process holds."""
+    # Renamed first, so that nobody finds half of it under its own name.
+    shutil.rmtree(path.rename(path.with_name(f"{path.name}{PARTIAL}")))
 
 
 def version_number(path: Path) -> int:

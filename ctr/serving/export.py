@@ -20,7 +20,7 @@ from ctr import __version__
 from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic
-from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
+from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, delete_version, version_number, versions
 from ctr.models.click_model import transfers_as_pieces
 from ctr.serving.calls import calls_text
 from ctr.serving.metadata import (
@@ -34,7 +34,7 @@ from ctr.serving.metadata import (
 )
 from ctr.serving.saved_model import rewrite_model, snapshot_weights, weights_hash, write_metadata, write_model
 from ctr.serving.weights import VARIABLES, change_counts, find_changes, read_weights
-from ctr.training.run.directory import check_models_folder, delete_model, only_publisher
+from ctr.training.run.directory import check_models_folder, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 
 log = logging.getLogger(__name__)
@@ -98,9 +98,8 @@ def export_model(model: Path | str, out: Path | str) -> Exported:
 
     with _publishing(out, wait=False):
         final = out / str(metadata["position"]["examples"])
-        if final.exists():
-            return Exported(final, False, _check_same(final, described))
-        _check_same_run(out, described)
+        if found := _find_same(out, (final,), described):
+            return found
         return Exported(final, True, _write_durably(final, write))
 
 
@@ -116,10 +115,8 @@ def publish(
     with _publishing(out, wait):
         examples, described = snapshot.examples, describe(snapshot)
         final, delta = out / str(examples), out / f"{examples}{DELTA}"
-        for path in (final, delta) if full_every > 1 else (final,):
-            if path.exists():
-                return Exported(path, False, _check_same(path, described))
-        _check_same_run(out, described)
+        if found := _find_same(out, (final, delta) if full_every > 1 else (final,), described):
+            return found
         newer = [path for path in versions(out) if version_number(path) > examples]
         if keep is not None and len(newer) >= keep:
             # A resumed run does not repeat an export that it had deleted.
@@ -161,7 +158,7 @@ def _delete_all_but(out: Path, keep: int) -> None:
             needed |= {one.name for one in (chain.full, *chain.deltas)}
     for path in reversed(found):
         if path.name not in needed:
-            delete_model(path)
+            delete_version(path)
 
 
 def _delta_writer(
@@ -195,19 +192,19 @@ def _delta_writer(
     return write
 
 
-def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = read_metadata(path)
-    different = [key for key in _IDENTITY if metadata.get(key) != described.get(key)]
-    if different:
-        raise InputError(
-            f"{path}: this version already exists and belongs to another model ({', '.join(different)} differ): "
-            "use another output directory"
-        )
-    return metadata
+def _find_same(out: Path, names: Sequence[Path], described: Mapping[str, Any]) -> Exported | None:
+    """Finds a model under one of its names; refuses another one there, and a folder of another run.
 
-
-def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
-    """Versions are ordered by position alone: one of another run would be served in place of this one, or hide it."""
+    Versions are ordered by position alone: one of another run would be served in place of this one, or hide it.
+    """
+    for path in (name for name in names if name.exists()):
+        metadata = read_metadata(path)
+        if different := [key for key in _IDENTITY if metadata.get(key) != described.get(key)]:
+            raise InputError(
+                f"{path}: this version already exists and belongs to another model ({', '.join(different)} differ): "
+                "use another output directory"
+            )
+        return Exported(path, False, metadata)
     for newest in versions(out)[-1:]:
         recorded = read_metadata(newest)
         different = [key for key in ("schema", "config") if recorded.get(key) != described[key]]
@@ -218,6 +215,7 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
                 f"{newest}: this version belongs to another run ({', '.join(different)} differ): "
                 "a directory holds the versions of one run; use another output directory"
             )
+    return None
 
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:

@@ -12,9 +12,12 @@
 The version is the run's position in the log, a number of examples.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ctr.config import parse_model
 from ctr.data.schema import Schema
@@ -29,6 +32,8 @@ EXTRA = "assets.extra"
 FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
 MAPPING = "mapping"  # key of the mapping by which ``ctr quickstart`` read raw rows; others have none
+LEARNED = "learned"  # column of scores: true for rows that are not later than the last one that the model learned from
+TIME = "time"  # key of raw rows that has their time, in microseconds; null where times are made of the numbers of rows
 NETWORK = "network"  # key of ``ctr.serving.saved_model.describe_network``
 
 
@@ -139,3 +144,26 @@ def check_files(model: Path, metadata: dict[str, Any]) -> None:
             raise InputError(f"{model / name}: {problem}; export the model again")
     for name in found.keys() - recorded.keys():
         raise InputError(f"{model / name}: is not among the files that {EXTRA}/{FILE} records: delete it")
+
+
+def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns query time, in microseconds, and query id of the last row that a model learned from; None: from none.
+
+    Training passes over a log in this order. Scores of the rows until there say nothing about new rows.
+    """
+    until = metadata["position"]["learned_until"]
+    return None if until is None else (int(until[0]), int(until[1]))
+
+
+def is_learned(
+    until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray | None = None
+) -> np.ndarray:
+    """Tells rows that are not later than the last one that was learned from, bool [N], by time and query id.
+
+    Times are in microseconds, int64 [N]. Without ``queries`` all rows of the last time count as learned from.
+    """
+    if until is None:
+        return np.zeros(len(times), bool)
+    if queries is None:
+        return times <= until[0]
+    return (times < until[0]) | ((times == until[0]) & (queries <= until[1]))

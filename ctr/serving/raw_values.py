@@ -164,8 +164,10 @@ def _microseconds(value: Any) -> int:
 class FunctionInputs:
     """Inputs of a function, as the metadata describes them: the column of each, and the columns of each type."""
 
-    def __init__(self, name: str, described: Mapping[str, Mapping[str, Any]]) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, described: Mapping[str, Mapping[str, Any]], separators: Mapping[str, str | None]
+    ) -> None:
+        self._name, self._separators = name, separators
         self.columns: dict[str, str] = {key: one["column"] for key, one in described.items()}
         self.dtypes: dict[str, str] = {key: one["dtype"] for key, one in described.items()}
         self.texts = self._of_type("string")
@@ -175,12 +177,10 @@ class FunctionInputs:
     def _of_type(self, dtype: str) -> dict[str, str]:
         return {key: column for key, column in self.columns.items() if self.dtypes[key] == dtype}
 
-    def read(
-        self, features: Mapping[str, Any], separators: Mapping[str, str | None], few: int
-    ) -> tuple[dict[str, Any], int]:
+    def read(self, features: Mapping[str, Any], few: int) -> tuple[dict[str, Any], int]:
         """Converts the columns that the function takes to lists, float32 and int64 arrays, and counts the rows.
 
-        Lists are joined with ``separators``. Of more rows than ``few``, texts stay as they are, and TensorFlow
+        Of more rows than ``few``, texts stay as they are, and TensorFlow
         converts them. Raises InputError: a column is absent, lengths differ, or a value is not one of its kind.
         """
         absent = [source for source in self.columns.values() if source not in features]
@@ -192,13 +192,16 @@ class FunctionInputs:
         for source in self.texts.values():
             column = as_list(features[source], rows)
             plain = rows > few or set(map(type, column)) <= {str}
-            columns[source] = column if plain else make_texts(source, column, separators.get(source))
+            columns[source] = column if plain else self._texts(source, column)
         for source in self.numbers.values():
             columns[source] = make_numbers(source, features[source], rows)
         for source in self.times.values():
             columns[source] = make_times(source, features[source], rows)
         return columns, rows
 
-    def refuse_texts(self, columns: Mapping[str, Any], separators: Mapping[str, str | None]) -> None:
-        for source in self.texts.values():
-            make_texts(source, columns[source], separators.get(source))
+    def _texts(self, source: str, column: Sequence[Any]) -> Texts:
+        return make_texts(source, column, self._separators.get(source))
+
+    def all_texts(self, columns: Mapping[str, Any]) -> list[Texts]:
+        """Converts what ``read`` left as it is. Raises InputError: a value is no text."""
+        return [self._texts(source, columns[source]) for source in self.texts.values()]

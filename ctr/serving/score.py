@@ -22,7 +22,7 @@ from ctr.data.time_range import TimeRange
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, write_atomic, write_atomic_bytes
-from ctr.serving.learned import LEARNED, TIME, is_learned, learned_until
+from ctr.serving.metadata import LEARNED, TIME, is_learned, learned_until
 
 if TYPE_CHECKING:
     from ctr.serving.scorer import Scorer

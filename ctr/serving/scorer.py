@@ -1,7 +1,9 @@
 """Scoring with an exported model inside a Python process, without the trainer; with TensorFlow for many rows."""
 
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +13,10 @@ from ctr.io.errors import InputError, one_line
 from ctr.serving.metadata import NETWORK, check_files, find_model, model_schema, read_chain, read_metadata
 from ctr.serving.raw_values import FunctionInputs
 from ctr.serving.row_model import RowModel, probabilities, transfers_of
-from ctr.serving.weights import Weights, apply_deltas, stored_weights, variable_names
+from ctr.serving.weights import read_weights, stored_weights
 
 if TYPE_CHECKING:
-    from ctr.serving.program import Program
+    from ctr.serving.graph import Program
 
 _FEW_ROWS = 8  # up to which Python is faster than a call of TensorFlow (``benchmarks/bench_serving.py``)
 
@@ -39,7 +41,7 @@ class Scorer:
 
     Raises:
         InputError: no model, a damaged one, a delta without what it builds on, or one that could do more than compute
-            (``ctr.serving.program``).
+            (``ctr.serving.graph``).
 
     Example, of a model whose features read the columns user, price and position:
         >>> scorer = Scorer(folder)
@@ -59,9 +61,9 @@ class Scorer:
         self.metadata = read_metadata(self.path)
         self.schema = model_schema(self.metadata, self.path)
         self._chain = read_chain(self.path)
-        full_metadata = read_metadata(self._chain.full)
-        check_files(self._chain.full, full_metadata)
-        self._separators = self.schema.list_separators
+        self._changed = read_weights(self._chain) if self._chain.deltas else None
+        if self._changed is None:
+            check_files(self.path, self.metadata)
         self._cache: RowCache | None = None
         self._on_load = _once(on_load)
         self._loading = threading.Lock()
@@ -69,34 +71,25 @@ class Scorer:
         self._few = _SOME_ROWS if lazy else _FEW_ROWS
         try:
             signatures = self.metadata["signatures"]
-            self._inputs = {name: FunctionInputs(name, of["inputs"]) for name, of in signatures.items()}
+            self._inputs = {
+                name: FunctionInputs(name, of["inputs"], self.schema.list_separators)
+                for name, of in signatures.items()
+            }
             self.raw_schema = self.schema.made_of(set(self._inputs["predict"].columns.values()))
             self._transfers = transfers_of(self.metadata["model"])
             self.factorized = "ui" in signatures
             if self.factorized and cached_rows:
                 self._cache = RowCache(cached_rows, signatures["ui"]["outputs"]["U"]["shape"][1:])
-            self._weights = self._changed_weights(full_metadata)
             if not lazy:
                 _ = self._program
-            self._rows = self._row_model()
+            names = self.metadata[NETWORK]["variables"]
+            weights = stored_weights(self.path, names) if self._changed is None else self._changed
+            by_name = dict(zip(names, weights.values(), strict=True))
+            self._rows = RowModel(self.metadata, self.schema, by_name, self._on_load)
         except InputError:
             raise
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
-
-    def _changed_weights(self, full_metadata: dict[str, Any]) -> Weights | None:
-        if not self._chain.deltas:
-            return None
-        names = variable_names(self._chain.full, full_metadata)
-        weights = apply_deltas(self._chain, stored_weights(self._chain.full, names))
-        return {name: weights[name] for name in names}
-
-    def _row_model(self) -> RowModel:
-        names = self.metadata[NETWORK]["variables"]
-        weights = stored_weights(self._chain.full, names) if self._weights is None else self._weights
-        return RowModel(
-            self.metadata, self.schema, dict(zip(names, weights.values(), strict=True)), self._on_load
-        )
 
     @property
     def _program(self) -> "Program":
@@ -104,9 +97,9 @@ class Scorer:
         with self._loading:
             if self._loaded is None:
                 self._on_load()
-                from ctr.serving.program import Program
+                from ctr.serving.graph import Program
 
-                self._loaded = Program(self._chain, self._inputs, self._weights)
+                self._loaded = Program(self._chain, self._inputs, self._changed)
                 self._few = _FEW_ROWS
             return self._loaded
 
@@ -128,10 +121,8 @@ class Scorer:
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Computes ``p`` and ``logit``, float32 [N], of ids as ``ctr.serving.signatures.packed_columns`` has them."""
-        if self._rows is not None and 0 < len(packed["ids"]) <= self._few:
-            self._count(len(packed["ids"]))
-            return self._rows.score_ids(packed)
-        return self._program.score_ids(packed)
+        scoring = self._rows if self._are_few(len(packed["ids"])) else self._program
+        return scoring.score_ids(packed)
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
         """Computes Q, float32 [N, n, K], of the Quality tower's columns; arguments as for ``predict``."""
@@ -179,23 +170,26 @@ class Scorer:
     def _read(self, name: str, features: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         # Keys of the cache are texts, too.
         few = self._few if name != "ui" or self._cache is None else 2**62
-        return self._inputs[name].read(features, self._separators, few)
+        return self._inputs[name].read(features, few)
 
-    def _count(self, rows: int) -> None:
-        """Notes that so many rows are scored without TensorFlow: many small calls take as long as a large one."""
+    def _are_few(self, rows: int) -> bool:
+        """Whether so many rows are scored without TensorFlow, of which there are then fewer left."""
+        if not 0 < rows <= self._few:
+            return False
         if self._loaded is None and rows > _FEW_ROWS:
+            # Many small calls take as long as a large one.
             self._few = max(_FEW_ROWS, self._few - rows)
+        return True
 
     def _call(self, name: str, columns: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
         """Calls a function of raw values, the way that is faster for so many rows."""
-        if self._rows is not None and 0 < rows <= self._few:
+        if self._are_few(rows):
             try:
-                self._count(rows)
                 return self._rows.call(name, columns, rows)
             except UnicodeEncodeError:
-                self._inputs[name].refuse_texts(columns, self._separators)
+                self._inputs[name].all_texts(columns)
                 raise
-        return self._program(name, columns, self._separators)
+        return self._program(name, columns)
 
 
 def _once(function: Callable[[], object] | None) -> Callable[[], None]:
@@ -230,10 +224,8 @@ class RowCache:
             raise ValueError(f"capacity: {capacity} is not allowed; allowed: at least 1")
         self._capacity = capacity
         self._rows = np.empty((capacity, *shape), np.float32)
-        self._used = np.full(capacity, -1, np.int64)
         self._places: dict[Hashable, int] = {}
-        self._keys: list[Hashable] = []
-        self._calls = 0
+        self._keys: OrderedDict[int, Hashable] = OrderedDict()  # by place, the longest unused first
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -242,41 +234,28 @@ class RowCache:
     def get(self, keys: Sequence[Hashable], compute: ComputeRows) -> np.ndarray:
         """Returns the rows of N keys; ``compute`` makes those at some positions, of unknown keys, none twice."""
         with self._lock:
-            self._calls += 1
-            find = self._places.get
-            places = np.array([find(key, -1) for key in keys], np.int64)
-            known = places >= 0
-            self._used[places[known]] = self._calls
-            if known.all():
-                return self._rows[places]
-            rows = np.empty((len(keys), *self._rows.shape[1:]), np.float32)
-            rows[known] = self._rows[places[known]]
-        numbers: dict[Hashable, int] = {}
-        begins: list[int] = []
-        missing = np.flatnonzero(~known).tolist()
+            places = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
+            missing = np.flatnonzero(places < 0).tolist()
+            # A loop that is not in Python.
+            deque(map(self._keys.move_to_end, places[places >= 0].tolist()), maxlen=0)
+            rows = self._rows[places]
+        if not missing:
+            return rows
+        begins: dict[Hashable, int] = {}
         for position in missing:
-            if numbers.setdefault(keys[position], len(begins)) == len(begins):
-                begins.append(position)
-        computed = compute(begins)
+            begins.setdefault(keys[position], position)
+        computed = compute(list(begins.values()))
+        numbers = {key: number for number, key in enumerate(begins)}
         rows[missing] = computed[[numbers[keys[position]] for position in missing]]
         with self._lock:
-            self._store(list(numbers), computed)
+            fresh = [key for key in begins if key not in self._places][-self._capacity :]
+            self._rows[[self._new_place(key) for key in fresh]] = computed[[numbers[key] for key in fresh]]
         return rows
 
-    def _store(self, keys: list[Hashable], rows: np.ndarray) -> None:
-        fresh = [number for number, key in enumerate(keys) if key not in self._places][-self._capacity :]
-        if not fresh:
-            return
-        unused = range(len(self._keys), min(len(self._keys) + len(fresh), self._capacity))
-        places = list(unused)
-        self._keys.extend(None for _ in unused)
-        if lacking := len(fresh) - len(places):
-            oldest = np.argsort(self._used[: len(self._keys) - len(places)], kind="stable")[:lacking].tolist()
-            for place in oldest:
-                del self._places[self._keys[place]]
-            places += oldest
-        for place, number in zip(places, fresh, strict=True):
-            self._keys[place] = keys[number]
-            self._places[keys[number]] = place
-        self._rows[places] = rows[fresh]
-        self._used[places] = self._calls
+    def _new_place(self, key: Hashable) -> int:
+        place = len(self._places)
+        if place == self._capacity:
+            place, oldest = self._keys.popitem(last=False)
+            del self._places[oldest]
+        self._places[key], self._keys[place] = place, key
+        return place

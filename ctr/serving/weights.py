@@ -15,7 +15,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ _TABLE, _KEYS = "rows/", "keys/"
 _HALF = "bfloat16"
 _PREFIX = Path("variables") / "variables"
 # TensorFlow's own record of the objects that hold the variables.
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def hash_weights(weights: Weights) -> str:
@@ -152,20 +151,27 @@ def _differ(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return differ
 
 
-def variable_names(model: Path, metadata: dict[str, Any]) -> list[str]:
-    """Returns the names of the variables of a model. Raises InputError where it is not updatable."""
+def read_weights(chain: Chain) -> Weights:
+    """Reads the weights of an updatable model, its deltas applied, in the order of its variables.
+
+    Raises InputError: a file is damaged, the model is not updatable, or the recorded hash differs.
+    """
+    metadata = read_metadata(chain.full)
     names = metadata.get(VARIABLES)
     if not isinstance(names, list) or len(set(map(str, names))) < len(names):
-        raise InputError(f"{model}: does not name its variables, so no delta can change it")
-    return [str(name) for name in names]
-
-
-def read_weights(chain: Chain) -> Weights:
-    """Reads the weights of an updatable model, its deltas applied. Raises InputError: a file is damaged."""
-    metadata = read_metadata(chain.full)
-    names = variable_names(chain.full, metadata)
+        raise InputError(f"{chain.full}: does not name its variables, so no delta can change it")
     check_files(chain.full, metadata)
-    return apply_deltas(chain, stored_weights(chain.full, names))
+    weights = stored_weights(chain.full, [str(name) for name in names])
+    for delta in chain.deltas:
+        metadata = read_metadata(delta)
+        check_files(delta, metadata)
+        try:
+            weights = apply_changes(weights, read_arrays(delta / DELTA_FILE))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InputError(f"{delta}: cannot be applied to {chain.full}: {one_line(error)[:300]}") from None
+    if hash_weights(weights) != metadata.get("weights"):
+        raise InputError(f"{chain.model}: the weights do not have the recorded SHA-256; export the run again")
+    return {str(name): weights[str(name)] for name in names}
 
 
 def stored_weights(full: Path, names: Sequence[str]) -> Weights:
@@ -177,20 +183,6 @@ def stored_weights(full: Path, names: Sequence[str]) -> Weights:
         raise InputError(f"{full}: cannot be read: {one_line(error)[:300]}") from None
 
 
-def apply_deltas(chain: Chain, weights: Weights) -> Weights:
-    """Applies a model's deltas to the weights of its full one. Raises InputError where the recorded hash differs."""
-    for delta in chain.deltas:
-        metadata = read_metadata(delta)
-        check_files(delta, metadata)
-        try:
-            weights = apply_changes(weights, read_arrays(delta / DELTA_FILE))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise InputError(f"{delta}: cannot be applied to {chain.full}: {one_line(error)[:300]}") from None
-    if hash_weights(weights) != read_metadata(chain.model).get("weights"):
-        raise InputError(f"{chain.model}: the weights do not have the recorded SHA-256; export the run again")
-    return weights
-
-
 def write_weights(folder: Path, full: Path, names: Sequence[str], weights: Weights) -> None:
     """Writes the variables of a SavedModel, in their order, as TensorFlow does; ``full`` has the same graph."""
     # Reading needs no TensorFlow.
@@ -198,9 +190,9 @@ def write_weights(folder: Path, full: Path, names: Sequence[str], weights: Weigh
 
     prefix = folder / _PREFIX
     prefix.parent.mkdir(exist_ok=True)
-    objects = tf.train.load_checkpoint(str(full / _PREFIX)).get_tensor(_OBJECT_GRAPH)
+    objects = tf.train.load_checkpoint(str(full / _PREFIX)).get_tensor(OBJECT_GRAPH)
     stored = {_stored_name(number): weights[name] for number, name in enumerate(names)}
-    stored[_OBJECT_GRAPH] = objects
+    stored[OBJECT_GRAPH] = objects
     tf.raw_ops.SaveV2(
         prefix=str(prefix),
         tensor_names=list(stored),

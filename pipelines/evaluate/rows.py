@@ -21,7 +21,7 @@ from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
 from ctr.io.paths import check_local
 from ctr.pipelines.rows.sources import faults_named, require_columns
-from ctr.serving.learned import LEARNED
+from ctr.serving.metadata import LEARNED
 
 # A prediction; rows without labels have label False and weight 0.
 ROW = np.dtype(

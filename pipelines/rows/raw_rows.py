@@ -36,8 +36,7 @@ from ctr.pipelines.rows.raw_columns import (
 from ctr.pipelines.rows.reader import SideTable, read_files
 from ctr.pipelines.rows.sources import Chunk, SourceFile, mapped_files, require_columns
 from ctr.pipelines.rows.table_files import table_file_columns
-from ctr.serving.learned import TIME
-from ctr.serving.metadata import MAPPING
+from ctr.serving.metadata import MAPPING, TIME
 
 BLOCK_BYTES = 4 << 20  # of an input file that are read at a time
 

@@ -1,6 +1,5 @@
 """Exports of one model have the same bytes, whichever process writes them and whatever it did before."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -12,8 +11,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
 
 from ctr.serving.export import publish
-from ctr.serving.saved_model import make_canonical
+from ctr.serving.graph import make_canonical
 from ctr.serving.scorer import Scorer
+from growing_cases import contents
 
 WRITER = """
 import os, sys, tempfile
@@ -31,14 +31,6 @@ if "before" in sys.argv:
     tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(4)])(tf.zeros([2, 2]))
 write("factorized ensemble", sys.argv[2])
 """
-
-
-def contents(model: Path) -> dict[str, str]:
-    return {
-        path.relative_to(model).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in model.rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.serving.export import publish
+from ctr.serving.graph import check_model
 from ctr.serving.metadata import read_metadata
-from ctr.serving.program import check_model
 from ctr.serving.scorer import Scorer
 from ctr.serving.signatures import describe_requests
 

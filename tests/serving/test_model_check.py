@@ -13,7 +13,7 @@ from ctr.config import parse_model
 from ctr.data.ids.graph import transform_tensors
 from ctr.data.schema import Number, Schema
 from ctr.io.errors import InputError
-from ctr.serving.program import OPERATIONS, SAVING, check_model
+from ctr.serving.graph import OPERATIONS, SAVING, check_model
 from ctr.serving.scorer import Scorer
 
 FILES = (

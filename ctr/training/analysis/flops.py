@@ -29,7 +29,6 @@ an example, are left out. A rank head, of which serving knows nothing, counts fo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
@@ -107,20 +106,16 @@ def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> i
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:
     """Counts the operations of a model for a row; a rank head's in training alone."""
-    has_network = bool(model.cross_layers or model.deep_units)
-    factors, m = model.factors, widths["quality"]
-    count = 0
-    if has_network:
-        count += model.cross_layers * _cross(m, model.cross_rank)
-        count += _layers(m, model.deep_units, model.deep_ranks)
+    factors, count, hidden = model.factors, 0, {}
+    for name, tower in model.towers.items():
+        count += tower.crosses * _cross(widths[name], tower.cross_rank)
+        count += _layers(widths[name], tower.units, tower.ranks)
+        hidden[name] = tower.units[-1] if tower.units else widths[name]
     heads = 2 if model.rank_head and training else 1
-    hidden = _hidden(model.deep_units, m)
     if factors is None:
-        count += 1 + (heads * 2 * hidden + 1 if has_network else 0)
+        count += 1 + (heads * 2 * hidden["quality"] + 1 if hidden else 0)
     else:
-        count += heads * 2 * hidden * factors.width
-        count += _layers(widths["ui"], factors.ui_units, ())
-        count += (2 * _hidden(factors.ui_units, widths["ui"]) + 1) * factors.width
+        count += (heads * 2 * hidden["quality"] + 2 * hidden["ui"] + 1) * factors.width
         count += 2 * (factors.width + 2) + (heads - 1) * 2 * factors.width
         count += 8 * factors.pieces if factors.pieces else 2
     if model.components > 1:
@@ -132,13 +127,9 @@ def _cross(m: int, rank: int) -> int:
     return (4 * m * rank if rank else 2 * m * m) + 4 * m
 
 
-def _hidden(units: Sequence[int], m: int) -> int:
-    return units[-1] if units else m
-
-
 def _layers(m: int, units: Sequence[int], ranks: Sequence[int]) -> int:
     count = 2 * sum(units)
-    for width, rank in zip_longest(units, ranks, fillvalue=0):
+    for width, rank in zip(units, ranks, strict=True):
         count += 2 * rank * (m + width) if rank else 2 * m * width
         m = width
     return count

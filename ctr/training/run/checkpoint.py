@@ -28,6 +28,7 @@ from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
+from ctr.io.versions import PARTIAL, delete_version
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
@@ -41,7 +42,6 @@ WEIGHTS = "weights|"
 """Before the names of a state's arrays; the others are of metrics."""
 ARRAYS = "arrays.npz"
 _STATE = "state.json"
-_PARTIAL = ".partial"
 _DAMAGED = ".damaged"
 _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 _PIECE = 1 << 22
@@ -224,7 +224,7 @@ def save(
     Raises InputError: there is not so much room, and nothing was deleted for it.
     """
     final = folder / f"{examples:020d}"
-    partial = folder / f"{final.name}{_PARTIAL}"
+    partial = folder / f"{final.name}{PARTIAL}"
     if share is not None and share.rank:
         write_part(partial, arrays, share)
         return
@@ -243,7 +243,7 @@ def save(
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     if final.exists():
         # One that was not due, of the same position.
-        final.rename(folder / f"{final.name}.former{_PARTIAL}")
+        final.rename(folder / f"{final.name}.former{PARTIAL}")
     partial.rename(final)
     sync_folder(folder)
     clean_up(folder, keep, sound[1])
@@ -253,11 +253,11 @@ def begin(folder: Path, examples: int) -> None:
     """Makes the folder in which several workers are going to write the checkpoint of position ``examples``."""
     make_folder(folder)
     _remove_leftovers(folder)
-    (folder / f"{examples:020d}{_PARTIAL}").mkdir()
+    (folder / f"{examples:020d}{PARTIAL}").mkdir()
 
 
 def _remove_leftovers(folder: Path) -> None:
-    for leftover in folder.glob(f"*{_PARTIAL}"):
+    for leftover in folder.glob(f"*{PARTIAL}"):
         shutil.rmtree(leftover)
 
 
@@ -267,16 +267,11 @@ def clean_up(folder: Path, keep: int, sound: int = -1) -> None:
     complete = _complete_checkpoints(folder)
     for old in complete[:-keep]:
         if int(old.name) != sound:
-            _delete(old)
+            delete_version(old)
     for damaged in folder.glob(f"*{_DAMAGED}"):
         # Kept to be looked at until the run is well past it.
         if len(complete) >= keep and damaged.name < complete[-keep].name:
-            _delete(damaged)
-
-
-def _delete(path: Path) -> None:
-    # Renamed first, so that nobody finds half of it under its own name.
-    shutil.rmtree(path.rename(path.with_name(f"{path.name}{_PARTIAL}")))
+            delete_version(damaged)
 
 
 def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None:
@@ -297,7 +292,7 @@ def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None
         given_up.append(old)
         taken, free = taken - sizes[old], free + sizes[old]
     for old in given_up:
-        _delete(old)
+        delete_version(old)
 
 
 def drop_after(folder: Path, examples: int) -> None:
@@ -308,7 +303,7 @@ def drop_after(folder: Path, examples: int) -> None:
         )
     for path in reversed(_complete_checkpoints(folder)):
         if int(path.name) > examples:
-            _delete(path)
+            delete_version(path)
     if folder.is_dir():
         sync_folder(folder)
 

@@ -53,7 +53,16 @@ from ctr.io.files import (
 )
 from ctr.io.locks import hold
 from ctr.io.paths import check_local
-from ctr.io.versions import DELTA_FILE, FULL_FILE, PARTIAL, is_partial, is_version, version_number, versions
+from ctr.io.versions import (
+    DELTA_FILE,
+    FULL_FILE,
+    PARTIAL,
+    delete_version,
+    is_partial,
+    is_version,
+    version_number,
+    versions,
+)
 from ctr.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -277,12 +286,6 @@ def only_publisher(out: Path, wait: bool) -> Iterator[None]:
         yield
 
 
-def delete_model(path: Path) -> None:
-    """Deletes one of the models in a folder that this process holds."""
-    # Renamed first, so that nobody finds half of it under its own name.
-    shutil.rmtree(path.rename(path.with_name(f"{path.name}{PARTIAL}")))
-
-
 def drop_models_after(out: Path, examples: int) -> None:
     """Deletes the models of positions after ``examples``, the newest first; durably."""
     if not out.is_dir():
@@ -290,5 +293,5 @@ def drop_models_after(out: Path, examples: int) -> None:
     with only_publisher(out, wait=True):
         for version in reversed(versions(out)):
             if version_number(version) > examples:
-                delete_model(version)
+                delete_version(version)
         sync_folder(out)

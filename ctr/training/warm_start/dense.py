@@ -29,7 +29,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctr.models.embeddings import tower_columns
 from ctr.optim.contrib.schedule_free import DISTANCE, SQUARED_RATES, served_weights
 from ctr.optim.protocol import Saved
 from ctr.training.optimizers import dense_optimizer
@@ -151,9 +150,7 @@ def take_weights(
     fresh: set[str] = set()
     entries = []
     moves: dict[int, tuple[int, Moved]] = {}
-    columns, old_columns = (
-        tower_columns(side.layouts, side.config.model.factorized is not None) for side in (new, old)
-    )
+    columns, old_columns = new.columns(), old.columns()
     old_shapes = list(old.shapes.values())
     names = list(new.shapes)
     for key, index in keys.items():
@@ -334,9 +331,7 @@ def _grow(
 ) -> str:
     """Makes added layers carry what the old heads computed, or returns why they cannot."""
     axes = weight_axes(list(old.keys()))
-    columns, old_columns = (
-        tower_columns(side.layouts, side.config.model.factorized is not None) for side in (new, old)
-    )
+    columns, old_columns = new.columns(), old.columns()
     read = []
     for head in heads:
         source = old_arrays[dense_key(old.keys()[head])]

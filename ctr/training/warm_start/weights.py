@@ -9,6 +9,7 @@ import numpy as np
 
 from ctr.config import differing_keys
 from ctr.data.schema import Schema, feature_meanings
+from ctr.models.embeddings import tower_columns
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
@@ -47,6 +48,9 @@ class Side:
             for layout in self.layouts
             for feature in layout.features
         }
+
+    def columns(self) -> dict[str, dict[str, slice]]:
+        return tower_columns(self.layouts, self.config.model.factorized is not None)
 
     def keys(self) -> dict[str, int]:
         """Numbers of the dense weights by name; the network of a plain model counts as an ensemble's first."""
