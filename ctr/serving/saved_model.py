@@ -43,7 +43,9 @@ def is_updatable(snapshot: Snapshot) -> bool:
 def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """Returns the values of all variables that an updatable model has, by name."""
     weights = {name: variable.numpy() for name, variable in _variables(snapshot).items()}
-    return {**weights, _ALPHA2: np.array(snapshot.alpha2, np.float32)}
+    if snapshot.architecture.cross_layers:
+        weights[_ALPHA2] = np.array(snapshot.alpha2, np.float32)
+    return weights
 
 
 def weights_hash(snapshot: Snapshot) -> str:

@@ -317,10 +317,13 @@ def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
     assert count > 3
 
 
-@pytest.mark.soak
-def test_models_without_ids_that_grow_have_deltas_too(make_model_case, tmp_path):
+NO_CROSSES = {**MODELS["plain"], "crosses": {"layers": 0}}
+
+
+@pytest.mark.parametrize("model", [pytest.param(MODELS["plain"], marks=pytest.mark.soak), NO_CROSSES])
+def test_models_without_ids_that_grow_have_deltas_too(model, make_model_case, tmp_path):
     """In bfloat16: of tables the rows that differ, by number."""
-    case = make_model_case(MODELS["plain"], "bfloat16", tmp_path / "run")
+    case = make_model_case(model, "bfloat16", tmp_path / "run")
     config = case.snapshot.config.model_copy(update={"export": ExportConfig(every_examples=1, full_every=2)})
     snapshot = replace(case.snapshot, config=config)
     assert publish(snapshot, tmp_path / "models", full_every=2).path.name == "123"
